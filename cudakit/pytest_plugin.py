@@ -1,7 +1,7 @@
 """The pytest plugin: a test with a race between streams fails, with the report as its message.
 
-``pytest --cuda-sanitize`` checks every test, the marker ``cuda_sanitize`` single ones. Without
-either, nothing is imported or recorded.
+``pytest --cuda-sanitize`` checks every test, the marker ``cuda_sanitize`` single tests. Without either, the
+plugin imports and records nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MARKER = "cuda_sanitize"
 # The counts of the summary: singular and plural.
 _COUNTED = {
     "tests": ("test", "tests"),
-    "raced": ("of them raced", "of them raced"),
-    "launches": ("launch", "launches"),
+    "raced": ("test with races", "tests with races"),
+    "launches": ("kernel launch", "kernel launches"),
     "copies": ("copy", "copies"),
     "fills": ("fill", "fills"),
-    "gaps": ("event not understood", "events not understood"),
-    "elsewhere": ("race outside of these tests", "races outside of these tests"),
+    "gaps": ("event not analyzed", "events not analyzed"),
+    "elsewhere": ("race outside the checked tests", "races outside the checked tests"),
 }
 
 # A hook wrapper: returns the result of the wrapped hooks.
@@ -42,22 +42,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cuda-sanitize",
         action="store_true",
-        help="fail every test whose CUDA streams race",
+        help="fail each test whose CUDA streams race",
     )
     group.addoption(
         "--cuda-sanitize-on-missing",
         choices=("refuse", "run"),
         default="refuse",
-        help="where CUDA cannot be watched: refuse to run (default), or run and say so",
+        help="if CUDA cannot be recorded: refuse to run (default), or run without checking and report that",
     )
     group.addoption(
         "--cuda-sanitize-accesses",
         choices=("exact", "arguments"),
-        help="how to know what kernels touch, as cudakit run --accesses; exact by default, where it can be",
+        help="accesses of kernels: recorded exactly, or assumed from pointer arguments"
+        " (default: exact if possible)",
     )
     parser.addini(
         "cuda_sanitize_suppress",
-        "races that are not to fail a test, as cudakit run --suppress takes them",
+        "races that do not fail a test: patterns as for cudakit run --suppress",
         type="linelist",
     )
 
@@ -133,11 +134,11 @@ class _Sanitizer:
         self._calls: defaultdict[tuple[int, int], _Calls] = defaultdict(_Calls)
         self._shared: list[str] = []  # races of this test with an operation of an earlier one
         self._recording = begin(
-            self._take,
+            self._feed,
             accesses=config.getoption("--cuda-sanitize-accesses"),
             on_missing=config.getoption("--cuda-sanitize-on-missing"),
         )
-        self._recording.watch_simulated(wanted=True)
+        self._recording.record_simulated(wanted=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
@@ -217,12 +218,12 @@ class _Sanitizer:
     @contextmanager
     def _settled(self) -> Iterator[None]:
         """Check all work enqueued so far; nothing is recorded inside the block."""
-        with self._recording.settled():
+        with self._recording.synchronized():
             for trace, races in self._detector.finish(self._report).items():
                 self._share(self._calls[trace], races)
             yield
 
-    def _take(self, batch: Batch) -> None:
+    def _feed(self, batch: Batch) -> None:
         calls = self._calls[batch.process, batch.chain]
         calls.add(int(batch.records["seq"].max()), self._test)
         self._share(calls, self._detector.feed(batch, self._report))
@@ -232,8 +233,8 @@ class _Sanitizer:
         for race in races:
             owner = calls.test_of(race.previous.seq)
             if race.previous.seq and owner != self._test:
-                where = f"in {owner}" if owner else "outside of the tests that are watched"
-                self._shared.append(f"the earlier operation of a race was enqueued {where}")
+                where = f"in {owner}" if owner else "outside the checked tests"
+                self._shared.append(f"the earlier operation of the race was enqueued {where}")
 
 
 class _Summary:
@@ -259,9 +260,9 @@ class _Summary:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._counts["tests"]:
-            terminalreporter.section("races on the GPU", sep="-")
+            terminalreporter.section("CUDA races", sep="-")
             parts = (_counted(name, count) for name, count in self._counts.items() if count)
-            terminalreporter.write_line(f"watched: {', '.join(parts)}")
+            terminalreporter.write_line(f"checked: {', '.join(parts)}")
         for note in self._notes:
             terminalreporter.write_line(note)
 

@@ -26,7 +26,9 @@ import numpy as np
 import cudakit.api
 import cudakit.errors
 from cudakit.cli import COMMANDS, load_command, program
+from cudakit.cli.bench import SHARED_TITLE, BenchGroup
 from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import Command, help_records
 from cudakit.cli.run import Launcher
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.units import Unavailable
@@ -141,6 +143,7 @@ def command_page(context: click.Context) -> str:
         f"```\n{usage}\n```",
         members_of(command, name),
         f"## Options\n\n{options(context)}",
+        shared_options(command, context),
         f"## JSON\n\n{chr(10).join(forms)}" if forms else "",
         ""
         if isinstance(command, Launcher)
@@ -163,8 +166,35 @@ def program_context() -> click.Context:
 
 
 def options(context: click.Context) -> str:
-    parameters = context.command.get_params(context)
-    records = filter(None, (parameter.get_help_record(context) for parameter in parameters))
+    """Return the options of a command, a table for each group."""
+    command = context.command
+    if not isinstance(command, Command):
+        return option_table(help_records(command.get_params(context), context))
+    return sections(
+        *(
+            f"### {title}\n\n{group_text(command, title, members, context)}"
+            for title, members in command.groups(context)
+        )
+    )
+
+
+def group_text(
+    command: Command, title: str, members: list[click.Parameter], context: click.Context
+) -> str:
+    """Return a table of options, or their names and a link to the page that describes them."""
+    if title in command.described_in:
+        names = ", ".join(f"`{option.opts[0]}`" for option in members)
+        return f"{names}: see [`{command.described_in[title].removesuffix(' --help')}`](bench.md)."
+    return option_table(help_records(members, context))
+
+
+def shared_options(command: click.Command, context: click.Context) -> str:
+    if not isinstance(command, BenchGroup):
+        return ""
+    return f"## {SHARED_TITLE}\n\n{option_table(command.shared_records(context))}"
+
+
+def option_table(records: Iterable[tuple[str, str]]) -> str:
     rows = ((f"`{names}`", text.replace("  [", " [")) for names, text in records if text)
     return table(("Option", "Meaning"), rows)
 

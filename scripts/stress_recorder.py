@@ -1,4 +1,4 @@
-"""Try to make a recorded program hang: two Python threads, one allocating, one dropping tensors.
+"""Check that a recorded program does not deadlock: one thread allocates tensors, another frees them.
 
     python scripts/stress_recorder.py [--minutes 8]
 
@@ -21,7 +21,7 @@ end = time.monotonic() + 60 * float(sys.argv[1])
 made = queue.Queue(maxsize=64)
 steps, stalls = [0, 0], [0.0, 0.0]
 
-def watched(number, step):
+def repeat(number, step):
     last = time.monotonic()
     while (now := time.monotonic()) < end:
         stalls[number] = max(stalls[number], now - last)
@@ -52,16 +52,16 @@ def drop():
     if steps[1] % 13 == 0:
         gc.collect()
 
-dropper = threading.Thread(target=watched, args=(1, drop))
+dropper = threading.Thread(target=repeat, args=(1, drop))
 dropper.start()
-watched(0, allocate)
+repeat(0, allocate)
 dropper.join()
 torch.cuda.synchronize()
 print(*steps, *(f"{stall:.3f}" for stall in stalls))
 """
 
 # Far longer than any step.
-LONGEST_STALL_S = 20.0
+MAX_STALL_S = 20.0
 
 
 def main() -> int:
@@ -77,14 +77,14 @@ def main() -> int:
             [*command, *program], stdout=subprocess.PIPE, text=True, timeout=60 * minutes + 120
         )
     except subprocess.TimeoutExpired:
-        print(f"hangs: it did not end within {minutes:g} minutes and two more")
+        print(f"deadlock: the program did not end within {minutes + 2:g} minutes")
         return 1
     allocated, dropped, *stalls = ran.stdout.split() or ("0", "0", "inf", "inf")
     print(
         f"{minutes:g} minutes: {allocated} allocations, {dropped} tensors dropped, exit {ran.returncode}"
     )
     print(f"longest time without a step: {stalls[0]} s allocating, {stalls[1]} s dropping")
-    return 0 if ran.returncode == 0 and max(map(float, stalls)) < LONGEST_STALL_S else 1
+    return 0 if ran.returncode == 0 and max(map(float, stalls)) < MAX_STALL_S else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Train for minutes under ``cudakit run --sanitize``: no hang, no leak and no alarm may come of it.
+"""Train under ``cudakit run --sanitize`` for minutes, and check for hangs, leaks and false positives.
 
     python scripts/stress_training.py [--minutes 8] [--accesses exact] [-o FILE.json]
 
-Needs a GPU and torch. The model is small, and its data comes over a stream of its own; the host waits for a
-loss now and then. Prints, once in a tenth of the time, the steps so far and the memory of the program, of
-cudakit that watches it, and of the device; then what the report says. Ends with 1 for a race, an exit code,
-kernels that are not known exactly, a step that took seconds, or memory that grows.
+Needs a GPU and torch. The model is small, and copies its data on a side stream; the host synchronizes
+every 20 steps. Prints ten samples: the number of steps, and the memory of the program, of the cudakit process
+and of the device. Then prints the coverage. Exits with 1 for a race, a failure of the program, less than
+99 % of launches known exactly, a step of several seconds, or growing memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def fetched(number):
 
 begin = last = time.monotonic()
 seconds = 60 * float(sys.argv[1])
-step = told = 0
+step = samples = 0
 longest = 0.0
 next_batch = fetched(0)
 while last - begin < seconds:
@@ -61,8 +61,8 @@ while last - begin < seconds:
     if step > 5:
         longest = max(longest, now - last)
     last = now
-    if (last - begin) / seconds * 10 >= told + 1:
-        told += 1
+    if (last - begin) / seconds * 10 >= samples + 1:
+        samples += 1
         free, total = torch.cuda.mem_get_info()
         print(json.dumps({
             "seconds": round(last - begin), "steps": step, "longest_step_s": round(longest, 3),
@@ -71,65 +71,48 @@ while last - begin < seconds:
         }), flush=True)
 """
 
-MOST_STEP_S = 5.0
-LEAST_EXACT = 0.99
+MAX_STEP_S = 5.0
+MIN_EXACT_SHARE = 0.99
 # From the third tenth of the time to the last one.
-MOST_GROWTH_MB = {"program_mb": 200, "cudakit_mb": 200, "device_mb": 300}
+MAX_GROWTH_MB = {"program_mb": 200, "cudakit_mb": 200, "device_mb": 300}
 
 
-def watched(minutes: float, accesses: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-    """Run the program, and return how it ended, what it told and the report."""
+def run_recorded(minutes: float, accesses: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+    """Return the exit code of the recorded program, its samples and the report."""
     with tempfile.TemporaryDirectory() as name:
-        script, report = Path(name, "training.py"), Path(name, "report.json")
+        script, report_path = Path(name, "training.py"), Path(name, "report.json")
         script.write_text(PROGRAM, encoding="utf-8")
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "cudakit",
-            "run",
-            "--sanitize",
-            "-q",
-            "-o",
-            str(report),
-        ]
-        command += [
-            "--accesses",
-            accesses,
-            "--python",
-            sys.executable,
-            "--",
-            str(script),
-            str(minutes),
-        ]
-        told = []
+        cudakit = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize", "-q"]
+        options = ["-o", str(report_path), "--accesses", accesses, "--python", sys.executable]
+        command = [*cudakit, *options, "--", str(script), str(minutes)]
+        samples = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             for line in running.stdout or ():
                 print(line, end="", flush=True)
-                told.append(json.loads(line))
-        said = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        return running.returncode, told, said
+                samples.append(json.loads(line))
+        report = json.loads(report_path.read_text(encoding="utf-8")) if report_path.exists() else {}
+        return running.returncode, samples, report
 
 
-def complaints(status: int, told: list[dict[str, Any]], said: dict[str, Any]) -> list[str]:
-    """Say what is wrong."""
-    if status or not said or len(told) < 4:
+def find_problems(status: int, samples: list[dict[str, Any]], report: dict[str, Any]) -> list[str]:
+    """Return a line for each limit that was exceeded."""
+    if status or not report or len(samples) < 4:
         return [
-            f"it ended with {status} after {len(told)} tenths; races: {len(said.get('races', []))}"
+            f"exit code {status} after {len(samples)} samples; races: {len(report.get('races', []))}"
         ]
-    coverage, wrong = said["coverage"], []
+    coverage, problems = report["coverage"], []
     kernels = sum(coverage[f"launches_{how}"] for how in ("exact", "assumed", "unknown"))
-    if coverage["launches_exact"] < LEAST_EXACT * kernels:
-        wrong.append(
+    if coverage["launches_exact"] < MIN_EXACT_SHARE * kernels:
+        problems.append(
             f"only {coverage['launches_exact']:,} of {kernels:,} kernels are known exactly"
         )
-    if told[-1]["longest_step_s"] > MOST_STEP_S:
-        wrong.append(f"a step took {told[-1]['longest_step_s']} s")
-    for name, most in MOST_GROWTH_MB.items():
-        growth = told[-1][name] - told[2][name]
+    if samples[-1]["longest_step_s"] > MAX_STEP_S:
+        problems.append(f"a step took {samples[-1]['longest_step_s']} s")
+    for name, most in MAX_GROWTH_MB.items():
+        growth = samples[-1][name] - samples[2][name]
         if growth > most:
-            wrong.append(f"{name} grew by {growth}")
-    return wrong
+            problems.append(f"{name} grew by {growth}")
+    return problems
 
 
 def main() -> int:
@@ -138,16 +121,16 @@ def main() -> int:
     parser.add_argument("--accesses", choices=["exact", "arguments"], default="exact")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    status, told, said = watched(options.minutes, options.accesses)
-    print(json.dumps({"coverage": said.get("coverage"), "gaps": said.get("gaps")}))
-    wrong = complaints(status, told, said)
-    for line in wrong:
-        print(f"WRONG {line}")
+    status, samples, report = run_recorded(options.minutes, options.accesses)
+    print(json.dumps({"coverage": report.get("coverage"), "gaps": report.get("gaps")}))
+    problems = find_problems(status, samples, report)
+    for line in problems:
+        print(f"FAILED: {line}")
     if options.output:
-        result = {"status": status, "told": told, "report": said, "wrong": wrong}
+        result = {"status": status, "samples": samples, "report": report, "problems": problems}
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("as it should be" if not wrong else f"{len(wrong)} wrong")
-    return 1 if wrong else 0
+    print(f"{len(problems)} problems" if problems else "passed")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

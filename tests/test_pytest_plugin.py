@@ -38,12 +38,12 @@ def run(
     return pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", *options)
 
 
-def test_the_plugin_is_found_by_pytest() -> None:
+def test_plugin_is_registered_as_entry_point() -> None:
     (found,) = (entry for entry in entry_points(group="pytest11") if entry.name == "cudakit")
     assert found.value == "cudakit.pytest_plugin"
 
 
-def test_to_import_it_costs_nothing() -> None:
+def test_plugin_import_loads_nothing_else() -> None:
     script = (
         "import sys, pytest; before = set(sys.modules); import cudakit.pytest_plugin;"
         "print(*sorted(set(sys.modules) - before))"
@@ -54,7 +54,7 @@ def test_to_import_it_costs_nothing() -> None:
     assert done.stdout.split() == ["cudakit", "cudakit.pytest_plugin"]
 
 
-def test_a_test_that_races_fails_with_the_report_as_its_message(pytester: pytest.Pytester) -> None:
+def test_racing_test_fails_with_the_report_as_message(pytester: pytest.Pytester) -> None:
     found = run(pytester, RACING, WAITING)
 
     found.assert_outcomes(failed=1, passed=1)
@@ -65,42 +65,42 @@ def test_a_test_that_races_fails_with_the_report_as_its_message(pytester: pytest
             "*/test_suite.py:11 step",
             "*/test_suite.py:15 test_racing",
             "  fix:     record an event on stream 3 *",
-            "watched: 2 tests, 1 of them raced, 4 fills",
+            "checked: 2 tests, 1 test with races, 4 fills",
             "FAILED test_suite.py::test_racing - Failed: 1 race between operations on *",
         ]
     )
     found.stdout.no_fnmatch_line("*::test_waiting*")
 
 
-def test_without_the_option_nothing_is_watched(pytester: pytest.Pytester) -> None:
+def test_nothing_is_checked_without_the_option(pytester: pytest.Pytester) -> None:
     found = run(pytester, RACING, options=())
 
     found.assert_outcomes(passed=1)
-    found.stdout.no_fnmatch_line("watched: *")
+    found.stdout.no_fnmatch_line("checked: *")
 
 
-def test_the_marker_watches_single_tests(pytester: pytest.Pytester) -> None:
+def test_marker_checks_single_tests(pytester: pytest.Pytester) -> None:
     marked = f"@pytest.mark.cuda_sanitize\n{RACING}"
     found = run(pytester, marked, RACING.replace("racing", "other"), options=WATCHED[1:])
 
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["watched: 1 test, *", "FAILED *::test_racing - *"])
+    found.stdout.fnmatch_lines(["checked: 1 test, *", "FAILED *::test_racing - *"])
 
 
-def test_the_failure_of_the_test_itself_comes_first(pytester: pytest.Pytester) -> None:
+def test_failure_of_the_test_itself_is_reported_first(pytester: pytest.Pytester) -> None:
     found = run(pytester, f"{RACING}    assert 1 == 2\n")
 
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(["E *assert 1 == 2", "*Captured races call*", "1 race between *"])
 
 
-def test_a_race_that_is_known_can_be_expected(pytester: pytest.Pytester) -> None:
+def test_known_race_can_be_xfailed(pytester: pytest.Pytester) -> None:
     found = run(pytester, f"@pytest.mark.xfail(strict=True)\n{RACING}")
 
     found.assert_outcomes(xfailed=1)
 
 
-def test_a_race_in_a_fixture_is_its_tests(pytester: pytest.Pytester) -> None:
+def test_race_in_a_fixture_fails_its_test(pytester: pytest.Pytester) -> None:
     fixtures = """
 @pytest.fixture
 def before():
@@ -120,7 +120,7 @@ def test_after(after): pass
     found.stdout.fnmatch_lines(["FAILED *::test_before - *", "ERROR *::test_after - *"])
 
 
-def test_a_race_between_two_tests_is_the_later_ones_and_names_the_earlier(
+def test_race_between_two_tests_fails_the_later_and_names_the_earlier(
     pytester: pytest.Pytester,
 ) -> None:
     tests = """
@@ -146,27 +146,27 @@ def test_later(shared):
     found.assert_outcomes(failed=1, passed=2)
     found.stdout.fnmatch_lines(
         [
-            "the earlier operation of a race was enqueued in *::test_earlier",
+            "the earlier operation of the race was enqueued in *::test_earlier",
             "FAILED *::test_later - *",
         ]
     )
 
 
-def test_races_outside_of_tests_are_counted_at_the_end(pytester: pytest.Pytester) -> None:
+def test_races_outside_tests_are_counted_in_the_summary(pytester: pytest.Pytester) -> None:
     found = run(pytester, "step(False)", WAITING)
 
     found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["watched: 1 test, *, 1 race outside of these tests"])
+    found.stdout.fnmatch_lines(["checked: 1 test, *, 1 race outside the checked tests"])
 
 
-def test_races_can_be_suppressed_in_the_configuration(pytester: pytest.Pytester) -> None:
+def test_ini_option_suppresses_races(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ncuda_sanitize_suppress = site:*:step\n")
     found = run(pytester, RACING)
 
     found.assert_outcomes(passed=1)
 
 
-def test_a_suppression_that_is_none_is_a_usage_error(pytester: pytest.Pytester) -> None:
+def test_invalid_suppression_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ncuda_sanitize_suppress = nonsense\n")
     found = run(pytester, RACING)
 
@@ -175,18 +175,18 @@ def test_a_suppression_that_is_none_is_a_usage_error(pytester: pytest.Pytester) 
 
 
 @pytest.mark.parametrize("options", [WATCHED[:1], ()], ids=["option", "marker"])
-def test_a_run_that_is_watched_already_is_a_usage_error(
+def test_already_recorded_run_is_a_usage_error(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("CUDAKIT_SPOOL", str(pytester.path))
     found = run(pytester, f"@pytest.mark.cuda_sanitize\n{RACING}", options=options)
 
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: this process is watched already*"])
+    found.stderr.fnmatch_lines(["ERROR: this process is already recorded*"])
 
 
 @pytest.mark.gpu
-def test_a_run_without_a_recorder_is_refused_with_the_remedy(
+def test_run_without_recorder_is_refused_with_a_hint(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
@@ -196,12 +196,12 @@ def test_a_run_without_a_recorder_is_refused_with_the_remedy(
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["ERROR: CUDA_INJECTION64_PATH *", "hint: *"])
     told.assert_outcomes(passed=1)
-    told.stdout.fnmatch_lines(["CUDA was not watched: *"])
+    told.stdout.fnmatch_lines(["CUDA was not recorded: *"])
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
-def test_the_workers_of_xdist_watch_themselves(pytester: pytest.Pytester) -> None:
+def test_xdist_workers_check_their_own_tests(pytester: pytest.Pytester) -> None:
     found = run(pytester, RACING, WAITING, options=(*WATCHED, "-n", "2"))
 
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["watched: 2 tests, 1 of them raced, 4 fills"])
+    found.stdout.fnmatch_lines(["checked: 2 tests, 1 test with races, 4 fills"])

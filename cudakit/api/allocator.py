@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 
-from cudakit.core.allocator.device_allocator import DeviceAllocator
+from cudakit.core.allocator.device_allocator import DeviceAllocator, ForkedAllocator
+from cudakit.core.allocator.guard import Reentered
 from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
+from cudakit.core.allocator.state import InvalidPointer, InvalidSize
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
+from cudakit.torch_rules.setting_rules import SettingRefused
 from cudakit.torch_rules.settings import Settings, effective, parse_config
 
 __all__ = [
     "CachingAllocator",
+    "ForkedAllocator",
     "GraphMemory",
+    "InvalidPointer",
+    "InvalidSize",
     "MemPool",
     "OpenedMemory",
     "OutOfMemory",
     "PoolError",
+    "Reentered",
+    "SettingRefused",
     "SharedMemory",
 ]
 

@@ -1,4 +1,4 @@
-"""Races between streams in a block of this process: ``cudakit run --sanitize``, from the inside."""
+"""Find races between streams in a block of this process, as ``cudakit run --sanitize`` does in a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Accesses: TypeAlias = Literal["exact", "arguments"]
 
 
 class Sanitized:
-    """What was found in a block so far: inside it all that was enqueued by now, after it all of it."""
+    """The result of a block: inside the block up to now, afterwards of the whole block."""
 
     def __init__(self, session: _Session, report: Report) -> None:
         self._session = session
@@ -31,16 +31,16 @@ class Sanitized:
 
     @property
     def result(self) -> SanitizeResult:
-        """What ``cudakit run --sanitize -o FILE.json`` writes, as an object."""
+        """The result that ``cudakit run --sanitize -o FILE.json`` writes."""
         return self._final or self._session.result(self._report)
 
     @property
     def races(self) -> tuple[FoundRace, ...]:
-        """The races that were found, the surest first."""
+        """The races found, in order of decreasing confidence."""
         return self.result.races
 
     def close(self) -> None:
-        """Keep what was found: the block is over."""
+        """Keep the result: the block has ended."""
         self._final = self._session.result(self._report)
 
 
@@ -53,18 +53,18 @@ def sanitize(
     accesses: Accesses | None = None,
     gpu: Which = "auto",
 ) -> Iterator[Sanitized]:
-    """Find races between streams in what a block enqueues on GPUs, from all threads of this process.
+    """Find races between streams in the GPU work that all threads of this process enqueue in a block.
 
-    Enter the first block before CUDA is used: to import torch is early enough, to make a tensor on the
-    GPU is too late. From then on the process stays recorded, and later blocks know what came before them.
-    With ``raise_on_race`` a race raises RaceError at the end of the block, with the report as its message.
-    ``suppress``, ``show`` and ``accesses`` mean what the options of ``cudakit run`` mean; how accesses are
-    known is settled by the first block. Simulated devices that are opened inside the block are watched too,
-    and with ``gpu="sim"`` nothing else is. Where accesses are exact, to ask for races waits for the GPU, as
-    the end of the block does: what launches did is known when they are done.
+    Enter the first block before CUDA is initialized: ``import torch`` before it is allowed, creating a CUDA
+    tensor is not. The process is recorded from the first block until it ends, so that later blocks know the
+    earlier work. With ``raise_on_race``, a race raises RaceError at the end of the block, with the report as
+    its message. ``suppress``, ``show`` and ``accesses`` are options of ``cudakit run``; the first block sets
+    ``accesses`` for the whole process. Simulated devices opened in the block are recorded too; ``gpu="sim"``
+    records nothing else. With exact accesses, reading ``races`` or ``result`` and leaving the block wait for
+    the GPU.
 
-    Raises UsageError where CUDA is in use already, inside another block, and under ``cudakit run
-    --sanitize``; EnvironmentUnusable where CUDA cannot be recorded, or not with the accesses wanted.
+    Raises UsageError if CUDA is already initialized, inside another block, and under ``cudakit run
+    --sanitize``; EnvironmentUnusable if CUDA cannot be recorded, or not with the requested accesses.
 
     >>> with cudakit.sanitize(gpu="sim") as report:
     ...     pass
@@ -85,52 +85,52 @@ def sanitize(
 
 
 class _Session:
-    """The recording of this process, and the block that it is in."""
+    """The recording of this process, with the report of the current block."""
 
     def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
         self._detector = RaceDetector()
         self._outside = self._report = Report()
-        self._recording = begin(self._take, gpu=gpu, accesses=accesses)
+        self._recording = begin(self._feed, gpu=gpu, accesses=accesses)
 
     def enter(self, report: Report) -> None:
         if self._report is not self._outside:
             raise UsageError(
-                "a block of cudakit.sanitize() is inside another one",
-                hint="the outer one finds the races of both: leave the inner one out",
+                "cudakit.sanitize() cannot be nested",
+                hint="remove the inner block: the outer one reports the races of both",
             )
-        with self._recording.settled():
+        with self._recording.synchronized():
             self._detector.finish(self._report)
             self._report = report
-        self._recording.watch_simulated(wanted=True)
+        self._recording.record_simulated(wanted=True)
 
     def leave(self) -> None:
-        self._recording.watch_simulated(wanted=False)
+        self._recording.record_simulated(wanted=False)
         self._report = self._outside
 
     def result(self, report: Report) -> SanitizeResult:
-        with self._recording.settled():
+        with self._recording.synchronized():
             self._detector.finish(self._report)
             return self._detector.result(report, notes=self._recording.cuda.notes)
 
-    def must_have(self, accesses: Accesses | None) -> None:
-        """Raise UsageError where accesses are known in another way than is wanted."""
-        had = self._recording.cuda.accesses
-        if accesses and had and accesses != had:
+    def require_accesses(self, accesses: Accesses | None) -> None:
+        """Raise UsageError if the process is recorded with other accesses."""
+        recorded = self._recording.cuda.accesses
+        if accesses and recorded and accesses != recorded:
             raise UsageError(
-                f"this process is recorded with accesses={had!r}, since its first block",
-                hint="a process is recorded in one way: say so in its first block",
+                f"this process is already recorded with accesses={recorded!r}",
+                hint="set accesses in the first block: it cannot change within a process",
             )
 
-    def _take(self, batch: Batch) -> None:
+    def _feed(self, batch: Batch) -> None:
         self._detector.feed(batch, self._report)
 
 
 def _session(gpu: Which, accesses: Accesses | None) -> _Session:
-    """Return what is known of this process, which can be recorded once: it serves every block."""
+    """Return the session of this process, which serves every block: a process is recorded once."""
     sessions = _sessions()
     if gpu not in sessions:
         sessions[gpu] = _Session(gpu, accesses)
-    sessions[gpu].must_have(accesses)
+    sessions[gpu].require_accesses(accesses)
     return sessions[gpu]
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import click
 
-from cudakit.cli.failure import report
+from cudakit.cli.failure import report_error
 
 # Name: the place of the click command, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 every failure is reported
-        return report(error, as_json=_wants_json(arguments))
+        return report_error(error, as_json=_wants_json(arguments))
     return code
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions, gpu_option, output_options
-from cudakit.cli.output import open_output
+from cudakit.cli.options import (
+    Command,
+    OutputOptions,
+    Value,
+    gpu_option,
+    option,
+    option_group,
+    output_options,
+    with_options,
+)
 from cudakit.cli.progress import progress_line
+from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.core.devices.diagnose.redact import Identity
@@ -21,31 +31,74 @@ if TYPE_CHECKING:
     from cudakit.units import Unavailable
 
 
-def _ids(text: str | tuple[str, ...]) -> tuple[str, ...]:
+def _ids(text: str) -> tuple[str, ...]:
     """Parse ``CK005,ck012`` as ids."""
-    parts = text if isinstance(text, tuple) else text.split(",")
-    return tuple(part.strip().upper() for part in parts if part.strip())
+    return tuple(part.strip().upper() for part in text.split(",") if part.strip())
 
 
-@click.command()
-@click.option("--only", type=_ids, default=(), metavar="ID,...", help="Make these checks only.")
-@click.option("--skip", type=_ids, default=(), metavar="ID,...", help="Leave these checks out.")
-@click.option("--explain", "explained", metavar="ID", help="Say what a check looks at and why.")
-@click.option(
-    "--deep",
-    is_flag=True,
-    help="Use each GPU for a moment as well: a context, NVRTC, a kernel, copies.",
+def _known_ids() -> list[str]:
+    from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
+
+    return [check.id for checks in {**THEMES, **SELF_TEST}.values() for check in checks]
+
+
+_CHECKS = option_group(
+    "Checks",
+    option(
+        "--only",
+        type=Value(_known_ids, _ids, many=True),
+        default=(),
+        metavar="ID,...",
+        help="Run only these checks.",
+    ),
+    option(
+        "--skip",
+        type=Value(_known_ids, _ids, many=True),
+        default=(),
+        metavar="ID,...",
+        help="Skip these checks.",
+    ),
+    option(
+        "--deep",
+        is_flag=True,
+        help="Also use each GPU briefly: create a context, compile with NVRTC, run a kernel, copy.",
+    ),
+    option(
+        "--explain",
+        "explained",
+        type=Value(_known_ids),
+        metavar="ID",
+        help="Explain what a check examines and why.",
+    ),
+    gpu_option,
 )
-@click.option(
-    "--report",
-    "for_others",
-    is_flag=True,
-    help="Write a report to paste: versions, GPUs, all evidence; without UUIDs, serial numbers, "
-    "host, user and home directories.",
+_RESULT = option_group(
+    "Result",
+    option(
+        "--report",
+        "for_others",
+        is_flag=True,
+        help="Write a report to paste into an issue: versions, GPUs and all evidence, without UUIDs, "
+        "serial numbers, host, user and home directories.",
+    ),
+    option(
+        "--fail-on",
+        "fail_on",
+        type=click.Choice(["warning"]),
+        metavar="warning",
+        help="Exit with 1 for warnings too.",
+    ),
+    option("--strict", is_flag=True, hidden=True),
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
-@gpu_option
-@output_options
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return with_options((*_CHECKS, *_RESULT), command)
+
+
+@click.command(cls=Command)
+@_options
+@output_options(COMMON_FORMATS)
 def doctor(
     *,
     only: tuple[str, ...],
@@ -53,18 +106,19 @@ def doctor(
     explained: str | None,
     deep: bool,
     for_others: bool,
+    fail_on: str | None,
     strict: bool,
     gpu: str,
     output: OutputOptions,
 ) -> int:
-    """Say why CUDA does not work here, or not well, and what to do about it.
+    """Diagnose the CUDA set-up and GPU health, and print what to do about each problem.
 
-    Looks at driver, libraries, packages, environment, containers and the health of GPUs; needs no driver,
-    no root and no framework, and changes nothing. Exits with 1 where a check failed.
+    Checks the driver, libraries, packages, environment variables, containers and the health of each GPU.
+    Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed.
 
     \b
     cudakit doctor
-    cudakit doctor --deep --strict
+    cudakit doctor --deep --fail-on warning
     cudakit doctor --explain CK005
     cudakit doctor --report -o report.txt
     """
@@ -74,7 +128,7 @@ def doctor(
     from cudakit.core.devices.diagnose.redact import redacted
 
     refuse_unknown(only, skip, deep=deep)
-    with open_output(output.path, force=output.force) as target:
+    with open_outputs(output) as outputs:
         from cudakit.gpu.machine import open_machine
 
         machine = open_machine(gpu)
@@ -91,8 +145,8 @@ def doctor(
         if for_others:
             result = redacted(result, _identity(context))
         layout = present.paste if for_others else present.report
-        target.answer(result, lambda: layout(result), as_json=output.json)
-    wrong = result.failures or (strict and result.warnings)
+        outputs.write(Report(result=result, document=lambda: layout(result)))
+    wrong = result.failures or ((strict or fail_on) and result.warnings)
     return ExitCode.FINDINGS if wrong else ExitCode.OK
 
 
@@ -100,8 +154,8 @@ def _explain(name: str, options: OutputOptions) -> int:
     from cudakit.core.devices.diagnose import explain, present
 
     explained = explain(name)
-    with open_output(options.path, force=options.force) as target:
-        target.answer(explained, lambda: present.explanation(explained), as_json=options.json)
+    with open_outputs(options) as outputs:
+        outputs.write(Report(result=explained, document=lambda: present.explanation(explained)))
     return ExitCode.OK
 
 

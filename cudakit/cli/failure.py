@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import click
 
-from cudakit.cli.output import open_output, printable
+from cudakit.cli.output import printable, standard_error, standard_output
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
 # Of ``run`` and of timeout(1), env(1) and nohup(1) for their own failures: no program is likely to end so.
@@ -29,12 +29,17 @@ class ExitCode(IntEnum):
     BROKEN_PIPE = 141  # the reader of the output went away, as in ``cudakit memviz x | head``
 
 
-def report(error: BaseException, *, as_json: bool) -> int:
-    """Print an error and return its exit code; with ``as_json`` on stdout as well."""
+def report_error(
+    error: BaseException, *, as_json: bool = False, json_to_stderr: bool = False
+) -> int:
+    """Print an error and return its exit code.
+
+    ``as_json`` prints it on stdout as well, ``json_to_stderr`` prints only JSON, on stderr.
+    """
     if os.environ.get("CUDAKIT_DEBUG"):
         _print_traceback(error)
     try:
-        return _print_error(error, as_json=as_json)
+        return _print_error(error, as_json=as_json, json_to_stderr=json_to_stderr)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
@@ -42,7 +47,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
 
 
 @contextmanager
-def before_the_start() -> Iterator[None]:
+def before_the_start(*, as_json: bool) -> Iterator[None]:
     """Report what fails before ``run`` has started a program, and end with 125.
 
     An error of finding or executing the program keeps its own code: 126, 127.
@@ -52,11 +57,11 @@ def before_the_start() -> Iterator[None]:
     except (click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        code = report(error, as_json=False)
+        code = report_error(error, json_to_stderr=as_json)
         raise click.exceptions.Exit(code if code in (126, 127) else _NOT_STARTED) from error
 
 
-def _print_error(error: BaseException, *, as_json: bool) -> int:
+def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
         # After an interrupt inside an exec (creation of a dataclass), even a caught one, CPython ends
@@ -66,13 +71,16 @@ def _print_error(error: BaseException, *, as_json: bool) -> int:
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE
     known = _as_cudakit_error(error)
+    if json_to_stderr:
+        standard_error().write(_as_json(known))
+        return known.exit_code
     click.echo(f"cudakit: error: {printable(known.message)}", err=True)
     if known.hint:
         click.echo(f"hint: {printable(known.hint)}", err=True)
     if as_json and sys.stdout is not None:
         # The error is on stderr already: a failure to write JSON does not change the exit code.
         with suppress(BrokenPipeError, EnvironmentUnusable):
-            _print_json(known)
+            standard_output().write(_as_json(known))
     return known.exit_code
 
 
@@ -85,11 +93,10 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def _print_json(error: CudakitError) -> None:
+def _as_json(error: CudakitError) -> str:
     from cudakit.render.json import render_error
 
-    with open_output(None) as output:
-        output.write(render_error(error))
+    return render_error(error)
 
 
 def _as_cudakit_error(error: BaseException) -> CudakitError:

@@ -1,58 +1,111 @@
-"""Options that commands share, and the parsers of values with units."""
+"""Options that commands share, their groups in the help, and types whose values the shell completes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import click
+from click.shell_completion import CompletionItem
 
 from cudakit.units import parse_bytes, parse_ratio
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """The output of a command: file, format, verbosity."""
+# The title of the group that every command has.
+OUTPUT = "Output"
 
-    json: bool  # the result as one JSON document instead of a report
-    path: str | None  # a file; None and "-" are standard output
-    force: bool  # replace a file that exists
-    quiet: bool  # show no progress
+# --- options and commands with groups --------------------------------------------------------------
 
 
-json_option = click.option(
-    "--json", "json", is_flag=True, help="Print the result as one JSON document; errors too."
-)
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+class Option(click.Option):
+    """An option with a group in the help, and old spellings that the help does not show."""
+
+    def __init__(self, *args: Any, old: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.old = tuple(old)
+        self.group = ""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add the option under all of its spellings."""
+        shown = self.opts
+        self.opts = [*shown, *self.old]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--json -o -f -q``; they arrive as the keyword ``output: OutputOptions``."""
-    return grouped("output", OutputOptions, _OUTPUT, command)
+def option(*names: str, **attributes: Any) -> Decorator:
+    """Return the decorator that adds an Option to a command."""
+    return click.option(*names, cls=Option, **attributes)
 
 
-_OUTPUT = (
-    json_option,
-    click.option(
-        "-o",
-        "--output",
-        "path",
-        metavar="FILE",
-        help="Write to FILE instead of standard output; it appears complete or not at all.",
-    ),
-    click.option("-f", "--force", is_flag=True, help="Replace a file that exists."),
-    quiet_option,
-)
+def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
+    """Put options under a heading of the help; the command needs ``cls=Command``."""
+
+    def titled(add: Decorator) -> Decorator:
+        def apply(command: Callable[..., Any]) -> Callable[..., Any]:
+            command = add(command)
+            added = vars(command)["__click_params__"][-1]
+            added.group = title
+            return command
+
+        return apply
+
+    return tuple(titled(add) for add in options)
+
+
+class Command(click.Command):
+    """A command whose help lists options by group.
+
+    ``described_in`` maps the title of a group to the help that describes its options: this help only names
+    them.
+    """
+
+    def __init__(
+        self, *args: Any, described_in: dict[str, str] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.described_in = described_in or {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each group of options under its title."""
+        for title, options in self.groups(ctx):
+            with formatter.section(title):
+                if page := self.described_in.get(title):
+                    names = ", ".join(option.opts[0] for option in options)
+                    formatter.write_text(f"{names}: see {page}")
+                else:
+                    formatter.write_dl(help_records(options, ctx))
+
+    def groups(self, ctx: click.Context) -> Iterator[tuple[str, list[click.Parameter]]]:
+        """Yield the title and the visible options of each group; the last has output and ``--help``."""
+        groups: dict[str, list[click.Parameter]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and not param.hidden:
+                is_help = "--help" in param.opts and OUTPUT in groups
+                title = OUTPUT if is_help else getattr(param, "group", "")
+                groups.setdefault(title or "Options", []).append(param)
+        last = groups.pop(OUTPUT, None)
+        yield from groups.items()
+        if last:
+            yield OUTPUT, last
+
+
+def help_records(options: Iterable[click.Parameter], ctx: click.Context) -> list[tuple[str, str]]:
+    """Return the names and the description of each option."""
+    records = (option.get_help_record(ctx) for option in options)
+    return [record for record in records if record is not None]
 
 
 def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
     """Apply options so that the help lists them in order."""
-    for option in reversed(options):
-        command = option(command)
+    for add in reversed(options):
+        command = add(command)
     return command
 
 
@@ -69,13 +122,64 @@ def grouped(
     return with_options(options, collecting)
 
 
-gpu_option = click.option(
-    "--gpu",
-    metavar="WHICH",
-    default="auto",
-    show_default=True,
-    help="auto or cuda: the real ones; sim or sim:MODEL: simulated ones, and every result says so.",
-)
+# --- values ----------------------------------------------------------------------------------------
+
+
+class Value(click.ParamType[Any]):
+    """A value that ``parse`` converts, and for which the shell offers ``choices``.
+
+    ``choices`` is a sequence of texts, a function that returns one, or "module:NAME" of one, which is
+    imported for completion only. With ``many`` the value is a comma-separated list, completed part by part.
+    """
+
+    name = "value"
+
+    def __init__(
+        self,
+        choices: Sequence[str] | Callable[[], Iterable[str]] | str = (),
+        parse: Callable[[str], Any] = str,
+        *,
+        many: bool = False,
+    ) -> None:
+        self._choices = choices
+        self._parse = parse
+        self._many = many
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> Any:
+        """Parse a text; a default may be parsed already."""
+        return self._parse(value) if isinstance(value, str) else value
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Offer the choices that begin with the incomplete word, or with the part after its last comma."""
+        before, comma, last = incomplete.rpartition(",") if self._many else ("", "", incomplete)
+        taken = before.split(",")
+        return [
+            CompletionItem(f"{before}{comma}{choice}")
+            for choice in self.choices()
+            if choice.startswith(last) and choice not in taken
+        ]
+
+    def choices(self) -> Iterable[str]:
+        """Return the values to offer."""
+        if isinstance(self._choices, str):
+            module, _, attribute = self._choices.partition(":")
+            found: Iterable[str] = getattr(import_module(module), attribute)
+            return found
+        return self._choices() if callable(self._choices) else self._choices
+
+
+# No checks here: whoever opens the file reports what is wrong with it, or reads "-".
+FILE = click.Path(readable=False, allow_dash=True)
 
 
 def byte_size(text: str) -> int:
@@ -87,7 +191,7 @@ def byte_size(text: str) -> int:
 
 
 def percent(text: str) -> float:
-    """Read the value of an option such as ``--fail-on-growth 5%`` as 0.05: ``type=percent``.
+    """Read the value of an option such as ``--max-util 5%`` as 0.05: ``type=percent``.
 
     A plain 5 could mean 5% as well as 500%, and is refused.
     """
@@ -98,3 +202,109 @@ def percent(text: str) -> float:
     if ratio > 1 and not text.strip().endswith("%"):
         raise click.BadParameter(f"{text!r} is ambiguous; write {text.strip()}% for a percentage")
     return ratio
+
+
+# --- output ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A place for the report: a file, or "-" for the terminal; ``form`` overrides the suffix."""
+
+    path: str
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """The output of a command: places, format, verbosity."""
+
+    json: bool  # print the result as one JSON document instead of a report
+    targets: tuple[Target, ...]
+    force: bool  # replace existing files
+    quiet: bool  # print only the verdict and the findings
+    formats: tuple[str, ...]  # that the command can write
+
+    def __post_init__(self) -> None:
+        if self.json and any(target.path == "-" for target in self.targets):
+            raise click.UsageError("--json and -o - both write to standard output; use one of them")
+
+
+def output_options(
+    formats: Sequence[str], *, old: Mapping[str, str] = MappingProxyType({}), json_help: str = ""
+) -> Decorator:
+    """Give a command ``--json -o -f -q``; they arrive as the keyword ``output: OutputOptions``.
+
+    ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def collecting(
+            *, json: bool, paths: tuple[str, ...], force: bool, quiet: bool, **rest: Any
+        ) -> Any:
+            targets = [Target(path) for path in paths]
+            for name, form in old.items():
+                targets += [Target(path, form) for path in rest.pop(f"{name}_files")]
+            output = OutputOptions(json, tuple(targets), force, quiet, tuple(formats))
+            return command(output=output, **rest)
+
+        options = option_group(OUTPUT, *_output(formats, json_help), *map(_old_option, old))
+        return with_options(options, collecting)
+
+    return add
+
+
+def suffixes(formats: Sequence[str]) -> str:
+    """Return ".json, .html or .csv" for the formats."""
+    *most, last = (f".{form}" for form in formats)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _output(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
+    return (
+        option(
+            "-o",
+            "--output",
+            "paths",
+            type=FILE,
+            metavar="FILE",
+            multiple=True,
+            help="Write the report to FILE instead of the terminal. The suffix selects the format: "
+            f"{suffixes(formats)}. Repeatable; - is the terminal.",
+        ),
+        option("-f", "--force", is_flag=True, help="Replace existing files."),
+        option(
+            "--json",
+            "json",
+            is_flag=True,
+            help=json_help or "Print the result, or the error, as one JSON document.",
+        ),
+        option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            help="Print only the verdict and the findings, one line each.",
+        ),
+    )
+
+
+def _old_option(name: str) -> Decorator:
+    return option(f"--{name}", f"{name}_files", type=FILE, multiple=True, hidden=True)
+
+
+def _gpu_choices() -> list[str]:
+    from cudakit.gpu.machine import models
+
+    return ["auto", "cuda", "sim", *(f"sim:{name}" for name in models())]
+
+
+gpu_option = option(
+    "--gpu",
+    type=Value(_gpu_choices),
+    metavar="auto|cuda|sim[:MODEL]",
+    default="auto",
+    show_default=True,
+    help="Use the real GPUs (auto, cuda) or simulated ones (sim, sim:MODEL). "
+    "Simulated results are labelled.",
+)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import Literal, TextIO
 
 from cudakit.errors import EnvironmentUnusable, UsageError
-
-if TYPE_CHECKING:
-    from cudakit.document import Document
 
 # Of a pipe or a file: stacks need more than 80 columns; mails and tickets allow no more than this.
 DEFAULT_WIDTH = 100
@@ -45,27 +42,12 @@ class Output:
         with _explained(self.name):
             self.stream.flush()
 
-    def answer(self, result: object, document: Callable[[], Document], *, as_json: bool) -> None:
-        """Write a Result as JSON, or its Document as a report."""
-        if as_json:
-            from cudakit.render import json
-
-            self.write(json.render(result))
-        else:
-            from cudakit.render import console
-
-            self.write(console.render(document(), width=self.width, color=self.color))
-
     def _write(self, piece: str) -> None:
         try:
             self.stream.write(piece)
         except UnicodeEncodeError:
             encoding = self.stream.encoding
             self.stream.write(piece.encode(encoding, "backslashreplace").decode(encoding))
-
-
-# Open files, each with its format.
-Files: TypeAlias = tuple[tuple[str, Output], ...]
 
 
 @contextmanager
@@ -77,7 +59,7 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     is a directory, or cannot be written.
     """
     if path is None or path == "-":
-        yield _describe(_standard_output(), "standard output")
+        yield standard_output()
         return
     target = Path(os.path.realpath(path))
     mode = _mode(target, name=path)
@@ -85,7 +67,7 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     partial = _partial(target) if mode is None or stat.S_ISREG(mode) else None
     stream = _create(partial or target, name=path)
     try:
-        yield _describe(stream, path)
+        yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
         with _explained(path):
             stream.close()
             if partial:
@@ -93,22 +75,6 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     except BaseException:
         _discard(stream, partial)
         raise
-
-
-@contextmanager
-def open_by_name(paths: Iterable[str], formats: Sequence[str], *, force: bool) -> Iterator[Files]:
-    """Open files as ``open_output`` does, each with its format.
-
-    The format is the first of ``formats`` that is the suffix of the name. Raises UsageError for a name with
-    another suffix and for a file named twice, before any file is created.
-    """
-    paths = list(paths)
-    _refuse_doubles(paths)
-    wanted = [(_format(path, formats), path) for path in paths]
-    with ExitStack() as stack:
-        yield tuple(
-            (form, stack.enter_context(open_output(path, force=force))) for form, path in wanted
-        )
 
 
 def terminal_width(stream: TextIO) -> int:
@@ -141,17 +107,18 @@ def printable(text: str) -> str:
     return visible(" ".join(part.strip() for part in text.splitlines()))
 
 
-def _describe(stream: TextIO, name: str) -> Output:
-    color = wants_color(stream) if stream is sys.stdout else is_capable_terminal(stream)
-    return Output(stream, name, terminal_width(stream), color)
-
-
-def _standard_output() -> TextIO:
+def standard_output() -> Output:
+    """Return standard output. Raises UsageError if it is closed."""
     # None in a process started with ``>&-``, contrary to its type.
     stdout: TextIO | None = sys.stdout
     if stdout is None:
         raise UsageError("standard output is closed", hint="write to a file with -o FILE")
-    return stdout
+    return Output(stdout, "standard output", terminal_width(stdout), wants_color(stdout))
+
+
+def standard_error() -> Output:
+    """Return standard error."""
+    return Output(sys.stderr, "standard error", terminal_width(sys.stderr), wants_color(sys.stderr))
 
 
 def _mode(target: Path, *, name: str) -> int | None:
@@ -167,7 +134,7 @@ def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
     if name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
         raise UsageError(f"{name} is a directory", hint="name a file in it")
     if mode is not None and stat.S_ISREG(mode) and not force:
-        raise UsageError(f"{name} exists", hint="use --force to replace it")
+        raise UsageError(f"{name} exists", hint="-f replaces it")
 
 
 def _partial(target: Path) -> Path:
@@ -204,20 +171,3 @@ def _explained(name: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {name}: {error.strerror}") from error
-
-
-def _refuse_doubles(paths: Sequence[str]) -> None:
-    places = [os.path.realpath(path) for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
-            raise UsageError(f"{path} is named twice", hint="name each file once")
-
-
-def _format(path: str, formats: Sequence[str]) -> str:
-    for form in formats:
-        if path.lower().endswith(f".{form}"):
-            return form
-    known = ", ".join(f".{form}" for form in formats)
-    raise UsageError(
-        f"{path or repr(path)} does not say what it is to hold", hint=f"end its name in {known}"
-    )

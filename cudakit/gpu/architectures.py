@@ -1,4 +1,4 @@
-"""The names of NVIDIA's architectures by compute capability.
+"""Names of NVIDIA GPU architectures by compute capability.
 
 From the table of the CUDA C++ Programming Guide, "Compute Capabilities", and developer.nvidia.com/cuda-gpus.
 """
@@ -24,14 +24,14 @@ _BY_MAJOR = MappingProxyType(
 
 
 class Capability(NamedTuple):
-    """A compute capability; compares as the pair that it is: ``capability() >= (8, 0)``."""
+    """A compute capability, comparable with tuples: ``capability() >= (8, 0)``."""
 
     major: int
     minor: int
 
     @property
     def architecture(self) -> str:
-        """The architecture's name, as "Hopper", or "unknown" for one newer than this table."""
+        """The architecture name, such as "Hopper"; "unknown" if it is newer than this table."""
         return _EXACT.get(self) or _BY_MAJOR.get(self.major, "unknown")
 
     def __str__(self) -> str:

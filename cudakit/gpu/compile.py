@@ -110,7 +110,7 @@ class Nvrtc:
 def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> Any:
     status, *values = result
     if status:
-        explanation = "CUDA C++ does not compile" if seen else "the compiler refused a call"
+        explanation = "the CUDA C++ source does not compile" if seen else "an NVRTC call failed"
         text = f"{explanation} {seen()}" if seen else explanation
         raise CudaError(int(status), status.name, text)
     return values[0] if len(values) == 1 else tuple(values)

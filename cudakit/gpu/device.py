@@ -1,7 +1,6 @@
-"""The base class of devices: one object with the methods of all of its parts, under the same names.
+"""The base class of devices, which delegates each method to the component that implements its protocol.
 
-Each part implements one protocol of ``cudakit.gpu.api``, which documents the methods. Functions take the
-device as one argument, annotated with the protocols that they call.
+The protocols of ``cudakit.gpu.api`` document the methods.
 """
 
 from __future__ import annotations
@@ -26,38 +25,38 @@ _R = TypeVar("_R")
 
 
 class DeviceContext(Protocol):
-    """The context that the parts of a device share."""
+    """The context that the components of a device share."""
 
     @property
     def name(self) -> str:
-        """The name of the device in messages."""
+        """The device name in messages, such as "cuda:0"."""
 
     @property
     def ordinal(self) -> int:
-        """CUDA's number of the device."""
+        """The CUDA device index."""
 
     @property
     def closed(self) -> bool:
         """Whether the device was closed."""
 
 
-class _Call(Generic[_P, _R]):
-    """A descriptor that returns a method of a part, and stores it on the device at first use."""
+class _Delegate(Generic[_P, _R]):
+    """A descriptor for a method of a component; caches the bound method on the device at first use."""
 
     def __init__(self, method: Callable[Concatenate[Any, _P], _R]) -> None:
         protocol, self._name = method.__qualname__.split(".")
-        self._part = _PARTS[protocol]
+        self._component = _COMPONENTS[protocol]
         self.__doc__ = method.__doc__
 
     def __get__(self, device: Device, owner: type[Device]) -> Callable[_P, _R]:
-        bound: Callable[_P, _R] = getattr(getattr(device, self._part), self._name)
-        # An instance attribute would hide the override of a subclass that calls this method by super().
+        bound: Callable[_P, _R] = getattr(getattr(device, self._component), self._name)
+        # Not for super() calls: the cached attribute would hide the override of the subclass.
         if getattr_static(owner, self._name) is self:
             device.__dict__[self._name] = bound
         return bound
 
 
-_PARTS = {
+_COMPONENTS = {
     "Memory": "memory",
     "Peers": "peers",
     "VirtualMemory": "virtual",
@@ -69,7 +68,7 @@ _PARTS = {
 
 
 class Device:
-    """The parts of a device, and their methods."""
+    """The components of a device, and their methods."""
 
     context: DeviceContext
     memory: Memory
@@ -82,12 +81,12 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The name of this device in messages."""
+        """The device name in messages, such as "cuda:0"."""
         return self.context.name
 
     @property
     def ordinal(self) -> int:
-        """CUDA's number of this device."""
+        """The CUDA device index."""
         return self.context.ordinal
 
     @property
@@ -97,74 +96,74 @@ class Device:
 
     @property
     def process(self) -> ProcessId:
-        """This process; after a fork, the child."""
+        """The id of this process; after a fork, that of the child."""
         return self.ipc.process
 
-    memory_info = _Call(Memory.memory_info)
-    malloc = _Call(Memory.malloc)
-    free = _Call(Memory.free)
-    host_malloc = _Call(Memory.host_malloc)
-    host_free = _Call(Memory.host_free)
-    host_register = _Call(Memory.host_register)
-    host_unregister = _Call(Memory.host_unregister)
-    host_view = _Call(Memory.host_view)
-    copy = _Call(Memory.copy)
-    fill = _Call(Memory.fill)
+    memory_info = _Delegate(Memory.memory_info)
+    malloc = _Delegate(Memory.malloc)
+    free = _Delegate(Memory.free)
+    host_malloc = _Delegate(Memory.host_malloc)
+    host_free = _Delegate(Memory.host_free)
+    host_register = _Delegate(Memory.host_register)
+    host_unregister = _Delegate(Memory.host_unregister)
+    host_view = _Delegate(Memory.host_view)
+    copy = _Delegate(Memory.copy)
+    fill = _Delegate(Memory.fill)
 
-    can_access_peer = _Call(Peers.can_access_peer)
-    peer_malloc = _Call(Peers.peer_malloc)
-    peer_free = _Call(Peers.peer_free)
-    enable_peer = _Call(Peers.enable_peer)
+    can_access_peer = _Delegate(Peers.can_access_peer)
+    peer_malloc = _Delegate(Peers.peer_malloc)
+    peer_free = _Delegate(Peers.peer_free)
+    enable_peer = _Delegate(Peers.enable_peer)
 
-    granularity = _Call(VirtualMemory.granularity)
-    reserve = _Call(VirtualMemory.reserve)
-    unreserve = _Call(VirtualMemory.unreserve)
-    create = _Call(VirtualMemory.create)
-    backing_at = _Call(VirtualMemory.backing_at)
-    release = _Call(VirtualMemory.release)
-    map = _Call(VirtualMemory.map)
-    unmap = _Call(VirtualMemory.unmap)
-    set_access = _Call(VirtualMemory.set_access)
-    has_access = _Call(VirtualMemory.has_access)
+    granularity = _Delegate(VirtualMemory.granularity)
+    reserve = _Delegate(VirtualMemory.reserve)
+    unreserve = _Delegate(VirtualMemory.unreserve)
+    create = _Delegate(VirtualMemory.create)
+    backing_at = _Delegate(VirtualMemory.backing_at)
+    release = _Delegate(VirtualMemory.release)
+    map = _Delegate(VirtualMemory.map)
+    unmap = _Delegate(VirtualMemory.unmap)
+    set_access = _Delegate(VirtualMemory.set_access)
+    has_access = _Delegate(VirtualMemory.has_access)
 
-    ipc_handle = _Call(Ipc.ipc_handle)
-    ipc_open = _Call(Ipc.ipc_open)
-    ipc_close = _Call(Ipc.ipc_close)
-    handle_kinds = _Call(Ipc.handle_kinds)
-    export = _Call(Ipc.export)
-    withdraw = _Call(Ipc.withdraw)
-    import_backing = _Call(Ipc.import_backing)
+    ipc_handle = _Delegate(Ipc.ipc_handle)
+    ipc_open = _Delegate(Ipc.ipc_open)
+    ipc_close = _Delegate(Ipc.ipc_close)
+    handle_kinds = _Delegate(Ipc.handle_kinds)
+    export = _Delegate(Ipc.export)
+    withdraw = _Delegate(Ipc.withdraw)
+    import_backing = _Delegate(Ipc.import_backing)
 
-    stream = _Call(Streams.stream)
-    priority = _Call(Streams.priority)
-    destroy_stream = _Call(Streams.destroy_stream)
-    query_stream = _Call(Streams.query_stream)
-    sync_stream = _Call(Streams.sync_stream)
-    sync = _Call(Streams.sync)
-    event = _Call(Streams.event)
-    destroy_event = _Call(Streams.destroy_event)
-    record = _Call(Streams.record)
-    wait = _Call(Streams.wait)
-    query_event = _Call(Streams.query_event)
-    sync_event = _Call(Streams.sync_event)
-    elapsed = _Call(Streams.elapsed)
-    relaxed = _Call(Streams.relaxed)
+    stream = _Delegate(Streams.stream)
+    priority = _Delegate(Streams.priority)
+    destroy_stream = _Delegate(Streams.destroy_stream)
+    query_stream = _Delegate(Streams.query_stream)
+    sync_stream = _Delegate(Streams.sync_stream)
+    sync = _Delegate(Streams.sync)
+    event = _Delegate(Streams.event)
+    destroy_event = _Delegate(Streams.destroy_event)
+    record = _Delegate(Streams.record)
+    wait = _Delegate(Streams.wait)
+    query_event = _Delegate(Streams.query_event)
+    sync_event = _Delegate(Streams.sync_event)
+    elapsed = _Delegate(Streams.elapsed)
+    relaxed = _Delegate(Streams.relaxed)
 
-    compile = _Call(Kernels.compile)
-    load = _Call(Kernels.load)
-    unload = _Call(Kernels.unload)
-    kernel = _Call(Kernels.kernel)
-    launch = _Call(Kernels.launch)
+    compile = _Delegate(Kernels.compile)
+    load = _Delegate(Kernels.load)
+    unload = _Delegate(Kernels.unload)
+    kernel = _Delegate(Kernels.kernel)
+    launch = _Delegate(Kernels.launch)
 
-    capture_begin = _Call(Graphs.capture_begin)
-    capture_end = _Call(Graphs.capture_end)
-    instantiate = _Call(Graphs.instantiate)
-    graph_update = _Call(Graphs.graph_update)
-    graph_upload = _Call(Graphs.graph_upload)
-    graph_launch = _Call(Graphs.graph_launch)
-    destroy_graph = _Call(Graphs.destroy_graph)
-    destroy_graph_exec = _Call(Graphs.destroy_graph_exec)
-    count_nodes = _Call(Graphs.count_nodes)
-    capture_id = _Call(Graphs.capture_id)
-    capture_ends = _Call(Graphs.capture_ends)
-    dependencies = _Call(Graphs.dependencies)
+    capture_begin = _Delegate(Graphs.capture_begin)
+    capture_end = _Delegate(Graphs.capture_end)
+    instantiate = _Delegate(Graphs.instantiate)
+    graph_update = _Delegate(Graphs.graph_update)
+    graph_upload = _Delegate(Graphs.graph_upload)
+    graph_launch = _Delegate(Graphs.graph_launch)
+    destroy_graph = _Delegate(Graphs.destroy_graph)
+    destroy_graph_exec = _Delegate(Graphs.destroy_graph_exec)
+    count_nodes = _Delegate(Graphs.count_nodes)
+    capture_id = _Delegate(Graphs.capture_id)
+    capture_ends = _Delegate(Graphs.capture_ends)
+    dependencies = _Delegate(Graphs.dependencies)

@@ -1,4 +1,4 @@
-"""A stream of the driver for frameworks."""
+"""Stream handles in the form that other libraries accept."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 
 class StreamHandle(int):
-    """The driver's handle of a stream, as a number and by the protocol of cuda.core."""
+    """A driver stream handle: an int that also implements ``__cuda_stream__`` of cuda.core."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return version and handle, as cuda.core requests."""
+        """Return protocol version and handle (cuda.core, "Stream protocol")."""
         return 0, int(self)
 
 
 def stream_of_cupy(cupy: Any, handle: int) -> Any:
-    """Return CuPy's object for a stream of the current device, which it does not own.
+    """Return a CuPy stream for a handle of the current device, without taking ownership.
 
-    ExternalStream is deprecated since CuPy 14, which has Stream.from_external.
+    CuPy 14 replaces ExternalStream by Stream.from_external.
     """
     wrap = getattr(cupy.cuda.Stream, "from_external", None) or cupy.cuda.ExternalStream
     return wrap(StreamHandle(handle))

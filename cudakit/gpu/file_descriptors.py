@@ -35,8 +35,8 @@ def take(descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | Non
     process, ask = descriptor.process, pidfd_getfd or _pidfd_getfd
     if not hasattr(os, "pidfd_open"):
         raise Unsupported(
-            "this system hands no file descriptors from process to process",
-            hint="share memory of plain segments: expandable_segments:False",
+            "this system cannot pass file descriptors between processes (no pidfd_open)",
+            hint="share memory without expandable segments: expandable_segments:False",
         )
     try:
         held = os.pidfd_open(process.pid)
@@ -53,17 +53,17 @@ def take(descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | Non
 def ended(process: ProcessId) -> CudakitError:
     """Return the error for a process that has ended."""
     return EnvironmentUnusable(
-        f"process {process.pid}, which shared the memory, has ended, or is not seen from here",
-        hint="open it while that process lives; across containers, share their processes (--pid)",
+        f"process {process.pid}, which shared the memory, has ended or is not visible",
+        hint="open the memory while that process runs; containers must share a PID namespace (--pid)",
     )
 
 
 def withdrawn(descriptor: Descriptor) -> CudakitError:
     """Return the error for a descriptor that its process has closed."""
     return EnvironmentUnusable(
-        f"process {descriptor.process.pid} has given the memory back that it shared as its file "
-        f"descriptor {descriptor.number}",
-        hint="let it keep the memory allocated until others have opened it",
+        f"process {descriptor.process.pid} has freed the memory that it shared as file descriptor "
+        f"{descriptor.number}",
+        hint="keep the memory allocated until all other processes have opened it",
     )
 
 
@@ -73,7 +73,7 @@ def _refused(descriptor: Descriptor, error: OSError) -> CudakitError:
         return ended(process)
     if error.errno == errno.EBADF:
         return withdrawn(descriptor)
-    what = f"process {os.getpid()} cannot take file descriptor {descriptor.number} of process {process.pid}"
+    what = f"process {os.getpid()} cannot copy file descriptor {descriptor.number} of process {process.pid}"
     return EnvironmentUnusable(
         f"{what}: {os.strerror(error.errno or 0)}", hint=_remedy(error.errno)
     )
@@ -81,14 +81,14 @@ def _refused(descriptor: Descriptor, error: OSError) -> CudakitError:
 
 def _remedy(number: int | None) -> str:
     """Return a hint (pidfd_getfd(2), "ERRORS": it needs the permission of ptrace(2) to attach)."""
-    plain = "share memory of plain segments instead: expandable_segments:False"
+    plain = "share memory without expandable segments: expandable_segments:False"
     if number in (errno.EPERM, errno.EACCES):
         return (
-            "run both processes as the same user, in a container with --cap-add=SYS_PTRACE, and where "
-            f"kernel.yama.ptrace_scope is not 0, set it to 0; or {plain}"
+            "run both processes as the same user, in a container with --cap-add=SYS_PTRACE, and set "
+            f"kernel.yama.ptrace_scope to 0; or {plain}"
         )
     if number == errno.ENOSYS:
-        return f"pidfd_getfd needs Linux 5.6, and a container that lets it through; or {plain}"
+        return f"pidfd_getfd needs Linux 5.6, and a container that permits the call; or {plain}"
     return f"allow more open files (ulimit -n); or {plain}"
 
 

@@ -1,4 +1,4 @@
-"""What the real and the simulated device check alike: ids, sizes and kernel arguments."""
+"""Checks that the real and the simulated device share: ids, sizes and kernel arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POINTER_BYTES = 8
 
 
 class Handles(Generic[_T]):
-    """Objects of one kind by their id. An id is never given twice."""
+    """Objects of one kind by their id. Ids are never reused."""
 
     def __init__(self, kind: str, *, first: int = 1) -> None:
         self._kind = kind
@@ -29,13 +29,13 @@ class Handles(Generic[_T]):
         return len(self._objects)
 
     def add(self, known: _T) -> int:
-        """Keep an object, and return its id."""
+        """Store an object, and return its id."""
         number = next(self._numbers)
         self._objects[number] = known
         return number
 
     def make(self, factory: Callable[[int], _T]) -> _T:
-        """Make and keep an object that knows its id, and return it."""
+        """Create, store and return an object that is constructed with its id."""
         number = next(self._numbers)
         made = self._objects[number] = factory(number)
         return made
@@ -54,7 +54,7 @@ class Handles(Generic[_T]):
             raise self._unknown(number) from None
 
     def discard(self, unwanted: Callable[[_T], bool]) -> None:
-        """Remove the objects that a predicate is true of."""
+        """Remove the objects for which a predicate is true."""
         for number in [number for number, known in self._objects.items() if unwanted(known)]:
             self._objects.pop(number, None)
 
@@ -67,36 +67,39 @@ class Handles(Generic[_T]):
     def _unknown(self, number: int) -> Exception:
         return cuda_error(
             Status.INVALID_HANDLE,
-            seen=f"{self._kind} {number} is not of this device, or was destroyed",
+            seen=f"{self._kind} {number} does not exist on this device, or was destroyed",
         )
 
 
 def check_size(size_bytes: int) -> None:
-    """Raise CUDA_ERROR_INVALID_VALUE for an allocation of no bytes."""
+    """Raise CUDA_ERROR_INVALID_VALUE unless the size of an allocation is positive."""
     if size_bytes <= 0:
-        raise cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes asked")
+        raise cuda_error(
+            Status.INVALID_VALUE, seen=f"{size_bytes} bytes requested; the size must be positive"
+        )
 
 
-def forget(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, what: str) -> _T:
+def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, what: str) -> _T:
     """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
     try:
         return allocations.pop(ptr)
     except KeyError:
         raise cuda_error(
-            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may have been freed before"
+            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may already be freed"
         ) from None
 
 
 def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Argument]) -> None:
     """Raise CUDA_ERROR_INVALID_VALUE unless arguments have the sizes of the kernel's parameters.
 
-    A launch reads as many bytes as the parameters have. ``sizes`` are bytes, None if they are unknown.
+    The driver copies the declared size of each parameter, whatever was passed. ``sizes`` are bytes per
+    parameter, None if unknown.
     """
     given = tuple([_size(arg) for arg in args])
     if sizes is not None and given != sizes:
         raise cuda_error(
             Status.INVALID_VALUE,
-            seen=f"{name} takes arguments of {sizes} bytes, given were {given}",
+            seen=f"{name} takes arguments of {sizes} bytes, got {given}",
         )
 
 
@@ -105,4 +108,6 @@ def _size(arg: Argument) -> int:
         return arg.itemsize
     if isinstance(arg, int):
         return _POINTER_BYTES
-    raise TypeError(f"{arg!r} has no size for a kernel: pass a Ptr or a numpy scalar")
+    raise TypeError(
+        f"kernel argument {arg!r} has no fixed size: pass an address (Ptr) or a numpy scalar"
+    )

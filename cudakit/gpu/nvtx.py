@@ -163,6 +163,6 @@ def _refuse_suspended(function: Callable[..., Any]) -> None:
         or inspect.isasyncgenfunction(function)
     ):
         raise UsageError(
-            f"{function.__qualname__} is a coroutine or generator: a range around its call is empty",
-            hint="open the range inside it, without an await or a yield in between",
+            f"{function.__qualname__} is a coroutine or generator, whose work begins after the call",
+            hint="use `with cudakit.range(...)` inside it, around code without await or yield",
         )

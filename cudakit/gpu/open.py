@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.machine import DEFAULT_MODEL
+from cudakit.gpu.machine import DEFAULT_MODEL, models
 
 
 def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
     """Open a device: ``auto`` and ``cuda`` the real one, ``sim`` or ``sim:MODEL`` a simulated one.
 
-    ``ordinal`` is CUDA's number of the device. Never simulates unless asked to. Raises
-    EnvironmentUnusable without a GPU, UsageError for another name.
+    ``ordinal`` is the CUDA device index. ``auto`` never falls back to simulation. Raises EnvironmentUnusable
+    without a GPU, UsageError for an unknown name or model.
     """
     kind, _, model = name.partition(":")
     if kind == "sim":
@@ -22,12 +22,13 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
         return _real(ordinal)
     if name != "auto":
         raise UsageError(
-            f"no such GPU: {name!r}", hint="--gpu takes auto, cuda, sim or sim:MODEL, as sim:h200"
+            f"unknown GPU {name!r}",
+            hint=f"--gpu takes auto, cuda, sim or sim:MODEL; models: {', '.join(models())}",
         )
     try:
         return _real(ordinal)
     except EnvironmentUnusable as error:
-        error.hint = "; ".join(filter(None, (error.hint, "--gpu sim simulates one")))
+        error.hint = "; ".join(filter(None, (error.hint, "use --gpu sim to simulate a GPU")))
         raise
 
 

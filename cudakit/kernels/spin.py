@@ -72,7 +72,7 @@ def _until(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
     def give_up() -> None:
         launch.write(late, np.uint32)[:] = 1
 
-    launch.hold(lambda: bool(word[0]), int(limit_ns), give_up)
+    launch.poll(lambda: bool(word[0]), int(limit_ns), give_up)
 
 
 @host_kernel("cudakit_spin_for")

@@ -11,23 +11,23 @@ from signal import Signals
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
 
-# Stop signals of a terminal. SIGSTOP from elsewhere is meant for the program alone.
+# Stop signals of a terminal. SIGSTOP is not among them: its sender wants to stop the program alone.
 _JOB_CONTROL = frozenset({Signals.SIGTSTP, Signals.SIGTTIN, Signals.SIGTTOU})
 # Ignored by Python; reset for the program.
 _IGNORED_BY_PYTHON = (Signals.SIGPIPE, Signals.SIGXFSZ)
 
 
 class Child:
-    """A program that runs in the foreground, with the standard streams and the open files of this one."""
+    """A program in the foreground, with the standard streams and inheritable files of this process."""
 
     def __init__(
         self, command: Command, environment: Mapping[str, str], *, mask: Iterable[Signals]
     ) -> None:
-        self.status: int | None = None  # as of subprocess: -N if signal N ended it
+        self.status: int | None = None  # as in subprocess: -N if signal N ended the program
         self.process = _spawn(command, environment, mask)
 
     def poll(self) -> int | None:
-        """Return the status if the program has ended; stop with a program that a terminal stopped."""
+        """Return the status if the program has ended. If a terminal stopped the program, stop as well."""
         while self.status is None:
             process, status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
             if not process:
@@ -48,7 +48,9 @@ def _spawn(command: Command, environment: Mapping[str, str], mask: Iterable[Sign
     try:
         return _posix_spawn(command.program, command.argv, environment, mask)
     except FileNotFoundError as error:
-        raise CommandNotFound(f"{command.program} or its interpreter is not there") from error
+        raise CommandNotFound(
+            f"{command.program}: the file or its interpreter does not exist"
+        ) from error
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise CommandNotExecutable(f"{command.program}: {error.strerror}") from error
@@ -64,16 +66,17 @@ def _posix_spawn(
 
 
 def finish(status: int) -> int:
-    """End as the program ended: return its exit code, or die by the signal that killed it.
+    """Return the program's exit code, or end this process by the signal that ended the program.
 
-    Buffers must be flushed before. If the signal does not kill this process, the exit code is 128 plus its
-    number, as in a shell.
+    Flush all buffers before. If the signal does not end this process, return 128 plus its number, as a shell.
     """
     if status >= 0:
         return status
     number = -status
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # a core dump of this process is useless
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, most)
+    )  # this process has no core dump worth keeping
     if number not in (Signals.SIGKILL, Signals.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -82,5 +85,5 @@ def finish(status: int) -> int:
 
 
 def shell_status(status: int) -> int:
-    """Return a status as in a shell: 128 plus the number of the signal that ended the program."""
+    """Return a status as a shell does: 128 plus the number of the signal that ended the program."""
     return status if status >= 0 else 128 - status

@@ -1,4 +1,4 @@
-"""The words behind ``cudakit run`` as a program with its arguments, and the Python that runs it."""
+"""Resolve the arguments of ``cudakit run`` to a program, and find the Python that runs it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _USAGE = "cudakit run [options] script.py | -m module | -c code | command [argum
 _NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
 _LONGEST_SHEBANG = 256  # bytes read by the kernel (BINPRM_BUF_SIZE)
 
-# Options with which Python does not read PYTHONPATH, or does not run sitecustomize.
-_CLOSED = {
-    "I": "reads no environment",
-    "E": "reads no environment",
-    "S": "runs no sitecustomize",
+# Options with which Python does not start the agent, and why.
+_ISOLATING = {
+    "I": "ignores PYTHONPATH",
+    "E": "ignores PYTHONPATH",
+    "S": "does not import sitecustomize",
 }
 
 
 class CommandNotFound(UsageError):
     """The program does not exist."""
 
-    exit_code = 127  # as of a shell, env and timeout
+    exit_code = 127  # as a shell, env and timeout return
 
 
 class CommandNotExecutable(UsageError):
@@ -45,7 +45,7 @@ class Command:
     program: str  # the path of the executable
     argv: tuple[str, ...]  # with the program's own name
     python: str | None = None  # the interpreter, if the program is known to run in Python
-    unwatched: str = ""  # why its processes cannot be recorded; empty if they can
+    not_instrumented: str = ""  # why the agent does not start in it; empty if it does
 
 
 def resolve(
@@ -58,21 +58,22 @@ def resolve(
     """
     environment = os.environ if environment is None else environment
     if not words:
-        raise UsageError("there is nothing to run", hint=_USAGE)
+        raise UsageError("no program to run", hint=_USAGE)
     first = words[0]
     if first.startswith(("-m", "-c")) or first == "-" or _is_script(first, environment):
         program = _chosen(python, environment)
         return Command(program, (program, *words), program)
     if first.startswith("-"):
         raise UsageError(
-            f"{first} is no option of cudakit run",
-            hint=f"options of Python go behind its name: cudakit run -- python {first} ...",
+            f"unknown option {first}",
+            hint=f"pass options of Python after its name: cudakit run -- python {first} ...",
         )
     program = _executable(first, environment)
     running = interpreter(program)
     is_python = running == (program,)
     line = (program, *words[1:]) if is_python else running
-    return Command(program, tuple(words), running[0] if running else None, closed(line or ("",)))
+    reason = why_not_instrumented(line or ("",))
+    return Command(program, tuple(words), running[0] if running else None, reason)
 
 
 def _chosen(python: str | None, environment: Mapping[str, str]) -> str:
@@ -97,10 +98,10 @@ def _executable(word: str, environment: Mapping[str, str]) -> str:
     path = Path(word)
     if os.sep not in word or not path.exists():
         kind = "script" if path.suffix == ".py" else "command"
-        raise CommandNotFound(f"there is no {kind} {word!r}", hint=_USAGE)
+        raise CommandNotFound(f"{kind} not found: {word}", hint=_USAGE)
     if path.is_dir() or not os.access(path, os.X_OK):
-        what = "is a directory" if path.is_dir() else "cannot be executed: permission denied"
-        raise CommandNotExecutable(f"{word} {what}", hint=_USAGE)
+        reason = "is a directory" if path.is_dir() else "cannot be executed: permission denied"
+        raise CommandNotExecutable(f"{word} {reason}", hint=_USAGE)
     return word
 
 
@@ -116,11 +117,11 @@ def _on_path(word: str, environment: Mapping[str, str]) -> str | None:
 def active_python(
     environment: Mapping[str, str], *, own: str = sys.executable, started_as: str = ""
 ) -> str:
-    """Return the Python of the active environment, which ``python3`` starts in a shell.
+    """Return the Python of the active environment, as a shell starts it for ``python3``.
 
-    That is the one of VIRTUAL_ENV, else the first in PATH. ``own`` runs cudakit, which may be installed
-    elsewhere; it is used if the user named it: ``python -m cudakit``, or ``.venv/bin/cudakit`` of an
-    environment that is not active. ``started_as`` replaces sys.argv[0].
+    It is the Python of VIRTUAL_ENV, else the first in PATH. ``own`` is the Python that runs cudakit, possibly
+    in another environment; it is returned if the user named it: ``python -m cudakit``, or
+    ``.venv/bin/cudakit`` of an inactive environment. ``started_as`` replaces sys.argv[0].
     """
     if _named_itself(started_as or sys.argv[0], own, environment):
         return own
@@ -168,17 +169,17 @@ def _shebang(line: bytes) -> list[str]:
     return words
 
 
-def closed(command: Sequence[str]) -> str:
-    """Return why a Python with these arguments cannot be recorded; empty if it can."""
+def why_not_instrumented(command: Sequence[str]) -> str:
+    """Return why the agent does not start in a Python with these arguments; empty if it does."""
     for option in _options(command[1:]):
-        if option in _CLOSED:
-            given = shlex.join((os.path.basename(command[0]), f"-{option}"))
-            return f"{given} {_CLOSED[option]}: nothing will be watched in it"
+        if option in _ISOLATING:
+            python = shlex.join((os.path.basename(command[0]), f"-{option}"))
+            return f"{python} {_ISOLATING[option]}: the program runs without being recorded"
     return ""
 
 
 def _options(arguments: Sequence[str]) -> list[str]:
-    """List the options of one letter, up to the program that Python is to run."""
+    """List the one-letter options that precede the program."""
     found: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -186,19 +187,19 @@ def _options(arguments: Sequence[str]) -> list[str]:
             next(words, None)
         elif word.startswith("--"):
             continue
-        elif not word.startswith("-") or word == "-" or _takes_the_rest(word, found):
+        elif not word.startswith("-") or word == "-" or _ends_options(word, found):
             break
         elif found[-1] in "WX" and word.endswith(found[-1]):
-            next(words, None)  # its value is the next word
+            next(words, None)  # the value of the option
     return found
 
 
-def _takes_the_rest(word: str, found: list[str]) -> bool:
-    """Add the letters of one word; return whether the words after it are the program and its arguments."""
+def _ends_options(word: str, found: list[str]) -> bool:
+    """Append the options of one word; return whether -c or -m is among them: the program follows."""
     for letter in word[1:]:
         found.append(letter)
         if letter in "cm":
             return True
-        if letter in "WX":  # the rest of the word is its value
+        if letter in "WX":  # the rest of the word is the value
             break
     return False

@@ -1,4 +1,4 @@
-"""The protocol of the supervisor and the agents: settings in the environment, lines in the spool."""
+"""The protocol between supervisor and agents: settings in the environment, messages in the spool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-# The only directory added to the program's path; it contains sitecustomize.py and nothing else.
+# The only directory added to the program's PYTHONPATH; it contains sitecustomize.py and nothing else.
 AGENT = Path(__file__).parent / "agent" / "path"
 
 
@@ -18,30 +18,28 @@ AGENT = Path(__file__).parent / "agent" / "path"
 class Settings:
     """The task of the agent in each process."""
 
-    sanitize: bool = False  # record the work enqueued on GPUs, simulated ones included
-    memory: Path | None = None  # record the memory of torch, and save the snapshot under this name
-    library: str = ""  # of the Sanitizer API
-    recorder: str = ""  # the native recorder; empty: only simulated devices are recorded
-    frames: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the extensions that read stacks, by cache tag
-    patches: Mapping[str, str] = field(
-        default_factory=dict
-    )  # device patches, by compute capability
-    follow: bool = True  # instrument child processes too
+    sanitize: bool = False  # record GPU work, on simulated devices too
+    memory: Path | None = None  # record torch's memory history and save snapshots under this name
+    library: str = ""  # path of the Sanitizer API's library
+    recorder: str = ""  # path of the native recorder; empty: record simulated devices only
+    # Paths of the extensions that read Python stacks, by sys.implementation.cache_tag.
+    frames: Mapping[str, str] = field(default_factory=dict)
+    # Paths of the device patches, by compute capability: "90".
+    patches: Mapping[str, str] = field(default_factory=dict)
+    follow: bool = True  # record child processes too
 
 
 def child_environment(
     environment: Mapping[str, str], settings: Settings, spool: Path
 ) -> dict[str, str]:
     """Return an environment in which every Python starts the agent."""
-    ours = _without_agent(environment)
-    paths = [str(AGENT), *filter(None, [ours.get("PYTHONPATH")])]
-    ours["PYTHONPATH"] = os.pathsep.join(paths)
-    ours["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
+    child = _without_agent(environment)
+    paths = [str(AGENT), *filter(None, [child.get("PYTHONPATH")])]
+    child["PYTHONPATH"] = os.pathsep.join(paths)
+    child["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
     if settings.sanitize:
-        ours["CUDAKIT_SPOOL"] = str(spool)
-    return ours
+        child["CUDAKIT_SPOOL"] = str(spool)
+    return child
 
 
 def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
 
 
 def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
-    """Remove the variables of an outer supervisor: a program has one."""
+    """Return the environment without the variables of an outer supervisor: a program has only one."""
     rest = {name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")}
     if "PYTHONPATH" in rest:
         entries = rest["PYTHONPATH"].split(os.pathsep)
@@ -67,30 +65,30 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class About(StrEnum):
-    """The subject of a line, and the suffix of the files with such lines."""
+    """The subject of a message, and the suffix of the files with such messages."""
 
-    FAILED = "failed"  # a task that the agent cannot perform, and why
-    SNAPSHOTS = "snapshots"  # the path of a saved memory snapshot
+    FAILED = "failed"  # the agent cannot perform a task; the text says why
+    SNAPSHOTS = "snapshots"  # a memory snapshot was saved; the text is its path
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A line from a process."""
+    """A message from an agent: one line in a file of its process."""
 
-    process: int  # 0: the supervisor itself
+    process: int  # PID; 0: the supervisor itself
     about: About
     text: str
 
 
 class Notices:
-    """Reads the lines of agents in a spool."""
+    """Reads the messages of agents in a spool."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[str, int] = {}
 
     def new(self) -> Iterator[Notice]:
-        """Yield the lines since the last call."""
+        """Yield the complete messages since the last call."""
         for name in sorted(os.listdir(self._directory)):
             process, _, suffix = name.partition(".")
             if process.isdecimal() and suffix in set(About):

@@ -1,7 +1,7 @@
-"""Relays signals to the program that cudakit runs.
+"""Relay signals to the program that cudakit runs.
 
-Both are in the same process group, as the program would be without cudakit: signals of a terminal reach the
-program directly and are not relayed. Signals sent to cudakit alone are relayed.
+Both processes are in one process group, so signals of a terminal reach the program directly and are not
+relayed. Signals that were sent to cudakit alone are relayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from signal import Signals
 from types import FrameType
 from typing import Any
 
-# Sent by the kernel, here by its terminal driver (asm-generic/siginfo.h).
+# Origin of signals from the kernel, such as those of its terminal driver (asm-generic/siginfo.h).
 _SI_KERNEL = 0x80
 _FROM_TERMINALS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
 _RELAYED = _FROM_TERMINALS | {
@@ -28,10 +28,10 @@ _RELAYED = _FROM_TERMINALS | {
 
 
 class SignalRelay:
-    """Receives signals instead of their default actions, inside the ``with`` block.
+    """Inside the ``with`` block, receives signals in place of their default actions.
 
-    ``mask`` is the signal mask from before, for programs started in the block. Ignored signals stay ignored,
-    as ``nohup`` requires.
+    ``mask`` is the previous signal mask, for programs started in the block. Ignored signals stay ignored, as
+    ``nohup`` requires.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class SignalRelay:
             signal.signal(number, handler)
 
     def pending(self, seconds: float) -> Iterator[Signals]:
-        """Wait for a signal or a change of a child; yield the signals to relay."""
+        """Yield the signals to relay until a child changes state, or for a number of seconds."""
         while self._from_other_threads:
             number = self._from_other_threads.popleft()
             if number in self._handled and not (number in _FROM_TERMINALS and _is_in_foreground()):
@@ -69,7 +69,7 @@ class SignalRelay:
                 yield Signals(info.si_signo)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        # Delivered to another thread, of a library: the sender is unknown.
+        # The signal was delivered to a thread of a library, which has not blocked it: the sender is unknown.
         self._from_other_threads.append(Signals(number))
 
 

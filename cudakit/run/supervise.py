@@ -1,4 +1,4 @@
-"""Runs a program as it runs without cudakit, and reads what its agents record."""
+"""Run a program as it runs without cudakit, and read the records of its agents."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ def supervise(
     settings: Settings,
     consume: Callable[[Batch], bool],
     notify: Callable[[Notice], None] = lambda _: None,
+    stopping: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     seconds_to_end: float = _SECONDS_TO_END,
 ) -> int:
     """Run a command in the foreground, and pass its records to ``consume`` while it runs.
 
-    ``consume`` gets the batches of each process, and returns True to end the program: by SIGTERM, and after
-    ``seconds_to_end`` by SIGKILL. ``notify`` gets the lines of agents. Returns the status as subprocess does:
-    -N if signal N ended the program (``finish``, ``shell_status``). Does not wait for processes that outlive
-    the program. An exception of ``consume`` is raised after the program has ended. Must be called in the main
-    thread. Raises CommandNotFound and CommandNotExecutable.
+    ``consume`` gets the batches of each process, and returns True to stop the program: with SIGTERM, and
+    after ``seconds_to_end`` with SIGKILL. ``stopping`` is called if the program was still running at the
+    SIGTERM. ``notify`` gets the messages of agents. Returns the status as subprocess does: -N if signal N
+    ended the program (``finish``, ``shell_status``). Does not wait for processes that outlive the program. An
+    exception of ``consume`` is raised after the program has ended. Must be called in the main thread. Raises
+    CommandNotFound and CommandNotExecutable.
     """
     with TemporaryDirectory(prefix="cudakit-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -44,14 +46,14 @@ def supervise(
         with Spool(directory, discard=True) as spool, SignalRelay() as relay:
             child = Child(command, child_env, mask=relay.mask)
             reading = _SpoolReader(spool, Notices(directory), consume, notify)
-            _wait_for_exit(child, relay, reading, seconds_to_end)
+            _wait_for_exit(child, relay, reading, stopping, seconds_to_end)
     if reading.failure:
         raise reading.failure
     return child.status or 0
 
 
 class _SpoolReader:
-    """Reads a spool and passes its content to ``consume`` and ``notify``."""
+    """Reads a spool, and passes records to ``consume`` and messages to ``notify``."""
 
     def __init__(
         self,
@@ -68,18 +70,18 @@ class _SpoolReader:
         self._notify = notify
 
     def read(self, between: Callable[[], None]) -> None:
-        """Pass on the new records and lines; ``between`` is called after each batch."""
+        """Pass on the new records and messages; call ``between`` after each batch."""
         try:
             for batch in self._spool.batches():
-                # Read and dropped after the end: the spool must not grow.
+                # Later batches are read and dropped, so that the spool does not grow.
                 if not self.enough and not self.failure:
                     self.enough = self._consume(batch)
                 between()
-            self._notify_lines()
+            self._notify_messages()
         except Exception as failure:  # noqa: BLE001 must not disturb the program
             self.failure = self.failure or failure
 
-    def _notify_lines(self) -> None:
+    def _notify_messages(self) -> None:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:
@@ -87,7 +89,11 @@ class _SpoolReader:
 
 
 def _wait_for_exit(
-    child: Child, relay: SignalRelay, reading: _SpoolReader, seconds_to_end: float
+    child: Child,
+    relay: SignalRelay,
+    reading: _SpoolReader,
+    stopping: Callable[[], None],
+    seconds_to_end: float,
 ) -> None:
     """Relay signals and read the spool until the program has ended and everything is read."""
     deadline: float | None = None
@@ -99,8 +105,9 @@ def _wait_for_exit(
     while child.poll() is None:
         relay_signals(_SECONDS_BETWEEN_READS)
         reading.read(relay_signals)
-        if reading.enough and deadline is None:
+        if reading.enough and deadline is None and child.poll() is None:
             child.send(Signals.SIGTERM)
+            stopping()
             deadline = time.monotonic() + seconds_to_end
         if deadline is not None and time.monotonic() > deadline:
             child.send(Signals.SIGKILL)

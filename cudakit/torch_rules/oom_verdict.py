@@ -1,4 +1,4 @@
-"""The verdict on a failed request in a snapshot: its cause in one sentence, and ranked remedies."""
+"""The cause of a failed allocation in a snapshot, in one sentence, and remedies."""
 
 from __future__ import annotations
 
@@ -8,51 +8,89 @@ from cudakit.torch_rules.oom_facts import Fit, fit_of
 from cudakit.torch_rules.sizes import MIB, segment_size
 from cudakit.units import format_bytes
 
-_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+
+@dataclass(frozen=True, slots=True)
+class AllocatorCalls:
+    """The names by which a program controls the allocator that wrote a snapshot."""
+
+    settings_variable: str
+    empty_cache: str
+    set_limit: str
+    wait_for_stream: str
+    synchronize: str
+    record_trace: str
+    record_stacks: str  # the argument of ``record_trace`` that records more call stacks
+    mark_step: str
+
+
+PYTORCH_CALLS = AllocatorCalls(
+    settings_variable="PYTORCH_CUDA_ALLOC_CONF",
+    empty_cache="torch.cuda.empty_cache()",
+    set_limit="torch.cuda.set_per_process_memory_fraction",
+    wait_for_stream="torch.cuda.current_stream().wait_stream(side), instead of record_stream",
+    synchronize="torch.cuda.synchronize()",
+    record_trace="torch.cuda.memory._record_memory_history()",
+    record_stacks='stacks="all"',
+    mark_step="torch.profiler.record_function('step 1')",
+)
+CUDAKIT_CALLS = AllocatorCalls(
+    settings_variable="CUDAKIT_ALLOC_CONF",
+    empty_cache="CachingAllocator.empty_cache()",
+    set_limit="CachingAllocator.set_memory_fraction",
+    wait_for_stream="an event of the side stream, instead of record_use",
+    synchronize="process_events() after a device synchronization",
+    record_trace="CachingAllocator.record_history()",
+    record_stacks='context="all"',
+    mark_step="CachingAllocator.annotated('step 1')",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRequest:
-    """A request that failed, and the memory at that moment; in bytes."""
+    """A request that failed, and the memory at that moment; in bytes.
+
+    "Own" free blocks are those in the request's pool, size class and stream, which can serve the request.
+    """
 
     size: int
     device_free: int
     reserved: int
     active: int  # blocks in use and pending free
-    free: int  # in free blocks of any pool
-    own_free: int  # in free blocks that could have served the request
-    own_largest: int  # the largest of those blocks
-    later_largest: int  # the same once pending frees are complete
-    other_largest: int  # the largest of the other free blocks
+    free: int  # in free blocks of all pools
+    own_free: int  # in own free blocks
+    own_largest: int  # the largest own free block
+    later_largest: int  # the largest own free block once pending frees are complete
+    other_largest: int  # the largest free block of other pools, size classes and streams
     releasable: int  # in segments without a block in use
-    releasable_private: int  # of that, in private pools
-    pending: int  # blocks freed, still used by another stream
+    releasable_private: int  # the part of ``releasable`` in private pools
+    pending: int  # in blocks that are pending free
     expandable: bool  # expandable segments are in use
     split_limited: bool  # max_split_size_mb is set
+    calls: AllocatorCalls = PYTORCH_CALLS
 
     @property
     def needed(self) -> int:
-        """The segment that would have had to be allocated."""
+        """The size of the new segment that the request needed."""
         return segment_size(self.size)
 
     @property
     def limited(self) -> bool:
-        """Whether the device had memory left, so that a limit of the process refused."""
+        """Whether a limit of the process refused the request: the device had enough free memory."""
         return self.device_free >= self.needed
 
     @property
     def usable(self) -> int:
-        """What the process could still have allocated from the device."""
+        """Bytes that the process could still get from the device."""
         return 0 if self.limited else self.device_free
 
     @property
     def short(self) -> int:
-        """What is missing even if every free byte could be used."""
+        """Bytes that are missing even if all free memory could be used."""
         return max(self.size - self.free - self.usable, 0)
 
     @property
     def fit(self) -> Fit:
-        """Which single change would have let the request fit."""
+        """The single changes that would each have let the request succeed."""
         return fit_of(
             block_bytes=self.size,
             segment_bytes=self.needed,
@@ -66,19 +104,26 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a request failed, as a code and in words, and what to do."""
+    """Why a request failed, as a code and as a sentence, and what to do."""
 
-    code: str
+    code: str  # "cache", "pending", "fragmentation", "pool", "limit" or "capacity"
     sentence: str
     remedies: tuple[str, ...]
 
 
 def verdict_of(failed: FailedRequest) -> Verdict:
-    """Return the cause that is easiest to remove: cache, pending frees, fragmentation, pools, capacity."""
+    """Return the cause that is easiest to remove: cache, pending frees, fragmentation, pools, capacity.
+
+    Only raising a limit is certain to help, so this remedy comes first.
+    """
     found = _cause(failed)
     if not failed.limited or found.code == "limit":
         return found
-    return replace(found, remedies=(*found.remedies, _raise_the_limit(failed)))
+    sentence = (
+        f"{found.sentence} The device had {format_bytes(failed.device_free)} free: a limit of this"
+        " process refused a new segment."
+    )
+    return replace(found, sentence=sentence, remedies=(_raise_limit(failed), *found.remedies))
 
 
 def _cause(failed: FailedRequest) -> Verdict:
@@ -94,128 +139,119 @@ def _cause(failed: FailedRequest) -> Verdict:
     return _limit(failed) if failed.limited else _capacity(failed)
 
 
-def _raise_the_limit(failed: FailedRequest) -> str:
-    least = format_bytes(failed.reserved + failed.needed)
-    return f"raise torch.cuda.set_per_process_memory_fraction, to at least {least} for this request"
-
-
-def _would_fit(failed: FailedRequest, code: str, change: str, *remedies: str) -> Verdict:
-    """Return the verdict on a request that would have fitted after a change."""
-    limit = ""
-    if failed.limited:
-        limit = (
-            f"; the device had {format_bytes(failed.device_free)} free, so a limit of the process "
-            f"(set_per_process_memory_fraction) kept it at {format_bytes(failed.reserved)}"
-        )
-    asked = format_bytes(failed.size)
-    return Verdict(code, f"{asked} did not fit, but would have fitted {change}{limit}.", remedies)
+def _failed(failed: FailedRequest, code: str, reason: str, *remedies: str) -> Verdict:
+    return Verdict(code, f"Allocating {format_bytes(failed.size)} failed: {reason}.", remedies)
 
 
 def _cache(failed: FailedRequest) -> Verdict:
     remedies = []
     if failed.releasable_private:
         remedies.append(
-            "delete the CUDA graphs and MemPools that are no longer used: empty segments of a private "
-            "pool go back with the pool only"
+            "delete CUDA graphs and MemPools that are no longer used: the empty segments of a private"
+            " pool are released only with the pool"
         )
     if failed.releasable > failed.releasable_private:
         remedies.append(
-            "call torch.cuda.empty_cache() before this allocation; while a graph is captured PyTorch "
-            "gives nothing back"
+            f"call {failed.calls.empty_cache} before this allocation; during graph capture no memory"
+            " can be released"
         )
-    change = (
-        f"without the cache: {format_bytes(failed.releasable)} lie in empty segments that were not "
-        "given back"
+    reason = (
+        f"{format_bytes(failed.releasable)} is in empty segments that were not released to the device"
+        " (cache)"
     )
-    return _would_fit(failed, "cache", change, *remedies)
+    return _failed(failed, "cache", reason, *remedies)
 
 
 def _pending(failed: FailedRequest) -> Verdict:
     if failed.own_largest < failed.size:
-        waiting = (
-            f"{format_bytes(failed.pending)} were freed but still in use by other streams "
-            "(record_stream)"
-        )
+        reason = f"{format_bytes(failed.pending)} was freed, but other streams may still use it"
     else:
-        waiting = (
-            f"a hole of {format_bytes(failed.own_largest)} became free only after PyTorch had "
-            "searched, when it waited for the other streams that used it (record_stream)"
+        reason = (
+            f"a block of {format_bytes(failed.own_largest)} became free only after the search for a"
+            " free block, when other streams had finished with it"
         )
-    return _would_fit(
+    return _failed(
         failed,
         "pending",
-        f"a moment later: {waiting}",
-        "wait for the side stream before the tensor is freed "
-        "(torch.cuda.current_stream().wait_stream(side)), instead of record_stream",
-        "call torch.cuda.synchronize() before this allocation",
+        f"{reason} (pending free)",
+        f"wait for the side stream before the memory is freed: {failed.calls.wait_for_stream}",
+        f"call {failed.calls.synchronize} before this allocation",
     )
 
 
 def _fragmentation(failed: FailedRequest) -> Verdict:
     on_device = not failed.limited and failed.own_free < failed.size
     device = f" and {format_bytes(failed.device_free)} on the device" if on_device else ""
-    change = (
-        f"without holes: {format_bytes(failed.own_free)} are free inside reserved segments{device}, "
-        f"but the largest hole is {format_bytes(failed.own_largest)}"
+    reason = (
+        f"{format_bytes(failed.own_free)} is free in the segments that can serve it{device}, but the"
+        f" largest free block is {format_bytes(failed.own_largest)} (fragmentation)"
     )
     split: tuple[str, ...] = ()
     if not (failed.expandable or failed.split_limited):
-        # A limit above the failed size; torch accepts none up to 20 MiB.
-        split = (f"{_CONF}=max_split_size_mb:{max(failed.size // MIB, 21)}",)
-    return _would_fit(
+        # Above the failed size; PyTorch refuses values up to 20 MiB.
+        split = (_untested(failed, f"max_split_size_mb:{max(failed.size // MIB, 21)}"),)
+    return _failed(
         failed,
         "fragmentation",
-        change,
-        *_expandable_remedy(failed),
-        "free, or allocate first, the small long-lived blocks that pin the segments "
-        "(see what pins them, below)",
+        reason,
+        *_expandable_segments(failed),
+        "free the long-lived blocks that keep segments in use, or allocate them first"
+        " (section Fragmentation)",
         *split,
     )
 
 
 def _pool(failed: FailedRequest) -> Verdict:
-    where = (
-        "into another pool or stream"
-        if failed.fit.in_another_pool
-        else "if pools and streams shared their memory"
-    )
     elsewhere = format_bytes(failed.free - failed.own_free)
-    return _would_fit(
+    return _failed(
         failed,
         "pool",
-        f"{where}: {elsewhere} are free where this request may not go",
-        "allocate on the stream that holds the free memory, or call torch.cuda.empty_cache() first",
-        "let CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), "
-        "and delete MemPools that are no longer used",
-        *_expandable_remedy(failed),
+        f"{elsewhere} is free in segments of other pools or streams, which cannot serve it (pool)",
+        "allocate on the stream that has the free memory, or call"
+        f" {failed.calls.empty_cache} before this allocation",
+        "let CUDA graphs share one pool, and delete graphs and MemPools that are no longer used",
+        *_expandable_segments(failed),
     )
 
 
 def _limit(failed: FailedRequest) -> Verdict:
-    sentence = (
-        f"{format_bytes(failed.size)} met a limit of the process, not of the device: the device had "
-        f"{format_bytes(failed.device_free)} free while this process held "
-        f"{format_bytes(failed.reserved)}."
+    reason = (
+        f"a limit of this process refused it. The device had {format_bytes(failed.device_free)} free,"
+        f" and this process had reserved {format_bytes(failed.reserved)}"
     )
-    return Verdict("limit", sentence, (_raise_the_limit(failed), _hold_less(failed)))
+    return _failed(failed, "limit", reason, _raise_limit(failed), _use_less(failed))
 
 
 def _capacity(failed: FailedRequest) -> Verdict:
-    sentence = (
-        f"{format_bytes(failed.size)} could not fit: {format_bytes(failed.active)} were in use, "
-        f"{format_bytes(failed.device_free)} free on the device and {format_bytes(failed.free)} in holes, "
-        f"which is {format_bytes(failed.short)} too little even with every free byte usable."
+    reason = (
+        f"{format_bytes(failed.active)} was in use; {format_bytes(failed.free)} was free in segments and"
+        f" {format_bytes(failed.device_free)} on the device, {format_bytes(failed.short)} less than needed"
     )
-    holes = _expandable_remedy(failed) if failed.free else ()
-    return Verdict("capacity", sentence, (_hold_less(failed), *holes))
+    expandable = _expandable_segments(failed) if failed.free else ()
+    return _failed(failed, "capacity", reason, _use_less(failed), *expandable)
 
 
-def _hold_less(failed: FailedRequest) -> str:
+def _raise_limit(failed: FailedRequest) -> str:
+    least = format_bytes(failed.reserved + failed.needed)
     return (
-        f"hold {format_bytes(failed.short)} less at this moment: a smaller batch, activation "
-        "checkpointing, or the top holders below (with --at oom)"
+        f"raise the memory limit of this process to at least {least} ({failed.calls.set_limit}, as a"
+        " fraction of the device's memory)"
     )
 
 
-def _expandable_remedy(failed: FailedRequest) -> tuple[str, ...]:
-    return () if failed.expandable else (f"{_CONF}=expandable_segments:True",)
+def _use_less(failed: FailedRequest) -> str:
+    return (
+        f"use {format_bytes(failed.short)} less at this moment: a smaller batch, activation"
+        " checkpointing, or less in the largest call sites (--at oom lists them)"
+    )
+
+
+def _expandable_segments(failed: FailedRequest) -> tuple[str, ...]:
+    return () if failed.expandable else (_untested(failed, "expandable_segments:True"),)
+
+
+def _untested(failed: FailedRequest, setting: str) -> str:
+    """Suggest a setting; only a replay shows whether it helps."""
+    return (
+        f"try {failed.calls.settings_variable}={setting} (may help; test it: --what-if {setting})"
+    )

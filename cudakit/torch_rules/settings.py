@@ -241,10 +241,10 @@ def _known(key: Token) -> str:
         return name
     if name in DROPPED:
         raise key.refused(f"PyTorch has dropped {name}, and refuses it", hint="leave it out")
-    near = get_close_matches(name[:80], KEYS, n=1, cutoff=0.0)[0]
+    near = get_close_matches(name[:80], KEYS, n=1)
+    question = f"; did you mean {near[0]!r}?" if near else ""
     raise key.refused(
-        f"PyTorch knows no key {key.shown}; the nearest is {near!r}",
-        hint=f"the keys: {', '.join(KEYS)}",
+        f"PyTorch has no setting {key.shown}{question}", hint=f"settings: {', '.join(KEYS)}"
     )
 
 

@@ -145,7 +145,7 @@ def test_handles_of_pages_can_be_forbidden_as_to_torch(
     ptr = made.alloc(1000)
 
     if forbidden:
-        with pytest.raises(Unsupported, match="without a handle"):
+        with pytest.raises(Unsupported, match="without a shareable handle"):
             made.share(ptr)
     else:
         assert made.share(ptr).page_bytes == 2 * MIB
@@ -200,6 +200,25 @@ def test_what_is_done_to_a_pool_against_the_rules_is_a_pool_error(
         assert isinstance(memory, cudakit.GraphMemory)
         with pytest.raises(cudakit.PoolError, match="still go to"):
             memory.close()
+
+
+def test_double_free_is_an_error_of_the_users_kind(allocator: cudakit.CachingAllocator) -> None:
+    ptr = allocator.alloc(MIB)
+    allocator.free(ptr)
+
+    with pytest.raises(cudakit.InvalidPointer, match="it was freed before") as caught:
+        allocator.free(ptr)
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.exit_code == 2
+
+
+def test_negative_size_is_an_error_of_the_users_kind_and_a_value_error(
+    allocator: cudakit.CachingAllocator,
+) -> None:
+    with pytest.raises(cudakit.InvalidSize, match="cannot allocate -5 bytes") as caught:
+        allocator.alloc(-5)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.exit_code == 2
 
 
 def test_pinned_memory_is_in_its_snapshots(allocator: cudakit.CachingAllocator) -> None:

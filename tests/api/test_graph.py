@@ -42,5 +42,5 @@ def test_without_a_driver_the_call_says_what_to_install(device: int | None) -> N
 
 
 def test_non_device_is_refused() -> None:
-    with pytest.raises(cudakit.UsageError, match="no device: 'gpu'"):
+    with pytest.raises(cudakit.UsageError, match="not a device: 'gpu'"):
         cudakit.graph(lambda buffer: None, 4096, device="gpu")  # type: ignore[arg-type]  # noqa: ARG005

@@ -54,7 +54,7 @@ for accesses in ("exact", "arguments", None):
 """)
 
 
-def test_a_block_finds_the_races_in_it_while_it_runs_and_keeps_them() -> None:
+def test_block_reports_its_races_while_running_and_afterwards() -> None:
     run("""
 with SANITIZE) as report:
     step(ordered=True)
@@ -68,7 +68,7 @@ assert report.result.exit_status is None
 """)
 
 
-def test_later_blocks_find_their_own_races_only() -> None:
+def test_later_blocks_report_only_their_own_races() -> None:
     run("""
 with SANITIZE) as first:
     step()
@@ -81,7 +81,7 @@ assert [sum(race.count for race in block.races) for block in (first, second, thi
 """)
 
 
-def test_a_race_with_what_was_enqueued_before_the_block_belongs_to_the_block() -> None:
+def test_race_with_earlier_work_belongs_to_the_later_block() -> None:
     run("""
 with SANITIZE) as before:
     gpu = open_gpu("sim")
@@ -94,7 +94,7 @@ assert (len(before.races), len(after.races)) == (0, 1)
 """)
 
 
-def test_a_block_contains_the_work_of_every_thread() -> None:
+def test_block_includes_work_of_all_threads() -> None:
     run("""
 with SANITIZE) as report:
     thread = threading.Thread(target=step)
@@ -104,7 +104,7 @@ assert len(report.races) == 1
 """)
 
 
-def test_a_race_can_be_raised_with_the_report_as_its_message() -> None:
+def test_raise_on_race_raises_the_report_as_message() -> None:
     run("""
 try:
     with SANITIZE, raise_on_race=True):
@@ -122,7 +122,7 @@ with SANITIZE, raise_on_race=True):
 """)
 
 
-def test_an_exception_of_the_block_comes_before_its_races() -> None:
+def test_exception_of_the_block_takes_precedence_over_races() -> None:
     run("""
 try:
     with SANITIZE, raise_on_race=True) as report:
@@ -133,7 +133,7 @@ except KeyError:
 """)
 
 
-def test_a_suppressed_race_is_counted_and_not_raised() -> None:
+def test_suppressed_race_is_counted_and_not_raised() -> None:
     run("""
 with SANITIZE, suppress=["site:*:step"], raise_on_race=True) as report:
     step()
@@ -141,24 +141,24 @@ assert report.races == () and report.result.suppressed[0].races == 1
 """)
 
 
-def test_a_block_inside_another_is_refused_and_the_outer_one_goes_on() -> None:
+def test_nested_block_is_refused_and_the_outer_continues() -> None:
     run("""
 with SANITIZE) as report:
-    refused(lambda: SANITIZE).__enter__(), "inside another one")
+    refused(lambda: SANITIZE).__enter__(), "cannot be nested")
     step()
 assert len(report.races) == 1
 """)
 
 
-def test_a_process_that_is_watched_already_is_not_watched_twice() -> None:
+def test_already_recorded_process_is_refused() -> None:
     run("""
 import os
 os.environ["CUDAKIT_SPOOL"] = "/nowhere"
-refused(lambda: SANITIZE).__enter__(), "watched already")
+refused(lambda: SANITIZE).__enter__(), "already recorded")
 """)
 
 
-def test_a_process_that_is_forked_off_in_a_block_ends_the_block_in_peace() -> None:
+def test_forked_process_leaves_the_block_without_error() -> None:
     run("""
 import os, warnings
 warnings.simplefilter("ignore")
@@ -175,7 +175,7 @@ assert sum(race.count for race in report.races) == 2
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
-def test_without_a_device_nothing_can_be_missed_and_nothing_is_refused() -> None:
+def test_without_gpu_nothing_is_refused() -> None:
     run(
         """
 with SANITIZE) as report:
@@ -187,7 +187,7 @@ assert len(report.races) == 1 and report.result.notes == ()
 
 
 @pytest.mark.gpu
-def test_a_block_that_comes_after_cuda_says_how_to_begin() -> None:
+def test_block_after_cuda_init_is_refused_with_a_hint() -> None:
     run(
         """
 cudakit.synchronize()

@@ -85,11 +85,11 @@ def test_another_thread_holds_nothing_back() -> None:
 def test_an_interrupt_amid_an_exec_ends_with_the_exit_code_that_is_promised(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text(
         "import sys\n"
-        "from cudakit.cli.failure import report\n"
+        "from cudakit.cli.failure import report_error\n"
         "try:\n"
         "    exec('raise KeyboardInterrupt')\n"
         "except KeyboardInterrupt as error:\n"
-        "    sys.exit(report(error, as_json=False))\n"
+        "    sys.exit(report_error(error, as_json=False))\n"
     )
     # As ``python -m cudakit`` is started: a program that is a file forgets by itself.
     run = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 from invocation import Cli
 
 from cudakit.cli import COMMANDS, load_command
-from cudakit.cli.failure import ExitCode, report
+from cudakit.cli.failure import ExitCode, report_error
 from cudakit.errors import CudakitError, MissingDependency, SnapshotError, UsageError
 
 
@@ -92,7 +92,7 @@ def test_a_json_flag_behind_two_dashes_is_another_programs(cli: Cli) -> None:
 def test_each_kind_of_error_has_its_exit_code_and_one_line(
     error: Exception, exit_code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report(error, as_json=False) == exit_code
+    assert report_error(error, as_json=False) == exit_code
 
     stdout, stderr = capsys.readouterr()
     first, *rest = stderr.splitlines()
@@ -105,7 +105,7 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
 def test_an_unforeseen_error_asks_to_be_reported_and_keeps_its_traceback_for_debugging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report(KeyError("segments"), as_json=False)
+    report_error(KeyError("segments"), as_json=False)
     stderr = capsys.readouterr().err
     assert "internal error: KeyError: 'segments'" in stderr
     assert "CUDAKIT_DEBUG=1" in stderr
@@ -114,14 +114,16 @@ def test_an_unforeseen_error_asks_to_be_reported_and_keeps_its_traceback_for_deb
     try:
         raise KeyError("segments")
     except KeyError as error:
-        report(error, as_json=False)
+        report_error(error, as_json=False)
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 def test_a_message_made_of_attackers_text_stays_one_harmless_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report(SnapshotError("bad frame \x1b]0;owned\x07\nhint: rm -rf ~ \u202e\udc80"), as_json=False)
+    report_error(
+        SnapshotError("bad frame \x1b]0;owned\x07\nhint: rm -rf ~ \u202e\udc80"), as_json=False
+    )
 
     stderr = capsys.readouterr().err
     assert stderr == (
@@ -130,7 +132,7 @@ def test_a_message_made_of_attackers_text_stays_one_harmless_line(
 
 
 def test_an_interrupt_ends_with_130_and_without_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(KeyboardInterrupt(), as_json=True) == 130
+    assert report_error(KeyboardInterrupt(), as_json=True) == 130
 
     stdout, stderr = capsys.readouterr()
     assert (stdout, stderr.strip()) == ("", "")
@@ -143,7 +145,7 @@ def test_an_error_caused_by_an_interrupt_is_the_interrupt() -> None:
         finally:
             [].pop()
 
-    assert report(failure.value, as_json=False) == 130
+    assert report_error(failure.value, as_json=False) == 130
 
 
 def test_a_reader_that_went_away_ends_the_command_as_it_ends_cat(command: list[str]) -> None:

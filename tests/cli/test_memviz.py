@@ -243,8 +243,8 @@ def test_no_file_at_all_is_a_usage_error(cli: Cli) -> None:
 def test_the_report_says_what_was_asked(cli: Cli) -> None:
     run = cli("memviz", OOM)
     assert (run.exit_code, run.stderr) == (0, "")
-    assert "96.0 MiB did not fit" in run.stdout
-    for line in ("Who holds it at the peak", "Fragmentation", "lab/snaps.py:14 forward"):
+    assert "Allocating 96.0 MiB failed" in run.stdout
+    for line in ("Memory by call site at the peak", "Fragmentation", "lab/snaps.py:14 forward"):
         assert line in run.stdout
 
 
@@ -271,7 +271,7 @@ def test_a_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path
     path.write_bytes(pickled(files.segments()))
     run = cli("memviz", path)
     assert run.exit_code == 0
-    assert "the file has no trace" in run.stdout
+    assert "The file has no trace" in run.stdout
     assert "20.0 MiB" in run.stdout
 
 

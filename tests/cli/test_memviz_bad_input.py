@@ -75,14 +75,14 @@ class Own:
     ("content", "why"),
     [
         (b"", "is empty"),
-        (b"hello world\n", "neither a pickle nor JSON: it begins with 'hello wo'"),
-        (b"  \n\n", "neither a pickle nor JSON"),
-        (PNG, "neither a pickle nor JSON: it begins with '\\x89PNG"),
-        (b"\x7fELF\x02\x01\x01" + bytes(50), "neither a pickle nor JSON"),
-        (bytes(100), "neither a pickle nor JSON"),
+        (b"hello world\n", "not a pickle or JSON file: the first bytes are 'hello wo'"),
+        (b"  \n\n", "not a pickle or JSON file"),
+        (PNG, "not a pickle or JSON file: the first bytes are '\\x89PNG"),
+        (b"\x7fELF\x02\x01\x01" + bytes(50), "not a pickle or JSON file"),
+        (bytes(100), "not a pickle or JSON file"),
         (b"PK\x03\x04" + bytes(50), "zip archive (torch.save"),
-        (b"\x1f\x8b" + bytes(50), "compressed and damaged"),
-        (b"\x28\xb5\x2f\xfd" + bytes(50), "compressed and damaged"),
+        (b"\x1f\x8b" + bytes(50), "compressed, and damaged"),
+        (b"\x28\xb5\x2f\xfd" + bytes(50), "compressed, and damaged"),
         (pickled([1, 2, 3]), "a list, but not of memory segments"),
         (pickled({"weights": [1.0], "step": 5}), "(its keys: step, weights)"),
         (pickled("text"), "has text where"),
@@ -92,16 +92,16 @@ class Own:
         (pickled(Own()), "names or calls a class or function"),
         (pickled({1, 2}), "makes an object that no memory snapshot holds"),
         (b"\x80\x09.", "protocol above 5"),
-        (b"{", "looks like JSON"),
-        (b'{"segments": [}', "looks like JSON"),
+        (b"{", "invalid JSON"),
+        (b'{"segments": [}', "invalid JSON"),
         (b"[1, 2]", "a list, but not of memory segments"),
         (b"[]", "a list, but not of memory segments"),
         (b'{"segments": NaN}', "has float where"),
         (b'{"segments": [{"total_size": Infinity, "address": 1}]}', "no total_size"),
         (b'{"segments": [{"total_size": 1, "address": 1' + b"0" * 400 + b"}]}", "no address"),
-        (b"[" + b"9" * 5000 + b"]", "a number of thousands of digits"),
+        (b"[" + b"9" * 5000 + b"]", "a number has thousands of digits"),
         (b'{"segments": "\xff"}', "not UTF-8"),
-        (b'{"segments": []' * 3, "looks like JSON"),
+        (b'{"segments": []' * 3, "invalid JSON"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused_in_one_line(
@@ -141,12 +141,12 @@ def test_an_error_is_a_json_object_where_json_was_asked_for(cli: Cli, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "option", ["-o", "--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
+    "suffix", ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
 )
-def test_a_bad_file_leaves_no_output_behind(cli: Cli, tmp_path: Path, option: str) -> None:
+def test_a_bad_file_leaves_no_output_behind(cli: Cli, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "snapshot.pkl"
     path.write_bytes(b"hello")
-    refusal(cli("memviz", path, option, tmp_path / "output"), str(path))
+    refusal(cli("memviz", path, "-o", tmp_path / f"output.{suffix}"), str(path))
     assert list(tmp_path.iterdir()) == [path]
 
 

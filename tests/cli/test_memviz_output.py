@@ -14,6 +14,9 @@ from invocation import Cli
 
 OOM = Path(__file__).parents[2] / "examples" / "oom.pkl.gz"
 EXPORTS = ["--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
+SUFFIXES = ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
+# An option and the name of a file.
+OUTPUTS = [*((option, "output") for option in EXPORTS), *(("-o", f"output.{s}") for s in SUFFIXES)]
 
 
 @pytest.fixture
@@ -31,52 +34,78 @@ def usage_error(cli: Cli, *arguments: str | Path) -> str:
     return error
 
 
-def test_output_goes_to_a_file(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
-    target = tmp_path / "report"
-    run = cli("memviz", snapshot, "-o", target)
-    assert (run.exit_code, run.stdout, run.stderr) == (0, "", "")
-    assert target.read_text().startswith("GPU memory of")
-    cli("memviz", snapshot, "-o", target, "--json", "-f")
-    assert json.loads(target.read_text())["schema"] == "cudakit.memviz/1"
-
-
-@pytest.mark.parametrize("option", ["-o", *EXPORTS])
-def test_a_file_that_exists_is_replaced_only_by_force(
-    cli: Cli, snapshot: Path, tmp_path: Path, option: str
+def test_report_goes_to_a_file_and_its_summary_to_stderr(
+    cli: Cli, snapshot: Path, tmp_path: Path
 ) -> None:
-    target = tmp_path / "output"
+    target = tmp_path / "report.txt"
+    run = cli("memviz", snapshot, "-o", target)
+    assert (run.exit_code, run.stdout) == (0, "")
+    assert target.read_text().startswith("GPU memory of")
+    first, *_, last = run.stderr.splitlines()
+    assert first == f"GPU memory of {snapshot}"
+    assert last == f"Wrote {target}"
+    assert len(run.stderr.splitlines()) <= 4
+
+
+def test_dash_prints_the_report_as_well(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.txt"
+    run = cli("memviz", snapshot, "-o", target, "-o", "-")
+    assert run.stdout == target.read_text()
+    assert run.stderr == f"Wrote {target}\n"
+
+
+def test_json_goes_to_stdout_beside_files(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    run = cli("memviz", snapshot, "-o", target, "--json")
+    assert json.loads(run.stdout)["schema"] == "cudakit.memviz/1"
+    assert run.stdout == target.read_text()
+
+
+@pytest.mark.parametrize("option", OUTPUTS)
+def test_a_file_that_exists_is_replaced_only_by_force(
+    cli: Cli, snapshot: Path, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    target = tmp_path / option[1]
     target.write_text("mine")
-    assert "exists" in usage_error(cli, snapshot, option, target)
+    assert "exists" in usage_error(cli, snapshot, option[0], target)
     assert target.read_text() == "mine"
-    assert cli("memviz", snapshot, option, target, "--force").exit_code == 0
+    assert cli("memviz", snapshot, option[0], target, "--force").exit_code == 0
     assert target.read_text() != "mine"
 
 
-@pytest.mark.parametrize("option", ["-o", *EXPORTS])
-@pytest.mark.parametrize("place", [".", "nowhere/output"])
+@pytest.mark.parametrize("option", OUTPUTS)
+@pytest.mark.parametrize("place", [".", "nowhere"])
 def test_an_output_that_cannot_be_written_is_a_usage_error(
-    cli: Cli, snapshot: Path, tmp_path: Path, option: str, place: str
+    cli: Cli, snapshot: Path, tmp_path: Path, option: tuple[str, str], place: str
 ) -> None:
-    usage_error(cli, snapshot, option, tmp_path / place)
+    target = tmp_path / place / option[1]
+    if place == ".":
+        target.mkdir()
+    usage_error(cli, snapshot, option[0], target)
 
 
-@pytest.mark.parametrize("option", EXPORTS)
-def test_every_export_comes_beside_the_report(cli: Cli, tmp_path: Path, option: str) -> None:
-    target = tmp_path / "output"
-    run = cli("memviz", OOM, option, target)
-    assert (run.exit_code, run.stderr) == (0, "")
-    assert run.stdout == cli("memviz", OOM).stdout
+@pytest.mark.parametrize("option", OUTPUTS)
+def test_format_of_a_file_follows_its_suffix_or_its_old_option(
+    cli: Cli, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    target = tmp_path / option[1]
+    run = cli("memviz", OOM, option[0], target)
+    assert (run.exit_code, run.stdout) == (0, "")
     text = target.read_text()
     assert text.endswith("\n")
     starts = {
-        "--html": "<!DOCTYPE html>\n",
-        "--csv": "file,device,address,",
-        "--perfetto": "{",
-        "--collapsed": "cuda:0;",
-        "--speedscope": "{",
+        "html": "<!DOCTYPE html>\n",
+        "csv": "file,device,address,",
+        "perfetto": "{",
+        "collapsed": "cuda:0;",
+        "speedscope": "{",
+        "json": "{\n",
+        "md": "# GPU memory of",
+        "txt": "GPU memory of",
     }
-    assert text.startswith(starts[option])
-    if starts[option] == "{":
+    form = option[0].strip("-") if len(option[0]) > 2 else option[1].split(".")[1]
+    assert text.startswith(starts[form])
+    if starts[form].startswith("{"):
         assert json.loads(text)
 
 
@@ -89,7 +118,7 @@ def test_all_exports_can_be_asked_for_at_once(cli: Cli, tmp_path: Path) -> None:
 def test_a_trace_for_perfetto_needs_a_trace(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "segments.pkl"
     path.write_bytes(pickled(files.segments()))
-    usage_error(cli, path, "-o", tmp_path / "report", "--perfetto", tmp_path / "trace")
+    usage_error(cli, path, "-o", tmp_path / "report.txt", "--perfetto", tmp_path / "trace")
     assert list(tmp_path.iterdir()) == [path]
 
 

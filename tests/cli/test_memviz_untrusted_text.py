@@ -116,9 +116,9 @@ class Page(HTMLParser):
 @EVERY
 def test_the_page_has_no_element_of_theirs(cli: Cli, tmp_path: Path, text: str) -> None:
     target = tmp_path / "page.html"
-    run(cli, tmp_path, "plain", "--html", target)
+    run(cli, tmp_path, "plain", "-q", "--json", "--html", target)
     plain = Page(target.read_text())
-    run(cli, tmp_path, text, "--html", target, "--force")
+    run(cli, tmp_path, text, "-q", "--json", "--html", target, "--force")
     page = target.read_text()
     assert Page(page).shape <= plain.shape | {("details", ""), ("summary", ""), ("td", "title")}
     assert "<script" not in page.lower()
@@ -130,7 +130,7 @@ def test_the_page_has_no_element_of_theirs(cli: Cli, tmp_path: Path, text: str) 
 def test_exports_stay_what_they_are(cli: Cli, tmp_path: Path, text: str) -> None:
     targets = {name: tmp_path / name for name in ("csv", "perfetto", "collapsed", "speedscope")}
     options = [part for name, path in targets.items() for part in (f"--{name}", path)]
-    run(cli, tmp_path, text, *options)
+    run(cli, tmp_path, text, "-q", "--json", *options)
     json.loads(targets["perfetto"].read_text())
     json.loads(targets["speedscope"].read_text())
     with targets["csv"].open(newline="") as file:

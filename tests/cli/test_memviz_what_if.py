@@ -19,7 +19,7 @@ def test_the_answer_is_the_headline_and_exit_code_0(cli: Cli) -> None:
     run = cli("memviz", OOM, "--what-if", GROWS)
 
     assert (run.exit_code, run.stderr) == (0, "")
-    assert "✓ expandable_segments:True would have served the request that failed" in run.stdout
+    assert "✓ expandable_segments:True would have let the failed request succeed" in run.stdout
 
 
 def test_the_json_has_a_schema_and_a_row_for_each_setting(cli: Cli) -> None:
@@ -47,7 +47,7 @@ def test_the_report_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
     run = cli("memviz", OOM, "--what-if", GROWS, "--html", page)
 
     assert run.exit_code == 0
-    assert "would have served the request that failed" in page.read_text(encoding="utf-8")
+    assert "would have let the failed request succeed" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,15 @@ def test_the_report_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
     [
         (("--what-if", "expandable_segments:Yes"), "--what-if, character 21"),
         (("--what-if", "max_split_size_mb:1"), "max_split_size_mb is 1 MiB"),
-        (("--what-if", "", "--diff", OOM), "ask one at a time"),
+        (("--what-if", "", "--diff", OOM), "--what-if and --diff cannot be combined"),
         (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
-        (("--what-if", "", "--csv", "all.csv"), "--csv writes one snapshot, not a replay"),
+        (("--what-if", "", "-o", "all.csv"), "all.csv has no suffix of a known format"),
+        (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),
         (("--what-if", "", "--what-if-limit", "lots"), "lots"),
         (("--what-if-limit", "1GiB"), "needs --what-if"),
-        (("--what-if", "per_process_memory_fraction:0.5"), "no snapshot says how much memory"),
+        (("--what-if", "per_process_memory_fraction:0.5"), "does not record the size"),
         (("--what-if", "", "--device", "1"), "no device 1"),
-        (("--what-if", "", "--device", "host"), "not pinned host memory"),
+        (("--what-if", "", "--device", "host"), "cannot replay pinned host memory"),
     ],
 )
 def test_invalid_what_if_options_are_a_usage_error(
@@ -83,5 +84,5 @@ def test_a_file_without_a_trace_is_refused_with_what_to_do(cli: Cli, tmp_path: P
     run = cli("memviz", path, "--what-if", "")
 
     assert run.exit_code == 2
-    assert "there is no trace in it" in run.stderr
-    assert "hint: record one: `cudakit run --memory`" in run.stderr
+    assert "the file has no trace to replay" in run.stderr
+    assert "hint: record one: cudakit run --memory" in run.stderr

@@ -122,7 +122,7 @@ def test_the_command_ends_with_0_or_2_whatever_a_place_holds(cli: Cli, tmp_path:
     path, page = tmp_path / "snapshot.pkl", tmp_path / "page.html"
     for root, *spoiler in itertools.islice(spoiled(), 0, None, 17):
         path.write_bytes(pickled(root))
-        run = cli("memviz", path, "--json", "--html", page, "--force")
+        run = cli("memviz", path, "--json", "-q", "-o", page, "--force")
         assert run.exit_code in (0, 2), spoiler
         assert ("error" in json.loads(run.stdout)) == (run.exit_code == 2), spoiler
         assert len(run.stderr.splitlines()) == run.exit_code, spoiler

@@ -5,13 +5,13 @@ from typing import Any
 import click
 import pytest
 
-from cudakit.cli.options import OutputOptions, byte_size, output_options, percent
+from cudakit.cli.options import OutputOptions, Target, byte_size, output_options, percent
 
 
 @click.command
 @click.option("--limit", type=byte_size)
 @click.option("--growth", type=percent)
-@output_options
+@output_options(("json", "html"), old={"html": "html"})
 def probe(**values: Any) -> dict[str, Any]:
     return values
 
@@ -22,11 +22,26 @@ def parsed(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_output_options_arrive_as_one_value() -> None:
-    assert parsed()["output"] == OutputOptions(json=False, path=None, force=False, quiet=False)
-    assert parsed("--json", "-o", "x.json", "-f", "-q")["output"] == OutputOptions(
-        json=True, path="x.json", force=True, quiet=True
+    assert parsed()["output"] == OutputOptions(
+        json=False, targets=(), force=False, quiet=False, formats=("json", "html")
     )
-    assert parsed("--output", "-", "--force", "--quiet")["output"].path == "-"
+    assert parsed("--json", "-o", "x.json", "-o", "y.html", "-f", "-q")["output"] == OutputOptions(
+        json=True,
+        targets=(Target("x.json"), Target("y.html")),
+        force=True,
+        quiet=True,
+        formats=("json", "html"),
+    )
+    assert parsed("--output", "-", "--force", "--quiet")["output"].targets == (Target("-"),)
+
+
+def test_an_option_of_earlier_versions_writes_its_format_whatever_the_suffix() -> None:
+    assert parsed("--html", "page")["output"].targets == (Target("page", "html"),)
+
+
+def test_json_and_a_report_on_standard_output_exclude_each_other() -> None:
+    with pytest.raises(click.UsageError, match="both write to standard output"):
+        parsed("--json", "-o", "-")
 
 
 def test_a_size_is_read_as_bytes() -> None:

@@ -61,7 +61,7 @@ def test_a_file_that_exists_is_refused_before_any_work(target: Path) -> None:
     with pytest.raises(UsageError, match="exists") as refused, open_output(str(target)):
         pytest.fail("the work must not start")
 
-    assert refused.value.hint == "use --force to replace it"
+    assert refused.value.hint == "-f replaces it"
     assert target.read_text() == "old"
 
 

@@ -68,7 +68,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, command: lis
 # --- what is found, and the exit code ---------------------------------------------------------------
 
 
-def test_a_race_is_reported_on_stderr_and_makes_the_exit_code_1(here: Here) -> None:
+def test_race_is_reported_on_stderr_with_exit_code_1(here: Here) -> None:
     run = here.process("--sanitize", here.program("print('mine')"))
 
     assert (run.returncode, run.stdout) == (1, "mine\n")
@@ -77,33 +77,35 @@ def test_a_race_is_reported_on_stderr_and_makes_the_exit_code_1(here: Here) -> N
     assert "record an event on stream 3" in run.stderr
 
 
-def test_a_program_that_waits_is_clean(here: Here) -> None:
+def test_synchronized_program_has_no_races(here: Here) -> None:
     run = here.run("--sanitize", here.program(), "fixed")
 
     assert (run.exit_code, run.stdout) == (0, "")
     assert run.stderr.startswith("no races found")
 
 
-def test_quiet_says_one_line_of_races_and_nothing_of_none(here: Here) -> None:
+def test_quiet_prints_the_verdict_and_a_line_for_each_race(here: Here) -> None:
     program = here.program()
     racing, clean = (
         here.run("--sanitize", "-q", program),
         here.run("--sanitize", "-q", program, "fixed"),
     )
 
-    assert (racing.exit_code, racing.stderr.count("\n")) == (1, 1)
-    assert "1 race between streams" in racing.stderr
-    assert (clean.exit_code, clean.stderr) == (0, "")
+    verdict, race = racing.stderr.splitlines()
+    assert racing.exit_code == 1
+    assert verdict.startswith("1 race between streams")
+    assert "stream" in race
+    assert (clean.exit_code, clean.stderr) == (0, "no races found, on a simulated device\n")
 
 
-def test_the_status_of_the_program_comes_before_its_races(here: Here) -> None:
+def test_exit_code_of_the_program_overrides_races(here: Here) -> None:
     run = here.run("--sanitize", here.program("sys.exit(3)"))
 
     assert run.exit_code == 3
     assert "1 race" in run.stderr
 
 
-def test_a_program_that_dies_of_a_signal_is_reported_and_died_of(here: Here) -> None:
+def test_program_killed_by_a_signal_ends_cudakit_by_the_same_signal(here: Here) -> None:
     end = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     run = here.process("--sanitize", "-o", "races.json", here.program(end))
 
@@ -112,16 +114,18 @@ def test_a_program_that_dies_of_a_signal_is_reported_and_died_of(here: Here) -> 
     assert json.loads((here.path / "races.json").read_text())["exit_status"] == 128 + 15
 
 
-def test_a_program_without_cuda_just_runs(here: Here) -> None:
+def test_program_without_gpu_work_is_reported_as_unchecked(here: Here) -> None:
     program = here.program(text="pass")
 
     assert here.run("--sanitize", program) == CliRun(
-        0, "", "cudakit: nothing was enqueued on a GPU: there was nothing to look at\n"
+        0, "", "cudakit: no GPU work was recorded; nothing was checked\n"
     )
-    assert here.run("--sanitize", "-q", program) == CliRun(0, "", "")
+    assert here.run("--sanitize", "-q", program) == CliRun(
+        0, "", "no GPU work was recorded; nothing was checked\n"
+    )
 
 
-def test_processes_that_the_program_starts_are_watched_unless_not_followed(here: Here) -> None:
+def test_child_processes_are_checked_unless_no_follow(here: Here) -> None:
     child = here.program()
     parent = here.program(
         name="parent.py",
@@ -135,7 +139,7 @@ def test_processes_that_the_program_starts_are_watched_unless_not_followed(here:
 # --- options ----------------------------------------------------------------------------------------
 
 
-def test_every_file_of_o_is_written_by_its_suffix(here: Here) -> None:
+def test_output_format_follows_the_suffix(here: Here) -> None:
     files = [f"races.{suffix}" for suffix in ("json", "html", "sarif")]
     wanted = [part for file in files for part in ("-o", file)]
     run = here.run("--sanitize", *wanted, here.program())
@@ -150,8 +154,29 @@ def test_every_file_of_o_is_written_by_its_suffix(here: Here) -> None:
     assert json.loads(log)["version"] == "2.1.0"
 
 
+def test_json_goes_to_stderr_instead_of_the_report(here: Here) -> None:
+    run = here.process("--sanitize", "--json", here.program("print('mine')"))
+
+    assert (run.returncode, run.stdout) == (1, "mine\n")
+    assert json.loads(run.stderr)["schema"] == "cudakit.sanitize/1"
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--sanitize", "--json", "--frobnicate"]])
+def test_json_of_an_error_goes_to_stderr(here: Here, options: list[str]) -> None:
+    run = here.run(*options, here.program(text=TELLTALE))
+
+    assert (run.exit_code, run.stdout) == (125, "")
+    assert json.loads(run.stderr)["error"]["kind"] == "UsageError"
+
+
+def test_json_behind_the_program_is_its_own_argument(here: Here) -> None:
+    run = here.run("--sanitize", "--frobnicate", here.program(text=TELLTALE), "--json")
+
+    assert run.stderr.startswith("cudakit: error: ")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_races_that_no_file_can_take_are_told_even_quietly(here: Here) -> None:
+def test_races_are_printed_if_the_output_file_fails(here: Here) -> None:
     (here.path / "races.json").symlink_to("/dev/full")
     run = here.process("--sanitize", "-q", "-o", "races.json", here.program())
 
@@ -160,15 +185,15 @@ def test_races_that_no_file_can_take_are_told_even_quietly(here: Here) -> None:
     assert "cannot write races.json: No space left on device" in run.stderr
 
 
-def test_arguments_behind_the_program_belong_to_the_program(here: Here) -> None:
+def test_arguments_after_the_program_belong_to_the_program(here: Here) -> None:
     words = ["-o", "x.json", "--sanitize", "-q", "--", "-m", "--help"]
     program = here.program(text=f"import sys; assert sys.argv[1:] == {words!r}")
 
-    assert here.run("--sanitize", "-q", program, *words) == CliRun(0, "", "")
-    assert here.run("--sanitize", "-q", "--", program, *words) == CliRun(0, "", "")
+    assert here.run("--sanitize", program, *words).exit_code == 0
+    assert here.run("--sanitize", "--", program, *words).exit_code == 0
 
 
-def test_a_module_code_or_a_command_can_be_run(here: Here) -> None:
+def test_module_code_and_command_can_be_run(here: Here) -> None:
     here.program(name="module.py")
 
     assert here.run("--sanitize", "-q", "-m", "module", "-q").exit_code == 1
@@ -177,35 +202,35 @@ def test_a_module_code_or_a_command_can_be_run(here: Here) -> None:
     assert here.run("--sanitize", "-q", "python3", "module.py").exit_code == 1
 
 
-def test_a_suppressed_race_is_said_and_does_not_fail(here: Here) -> None:
+def test_suppressed_race_is_reported_and_does_not_fail(here: Here) -> None:
     run = here.run("--sanitize", "--suppress", "site:program.py", here.program())
 
     assert run.exit_code == 0
     assert "1 race suppressed" in run.stderr
 
 
-def test_a_setting_that_hides_races_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_blocking_is_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     done = here.run("--sanitize", here.program(), "fixed")
     assert done.exit_code == 0
     assert "CUDA_LAUNCH_BLOCKING is set" in done.stderr
 
 
-def test_the_first_race_can_stop_the_program(here: Here) -> None:
+def test_stop_on_first_stops_the_program(here: Here) -> None:
     program = here.program("import time; time.sleep(100)")
     run = here.run("--sanitize", "--stop-on-first", "-o", "races.json", program)
 
     assert run.exit_code == 1
-    assert "the program is stopped" in run.stderr
+    assert "program stopped at the first race" in run.stderr
     assert json.loads((here.path / "races.json").read_text())["stopped"] is True
 
 
-def test_a_python_that_cannot_be_entered_is_said_even_quietly(here: Here) -> None:
+def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     run = here.run("--sanitize", "-q", "python3", "-I", "-c", "pass")
 
     assert run.exit_code == 0
     assert "python3 -I" in run.stderr
-    assert "nothing will be watched" in run.stderr
+    assert "runs without being recorded" in run.stderr
 
 
 # --- what fails before the program starts ----------------------------------------------------------
@@ -215,21 +240,19 @@ def test_a_python_that_cannot_be_entered_is_said_even_quietly(here: Here) -> Non
     ("options", "said"),
     [
         ([], "--sanitize finds races, --memory records"),
-        (["--memory", "-o", "races.json"], "-o writes the races"),
-        (["--sanitize", "-o", "races.txt"], "does not say what it is to hold"),
-        (["--sanitize", "-o", "races"], "does not say what it is to hold"),
-        (["--sanitize", "-o", "-"], "standard output belongs to the program"),
+        (["--memory", "-o", "races.json"], "-o and --json write the races"),
+        (["--sanitize", "-o", "races.xyz"], "no suffix of a known format"),
+        (["--sanitize", "-o", "races"], "no suffix of a known format"),
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
         (["--memory", "--snapshot", "nowhere/x.pickle"], "there is no directory"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
-        (["--sanitize", "--json"], "--json"),
-        (["--sanitize", "-m", "-c"], "not both"),
+        (["--sanitize", "-m", "-c"], "exclude each other"),
     ],
 )
-def test_a_bad_command_line_ends_with_125_and_starts_nothing(
+def test_invalid_command_line_ends_with_125_and_starts_nothing(
     here: Here, options: list[str], said: str
 ) -> None:
     (here.path / "there.json").write_text("mine")
@@ -246,7 +269,7 @@ def test_a_bad_command_line_ends_with_125_and_starts_nothing(
     ("word", "code"),
     [("nowhere.py", 127), ("no-such-command", 127), ("./broken", 127), ("./folder", 126)],
 )
-def test_a_missing_program_and_one_not_executable_have_the_codes_of_a_shell(
+def test_missing_or_not_executable_program_has_shell_exit_codes(
     here: Here, word: str, code: int
 ) -> None:
     (here.path / "folder").mkdir()
@@ -277,7 +300,7 @@ def _another_tool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
 @pytest.mark.usefixtures("_another_tool")
-def test_without_a_device_nothing_can_be_missed_and_simulated_ones_are_watched(here: Here) -> None:
+def test_without_gpu_simulated_devices_are_checked(here: Here) -> None:
     run = here.run("--sanitize", "-q", here.program())
 
     assert run.exit_code == 1
@@ -286,7 +309,7 @@ def test_without_a_device_nothing_can_be_missed_and_simulated_ones_are_watched(h
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_another_tool")
-def test_with_a_device_what_cannot_be_watched_is_refused_with_the_remedy(here: Here) -> None:
+def test_with_gpu_missing_recorder_is_refused_with_a_hint(here: Here) -> None:
     run = here.run("--sanitize", here.program(text=TELLTALE))
 
     assert run.exit_code == 125
@@ -296,7 +319,7 @@ def test_with_a_device_what_cannot_be_watched_is_refused_with_the_remedy(here: H
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_another_tool")
-def test_on_missing_run_runs_it_and_says_so(here: Here) -> None:
+def test_on_missing_run_runs_and_reports_it(here: Here) -> None:
     run = here.run("--sanitize", "-q", "--on-missing", "run", here.program(text=TELLTALE))
 
     assert run.exit_code == 0
@@ -313,13 +336,13 @@ def test_accesses_of_simulated_devices_are_exact_in_every_mode(here: Here, acces
     run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
 
     assert run.exit_code == 1
-    assert "accesses are assumed" not in run.stderr
+    assert "accesses are inferred" not in run.stderr
     (race,) = json.loads((here.path / "races.json").read_text())["races"]
     assert race["confidence"] == "certain"
 
 
 @pytest.mark.gpu
-def test_without_an_assembler_exact_accesses_are_refused_only_if_they_are_asked_for(
+def test_missing_ptxas_refuses_only_explicit_exact_accesses(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDAKIT_PTXAS", "/no/such/ptxas")
@@ -330,7 +353,9 @@ def test_without_an_assembler_exact_accesses_are_refused_only_if_they_are_asked_
 
     run = here.run("--sanitize", here.program(text=TELLTALE))
     assert run.exit_code == 0
-    assert run.stderr.startswith("cudakit: accesses are assumed from arguments: CUDAKIT_PTXAS is ")
+    assert run.stderr.startswith(
+        "cudakit: accesses are inferred from kernel arguments: CUDAKIT_PTXAS is "
+    )
     assert (here.path / "started").exists()
 
 
@@ -361,7 +386,7 @@ def test_memory_names_the_snapshot_and_the_command_that_reads_it(here: Here) -> 
     assert snapshot.exists()
 
 
-def test_races_and_memory_can_be_watched_together(here: Here) -> None:
+def test_races_and_memory_are_recorded_together(here: Here) -> None:
     here.program(name="torch.py", text=TORCH)
     run = here.run("--memory", "--snapshot", "a.pickle", "--sanitize", here.program("import torch"))
 
@@ -371,7 +396,7 @@ def test_races_and_memory_can_be_watched_together(here: Here) -> None:
     assert (here.path / "a.pickle").exists()
 
 
-def test_a_program_without_torch_leaves_no_snapshot_and_is_told_so(here: Here) -> None:
+def test_program_without_torch_reports_no_snapshot(here: Here) -> None:
     run = here.run("--memory", here.program(text="pass"))
 
     assert run.exit_code == 0
@@ -381,7 +406,7 @@ def test_a_program_without_torch_leaves_no_snapshot_and_is_told_so(here: Here) -
 # --- the command line -------------------------------------------------------------------------------
 
 
-def test_the_help_fits_a_terminal_of_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli("run", "--help").stdout.splitlines()
 
@@ -416,7 +441,7 @@ def complete(here: Here) -> Complete:
         ("cudakit run --sanitize trai", "file,trai"),
     ],
 )
-def test_a_shell_completes_options_their_values_and_the_program(
+def test_shell_completes_options_values_and_program(
     complete: Complete, line: str, found: str
 ) -> None:
     assert complete(line) == [found]

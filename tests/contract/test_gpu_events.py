@@ -146,7 +146,7 @@ def test_elapsed_needs_timing(bench: Workbench) -> None:
     for pair in ((timed, untimed), (untimed, timed)):
         with refused(Status.INVALID_HANDLE) as caught:
             bench.gpu.elapsed(*pair)
-        assert f"event {untimed} was made with timing=False" in caught.value.message
+        assert f"event {untimed} was created with timing=False" in caught.value.message
 
 
 def test_elapsed_needs_completed_events(bench: Workbench) -> None:

@@ -185,7 +185,7 @@ def test_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     with refused(Status.OUT_OF_MEMORY) as ordered:
         gpu.malloc(asked, stream)
     for caught in (plain, ordered):
-        assert f"{format_bytes(asked)} asked" in caught.value.message
+        assert f"{format_bytes(asked)} requested" in caught.value.message
         assert "free on" in caught.value.message
         assert caught.value.hint
 

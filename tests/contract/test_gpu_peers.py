@@ -68,7 +68,7 @@ def test_peer_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     with refused(Status.OUT_OF_MEMORY) as caught:
         gpu.peer_malloc(PEER, 1 << 50)
 
-    assert "1.00 PiB asked" in caught.value.message
+    assert "1.00 PiB requested" in caught.value.message
     gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))
 
 

@@ -83,7 +83,7 @@ def test_exported_memory_lives_until_it_is_withdrawn_and_unmapped(gpu: Gpu) -> N
 def test_memory_without_a_kind_of_handle_cannot_be_exported(gpu: Gpu) -> None:
     backing = gpu.create(gpu.granularity())
 
-    with pytest.raises(Unsupported, match="created without a handle"):
+    with pytest.raises(Unsupported, match="created without a shareable handle"):
         gpu.export(backing)
 
 

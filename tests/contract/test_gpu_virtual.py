@@ -83,7 +83,7 @@ def test_create_out_of_memory_reports_sizes(gpu: Gpu) -> None:
 
     with refused(Status.OUT_OF_MEMORY) as caught:
         gpu.create(asked)
-    assert f"{format_bytes(asked)} asked" in caught.value.message
+    assert f"{format_bytes(asked)} requested" in caught.value.message
 
 
 def test_a_size_that_is_no_multiple_of_the_granularity_is_refused(gpu: Gpu) -> None:

@@ -75,7 +75,7 @@ def test_a_later_process_with_the_same_number_is_not_taken_for_it() -> None:
 
 
 def test_a_descriptor_that_was_closed_says_that_the_memory_was_given_back() -> None:
-    with pytest.raises(EnvironmentUnusable, match="given the memory back") as caught:
+    with pytest.raises(EnvironmentUnusable, match="has freed the memory") as caught:
         take(Descriptor(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
     assert "keep the memory allocated" in caught.value.hint
 

@@ -69,9 +69,7 @@ def test_machine_without_driver_has_reasons() -> None:
 
     assert isinstance(nvml, Unavailable)
     assert "libnvidia-ml.so.1 is not found" in nvml.reason
-    assert cuda == Unavailable(
-        "the CUDA driver's library cannot be loaded: libcuda.so.1: no such file"
-    )
+    assert cuda == Unavailable("libcuda cannot be loaded: libcuda.so.1: no such file")
     device = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
     assert (
         machine.telemetry(device) == machine.activity(device) == machine.processes(device) == nvml

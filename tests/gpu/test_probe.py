@@ -79,7 +79,7 @@ def test_attributes_become_fields_in_their_units() -> None:
 def test_an_attribute_that_the_driver_does_not_know_is_unavailable() -> None:
     (facts,) = view(found(device())).devices
 
-    reason = Unavailable("this driver does not know the attribute")
+    reason = Unavailable("not supported by this driver")
     assert facts.fields["atomic_reduction_supported"] == reason
     assert {attribute.name for attribute in attributes()} <= facts.fields.keys()
 
@@ -163,21 +163,21 @@ def test_hanging_driver_times_out() -> None:
 def test_crashing_driver_is_reported() -> None:
     made = answered("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
 
-    assert made == Unavailable("the CUDA driver crashed when it was asked (SIGSEGV)")
+    assert made == Unavailable("the CUDA driver crashed during the query (SIGSEGV)")
 
 
 def test_failing_child_is_quoted() -> None:
     made = answered("raise SystemExit('no ctypes here')")
 
     assert isinstance(made, Unavailable)
-    assert made.reason == "the process that asks the CUDA driver ended with 1: no ctypes here"
+    assert made.reason == "the process that queries the CUDA driver exited with 1: no ctypes here"
 
 
 def test_missing_interpreter_is_reported() -> None:
     made = start_probe(environment={}, command=["/nowhere/python"]).answer()
 
     assert isinstance(made, Unavailable)
-    assert "no process can be started" in made.reason
+    assert "cannot start the process" in made.reason
 
 
 def test_second_child_runs_without_variable_if_set() -> None:
@@ -307,4 +307,4 @@ def test_driver_crashing_in_native_code_is_reported(driver: Any) -> None:
     made = driver(hang="*(volatile int*)0=1;")
 
     assert isinstance(made, Unavailable)
-    assert made.reason.startswith("the CUDA driver crashed when it was asked (SIGSEGV)")
+    assert made.reason.startswith("the CUDA driver crashed during the query (SIGSEGV)")

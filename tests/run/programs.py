@@ -53,10 +53,11 @@ def supervised(
     settings: Settings = WATCHING,
     consume: Callable[[Batch], bool] = lambda _: False,
     notify: Callable[[Notice], None] = lambda _: None,
+    stopping: Callable[[], None] = lambda: None,
     seconds_to_end: float = 5.0,
     **more: str,
 ) -> Outcome:
-    """Run what a user writes behind ``cudakit run``, supervised by this process."""
+    """Run the words that a user types after ``cudakit run``, supervised by this process."""
     with TemporaryFile() as given, TemporaryFile() as stdout, TemporaryFile() as stderr:
         given.write(stdin.encode())
         given.seek(0)
@@ -66,6 +67,7 @@ def supervised(
                 settings=settings,
                 consume=consume,
                 notify=notify,
+                stopping=stopping,
                 environment=environment(more),
                 seconds_to_end=seconds_to_end,
             )

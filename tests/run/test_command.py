@@ -11,9 +11,9 @@ from cudakit.run.command import (
     CommandNotExecutable,
     CommandNotFound,
     active_python,
-    closed,
     interpreter,
     resolve,
+    why_not_instrumented,
 )
 
 ENVIRONMENT = {"PATH": "bin:/usr/bin:/bin"}
@@ -49,7 +49,7 @@ def resolved(*words: str) -> Command:
         ("app",),
     ],
 )
-def test_scripts_modules_and_code_are_run_by_python(words: tuple[str, ...]) -> None:
+def test_scripts_modules_and_code_run_in_python(words: tuple[str, ...]) -> None:
     Path("train.py").touch()
     Path("plain").touch(mode=0o644)
     Path("app").mkdir()
@@ -60,26 +60,26 @@ def test_scripts_modules_and_code_are_run_by_python(words: tuple[str, ...]) -> N
     assert command == Command(sys.executable, (sys.executable, *words), sys.executable)
 
 
-def test_a_script_that_could_run_by_itself_is_run_by_the_python_that_was_asked_for() -> None:
+def test_executable_script_runs_in_the_requested_python() -> None:
     executable("train.py", "#!/usr/bin/env python3\n")
 
     assert resolved("./train.py").argv == (sys.executable, "./train.py")
 
 
-def test_a_command_is_found_in_the_path() -> None:
+def test_command_is_found_in_path() -> None:
     executable("bin/launch")
 
     assert resolved("launch", "-c", "x") == Command("bin/launch", ("launch", "-c", "x"))
 
 
-def test_a_command_is_preferred_to_a_file_of_its_name() -> None:
+def test_command_is_preferred_to_a_file_of_its_name() -> None:
     executable("bin/train")
     Path("train").write_text("print(1)")
 
     assert resolved("train").program == "bin/train"
 
 
-def test_a_script_that_says_which_python_runs_it_is_known_to_be_python() -> None:
+def test_script_with_python_shebang_runs_in_that_python() -> None:
     executable("bin/tool", f"#!{sys.executable}\n")
 
     command = resolved("tool", "x")
@@ -88,14 +88,14 @@ def test_a_script_that_says_which_python_runs_it_is_known_to_be_python() -> None
     assert command.python == sys.executable
 
 
-def test_a_missing_program_is_not_found() -> None:
+def test_missing_program_is_not_found() -> None:
     for word in ("no-such-command", "missing.py", "./missing"):
         with pytest.raises(CommandNotFound, match=word) as caught:
             resolved(word)
         assert caught.value.exit_code == 127
 
 
-def test_a_program_that_is_not_executable_is_refused() -> None:
+def test_program_without_execute_permission_is_refused() -> None:
     Path("directory").mkdir()
 
     with pytest.raises(CommandNotExecutable, match="is a directory") as caught:
@@ -103,18 +103,18 @@ def test_a_program_that_is_not_executable_is_refused() -> None:
     assert caught.value.exit_code == 126
 
 
-def test_an_option_of_python_is_refused_with_a_hint() -> None:
+def test_python_option_is_refused_with_a_hint() -> None:
     with pytest.raises(UsageError) as caught:
         resolved("-X", "dev")
     assert "cudakit run -- python -X" in caught.value.hint
 
 
-def test_an_empty_command_is_refused() -> None:
-    with pytest.raises(UsageError, match="nothing to run"):
+def test_empty_command_is_refused() -> None:
+    with pytest.raises(UsageError, match="no program to run"):
         resolved()
 
 
-def test_another_python_can_be_chosen() -> None:
+def test_python_option_selects_the_interpreter() -> None:
     other = executable("bin/python9")
 
     assert resolve(["-m", "x"], python="python9", environment=ENVIRONMENT).program == other
@@ -122,13 +122,15 @@ def test_another_python_can_be_chosen() -> None:
         resolve(["-m", "x"], python="python8", environment=ENVIRONMENT)
 
 
-def test_a_python_that_cannot_be_watched_is_told() -> None:
+def test_isolated_python_is_reported_as_not_instrumented() -> None:
     executable("bin/python3")
     executable("bin/tool", "#!/usr/bin/python3 -sI\n")
 
-    assert resolved("python3", "-I", "x.py").unwatched.startswith("python3 -I reads no environment")
-    assert resolved("tool").unwatched.startswith("python3 -I ")
-    assert resolved("python3", "x.py", "-I").unwatched == ""
+    assert resolved("python3", "-I", "x.py").not_instrumented.startswith(
+        "python3 -I ignores PYTHONPATH"
+    )
+    assert resolved("tool").not_instrumented.startswith("python3 -I ")
+    assert resolved("python3", "x.py", "-I").not_instrumented == ""
 
 
 # --- which Python
@@ -149,7 +151,7 @@ def own(tmp_path: Path) -> str:
 LAUNCHER = "/home/me/.local/bin/cudakit"
 
 
-def test_the_python_of_the_active_environment_is_taken(tmp_path: Path, own: str) -> None:
+def test_python_of_the_active_environment_is_used(tmp_path: Path, own: str) -> None:
     venv = python(tmp_path / "venv/bin", "python")
     environment = {"VIRTUAL_ENV": str(tmp_path / "venv"), "PATH": "/usr/bin"}
 
@@ -157,7 +159,7 @@ def test_the_python_of_the_active_environment_is_taken(tmp_path: Path, own: str)
 
 
 @pytest.mark.parametrize("names", [["python3"], ["python"], ["python3", "python"]])
-def test_else_the_first_python_of_the_path_is_taken(
+def test_first_python_in_path_is_used_without_virtual_env(
     tmp_path: Path, own: str, names: list[str]
 ) -> None:
     first, *_ = [python(tmp_path / "conda/bin", name) for name in names]
@@ -166,7 +168,7 @@ def test_else_the_first_python_of_the_path_is_taken(
     assert active_python(environment, own=own, started_as=LAUNCHER) == first
 
 
-def test_the_own_one_is_taken_where_the_environment_is_the_same(own: str) -> None:
+def test_own_python_is_used_in_its_own_environment(own: str) -> None:
     home = Path(own).parent
     python(home, "python3")
 
@@ -174,12 +176,12 @@ def test_the_own_one_is_taken_where_the_environment_is_the_same(own: str) -> Non
     assert active_python({"VIRTUAL_ENV": str(home.parent)}, own=own, started_as=LAUNCHER) == own
 
 
-def test_the_own_one_is_taken_where_there_is_no_other(own: str) -> None:
+def test_own_python_is_used_if_path_has_none(own: str) -> None:
     assert active_python({"PATH": "/nowhere"}, own=own, started_as=LAUNCHER) == own
 
 
 @pytest.mark.parametrize("started_as", ["lib/cudakit/__main__.py", "{home}/cudakit"])
-def test_the_own_one_is_taken_where_it_was_named(tmp_path: Path, own: str, started_as: str) -> None:
+def test_own_python_is_used_if_the_user_named_it(tmp_path: Path, own: str, started_as: str) -> None:
     python(tmp_path / "other", "python3")
     started_as = started_as.format(home=Path(own).parent)
 
@@ -199,8 +201,8 @@ def test_the_own_one_is_taken_where_it_was_named(tmp_path: Path, own: str, start
         "python --check-hash-based-pycs always -I x.py",
     ],
 )
-def test_a_python_that_does_not_start_the_agent_is_found_out(line: str) -> None:
-    assert "nothing will be watched" in closed(line.split())
+def test_options_that_disable_the_agent_are_detected(line: str) -> None:
+    assert "runs without being recorded" in why_not_instrumented(line.split())
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_a_python_that_does_not_start_the_agent_is_found_out(line: str) -> None:
         "python",
     ],
 )
-def test_any_other_python_is_taken_for_one_that_does(line: str) -> None:
-    assert closed(line.split()) == ""
+def test_other_options_do_not_disable_the_agent(line: str) -> None:
+    assert why_not_instrumented(line.split()) == ""
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_any_other_python_is_taken_for_one_that_does(line: str) -> None:
         ("import os", ()),
     ],
 )
-def test_the_first_line_of_a_script_says_which_python_runs_it(
+def test_interpreter_is_read_from_the_shebang(
     tmp_path: Path, first_line: str, expected: tuple[str, ...]
 ) -> None:
     script = tmp_path / "tool"
@@ -245,5 +247,5 @@ def test_the_first_line_of_a_script_says_which_python_runs_it(
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "python3.13", "python3.13t"])
-def test_a_python_runs_itself(name: str) -> None:
+def test_interpreter_of_python_is_itself(name: str) -> None:
     assert interpreter(f"/usr/bin/{name}") == (f"/usr/bin/{name}",)

@@ -115,7 +115,7 @@ def portraits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("fact", FACTS)
-def test_a_program_sees_what_it_sees_without_cudakit(
+def test_program_sees_the_same_environment_as_without_cudakit(
     portraits: Callable[[str], tuple[Any, Any]], way: str, fact: str
 ) -> None:
     expected, seen = portraits(way)
@@ -123,7 +123,7 @@ def test_a_program_sees_what_it_sees_without_cudakit(
     assert seen[fact] == expected[fact]
 
 
-def test_the_matrix_looks_at_every_fact(portraits: Callable[[str], tuple[Any, Any]]) -> None:
+def test_matrix_covers_every_fact(portraits: Callable[[str], tuple[Any, Any]]) -> None:
     assert set(portraits("script")[0]) - {"group"} == set(FACTS)
     assert portraits("script")[0]["argv"] == ["sub/s.py", *ARGUMENTS]
     assert portraits("script")[0]["stdin"] == "given\n"
@@ -160,7 +160,7 @@ STATUS = {"sys.exit(3)": 3, "an exception": 1, "SIGINT": -2, "SIGTERM": -15, "SI
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_ends_as_it_ends_without_cudakit(tmp_path: Path, end: str) -> None:
+def test_program_ends_as_without_cudakit(tmp_path: Path, end: str) -> None:
     (tmp_path / "s.py").write_text(ENDS[end])
 
     expected = plain(["python", "s.py"], cwd=tmp_path)
@@ -169,7 +169,7 @@ def test_a_program_ends_as_it_ends_without_cudakit(tmp_path: Path, end: str) -> 
     assert expected.status == STATUS.get(end, expected.status)
 
 
-def test_a_traceback_has_the_frames_of_the_program_only(tmp_path: Path) -> None:
+def test_traceback_has_only_frames_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("raise ValueError('wrong')")
 
     done = supervised(["s.py"], cwd=tmp_path)
@@ -236,7 +236,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_a_program_does_what_it_does_without_cudakit(tmp_path: Path, what: str) -> None:
+def test_program_behaves_as_without_cudakit(tmp_path: Path, what: str) -> None:
     (tmp_path / "s.py").write_text(body(PROGRAMS[what]))
 
     expected = plain(["python", "s.py"], cwd=tmp_path, stdin="some text")
@@ -260,9 +260,7 @@ CUSTOM = {
 
 @pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
 @pytest.mark.parametrize("what", CUSTOM)
-def test_the_customization_of_the_user_is_run_as_without_cudakit(
-    tmp_path: Path, what: str, name: str
-) -> None:
+def test_user_customization_runs_as_without_cudakit(tmp_path: Path, what: str, name: str) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / f"lib/{name}.py").write_text(CUSTOM[what])
     script = (
@@ -275,14 +273,14 @@ def test_the_customization_of_the_user_is_run_as_without_cudakit(
     assert seen == expected
 
 
-def test_the_path_of_the_program_has_sitecustomize_only() -> None:
+def test_agent_directory_contains_only_sitecustomize() -> None:
     assert [path.name for path in AGENT.iterdir() if path.name != "__pycache__"] == [
         "sitecustomize.py"
     ]
 
 
 @pytest.mark.parametrize("name", ["start", "memory", "agent", "path", "json", "typing"])
-def test_modules_of_the_program_are_not_hidden(tmp_path: Path, name: str) -> None:
+def test_agent_hides_no_modules_of_the_program(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("print('mine')")
     (tmp_path / "s.py").write_text(f"import {name}")
 
@@ -292,7 +290,7 @@ def test_modules_of_the_program_are_not_hidden(tmp_path: Path, name: str) -> Non
     assert "mine" in seen.stdout
 
 
-def test_a_console_script_runs_as_it_runs_without_cudakit(tmp_path: Path) -> None:
+def test_console_script_runs_as_without_cudakit(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_one(): pass\ndef test_two(): assert 0\n")
     pytest_script = str(Path(sys.executable).with_name("pytest"))
     if not Path(pytest_script).exists():
@@ -306,7 +304,7 @@ def test_a_console_script_runs_as_it_runs_without_cudakit(tmp_path: Path) -> Non
     assert seen.stdout.split(" in ")[0] == expected.stdout.split(" in ")[0]
 
 
-def test_a_program_that_is_no_python_runs(tmp_path: Path) -> None:
+def test_non_python_program_runs(tmp_path: Path) -> None:
     words = ["sh", "-c", "cat; echo $0 $#; exit 12", "a", "b"]
 
     expected = plain(words, cwd=tmp_path, stdin="text\n")
@@ -315,7 +313,7 @@ def test_a_program_that_is_no_python_runs(tmp_path: Path) -> None:
     assert expected.status == 12
 
 
-def test_a_program_is_started_with_the_same_signals_blocked_and_ignored(tmp_path: Path) -> None:
+def test_program_inherits_blocked_and_ignored_signals(tmp_path: Path) -> None:
     words = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
 
     def signals(done: Outcome) -> list[int]:
@@ -325,7 +323,7 @@ def test_a_program_is_started_with_the_same_signals_blocked_and_ignored(tmp_path
     assert signals(supervised(words, cwd=tmp_path)) == signals(plain(words, cwd=tmp_path))
 
 
-def test_a_script_of_the_shell_without_a_first_line_runs(tmp_path: Path) -> None:
+def test_shell_script_without_shebang_runs(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("echo $1; exit 5")
     (tmp_path / "run").chmod(0o755)
 
@@ -334,7 +332,7 @@ def test_a_script_of_the_shell_without_a_first_line_runs(tmp_path: Path) -> None
     assert (done.status, done.stdout) == (5, "x\n")
 
 
-def test_death_by_a_signal_that_is_not_python_s_is_told(tmp_path: Path) -> None:
+def test_status_of_non_python_program_reports_the_signal(tmp_path: Path) -> None:
     done = supervised(["sh", "-c", "kill -USR2 $$"], cwd=tmp_path)
 
     assert done.status == -signal.SIGUSR2

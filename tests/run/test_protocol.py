@@ -16,19 +16,19 @@ from cudakit.run.protocol import (
 SPOOL = Path("/spool")
 
 
-def test_the_agent_comes_before_the_path_of_the_user() -> None:
+def test_agent_precedes_the_pythonpath_of_the_user() -> None:
     made = child_environment({"PYTHONPATH": "/mine:rel"}, Settings(), SPOOL)
 
     assert made["PYTHONPATH"] == f"{AGENT}:/mine:rel"
 
 
-def test_without_a_path_of_the_user_no_empty_entry_is_made() -> None:
+def test_pythonpath_gets_no_empty_entry() -> None:
     for before in ({}, {"PYTHONPATH": ""}):
         # An empty entry would be the working directory.
         assert child_environment(before, Settings(), SPOOL)["PYTHONPATH"] == str(AGENT)
 
 
-def test_the_rest_of_the_environment_is_left_alone() -> None:
+def test_other_variables_are_unchanged() -> None:
     before = {"A": "1", "PATH": "/bin"}
 
     made = child_environment(before, Settings(), SPOOL)
@@ -37,7 +37,7 @@ def test_the_rest_of_the_environment_is_left_alone() -> None:
     assert made.keys() - before.keys() == {"PYTHONPATH", "CUDAKIT_AGENT"}
 
 
-def test_the_agent_is_told_what_to_do(tmp_path: Path) -> None:
+def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
     settings = Settings(
         sanitize=True,
         memory=Path("out.pkl"),
@@ -64,7 +64,7 @@ def test_the_agent_is_told_what_to_do(tmp_path: Path) -> None:
     assert made["CUDAKIT_SPOOL"] == str(tmp_path)
 
 
-def test_a_supervisor_inside_a_supervised_program_takes_its_place() -> None:
+def test_nested_supervisor_replaces_the_outer_one() -> None:
     around = child_environment({"PYTHONPATH": "/mine"}, Settings(sanitize=True), SPOOL)
     around["CUDAKIT_SPOOL_PROCESS"] = "7"
 
@@ -75,7 +75,7 @@ def test_a_supervisor_inside_a_supervised_program_takes_its_place() -> None:
     assert json.loads(made["CUDAKIT_AGENT"])["spool"] == "/inner"
 
 
-def test_lines_are_read_once_and_only_whole(tmp_path: Path) -> None:
+def test_notices_are_complete_lines_read_once(tmp_path: Path) -> None:
     notices = Notices(tmp_path)
     with (tmp_path / "7.failed").open("w") as file:
         file.write("first\nsec")
@@ -87,7 +87,7 @@ def test_lines_are_read_once_and_only_whole(tmp_path: Path) -> None:
     assert list(notices.new()) == []
 
 
-def test_other_files_of_a_spool_are_left_alone(tmp_path: Path) -> None:
+def test_notices_ignore_other_files_of_the_spool(tmp_path: Path) -> None:
     for name in ("7-000000.trace", "taken-rank000", "x.failed", "7.other"):
         (tmp_path / name).write_text("line\n")
     (tmp_path / "8.snapshots").write_bytes(b"/caf\xe9.pkl\n")

@@ -61,7 +61,7 @@ def started(script: str, *arguments: str, ignored: int = 0) -> subprocess.Popen[
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
-def test_a_signal_is_passed_on_and_both_die_by_it(name: str) -> None:
+def test_signal_is_relayed_and_ends_both_processes(name: str) -> None:
     number = signal.Signals[name]
     script = WAITS if name != "SIGINT" else f"import signal; signal.signal(2, 0); {WAITS}"
     with started(
@@ -72,7 +72,7 @@ def test_a_signal_is_passed_on_and_both_die_by_it(name: str) -> None:
     assert process.returncode == -number
 
 
-def test_a_program_that_handles_a_signal_gets_it_once_and_decides_how_to_end() -> None:
+def test_program_handles_a_relayed_signal_once() -> None:
     with started(COUNTS, "SIGTERM") as process:
         process.send_signal(signal.SIGTERM)
         stdout = process.stdout.read() if process.stdout else ""
@@ -80,7 +80,7 @@ def test_a_program_that_handles_a_signal_gets_it_once_and_decides_how_to_end() -
     assert (process.returncode, stdout) == (9, "received 1\n")
 
 
-def test_the_supervisor_survives_signals_that_the_program_survives() -> None:
+def test_supervisor_survives_signals_that_the_program_survives() -> None:
     with started(COUNTS, "SIGUSR1,SIGWINCH,SIGCONT") as process:
         process.send_signal(signal.SIGWINCH)
         process.wait()
@@ -88,7 +88,7 @@ def test_the_supervisor_survives_signals_that_the_program_survives() -> None:
     assert process.returncode == 9
 
 
-def test_a_signal_that_was_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     script = "import signal, time; print('ready', flush=True); time.sleep(0.4); print(signal.getsignal(1))"
     with started(script, ignored=signal.SIGHUP) as process:
         process.send_signal(signal.SIGHUP)
@@ -136,21 +136,21 @@ with SignalRelay() as relay:
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"\x1c", b"\x1a"], ids=["interrupt", "quit", "stop"])
-def test_a_signal_of_the_terminal_is_not_relayed(key: bytes) -> None:
+def test_terminal_signal_is_not_relayed(key: bytes) -> None:
     argv = [sys.executable, "-P", "-c", LISTENS]
 
     assert "passes on" not in in_a_terminal(argv, lambda terminal: type_keys(terminal, key))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT", "SIGTSTP", "SIGTERM"])
-def test_a_signal_to_the_supervisor_alone_is_relayed(name: str) -> None:
+def test_signal_to_the_supervisor_alone_is_relayed(name: str) -> None:
     argv = [sys.executable, "-P", "-c", LISTENS, str(signal.Signals[name].value)]
 
     assert f"passes on {name}" in in_a_terminal(argv, lambda _: None)
 
 
 @pytest.mark.parametrize(("key", "name"), [(b"\x03", "SIGINT"), (b"\x1c", "SIGQUIT")])
-def test_a_key_of_the_terminal_reaches_the_program(key: bytes, name: str) -> None:
+def test_control_key_reaches_the_program(key: bytes, name: str) -> None:
     shown = in_a_terminal(supervisor(COUNTS, name), lambda terminal: type_keys(terminal, key))
 
     assert "received 1" in shown
@@ -180,7 +180,7 @@ print("ended", os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
-def test_a_program_that_is_stopped_and_continued_takes_the_supervisor_with_it() -> None:
+def test_supervisor_stops_and_continues_with_the_program() -> None:
     shown = in_a_terminal(
         [sys.executable, "-c", SHELL, *supervisor(COUNTS, "SIGCONT")],
         lambda terminal: type_keys(terminal, b"\x1a"),
@@ -190,5 +190,5 @@ def test_a_program_that_is_stopped_and_continued_takes_the_supervisor_with_it() 
     assert "ended 9" in shown
 
 
-def test_a_shell_counts_a_death_by_a_signal_from_128_on() -> None:
+def test_shell_status_of_a_signal_is_128_plus_its_number() -> None:
     assert [shell_status(status) for status in (0, 3, -15)] == [0, 3, 143]

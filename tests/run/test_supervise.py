@@ -59,7 +59,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(place.iterdir()) == []
 
 
-def test_records_of_a_program_reach_the_consumer(tmp_path: Path) -> None:
+def test_records_reach_the_consumer(tmp_path: Path) -> None:
     consume = Counted()
 
     done = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, consume=consume)
@@ -106,9 +106,7 @@ subprocess.run([sys.executable, "-P", "-c", "from cudakit.gpu.sim import Sim; g 
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_processes_that_the_program_starts_are_followed_unless_they_shall_not_be(
-    tmp_path: Path, *, follow: bool
-) -> None:
+def test_child_processes_are_recorded_unless_follow_is_off(tmp_path: Path, *, follow: bool) -> None:
     consume = Counted()
 
     done = supervised(
@@ -122,7 +120,7 @@ def test_processes_that_the_program_starts_are_followed_unless_they_shall_not_be
     assert sorted(consume.fills.values()) == ([1, 3] if follow else [3])
 
 
-def test_a_process_that_is_forked_off_is_followed(tmp_path: Path) -> None:
+def test_forked_process_is_recorded(tmp_path: Path) -> None:
     consume = Counted()
 
     supervised(["-c", RECORDS + FORKS], cwd=tmp_path, consume=consume)
@@ -131,9 +129,7 @@ def test_a_process_that_is_forked_off_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pythonpath", ["", "/mine"])
-def test_children_that_are_not_followed_see_the_environment_as_it_was(
-    tmp_path: Path, pythonpath: str
-) -> None:
+def test_unfollowed_children_see_the_original_environment(tmp_path: Path, pythonpath: str) -> None:
     script = """
 import os
 print({n: os.environ[n] for n in os.environ if n == "PYTHONPATH" or n.startswith("CUDAKIT")})
@@ -145,15 +141,38 @@ print({n: os.environ[n] for n in os.environ if n == "PYTHONPATH" or n.startswith
     assert seen == plain(["python", "-c", script], cwd=tmp_path, **more)
 
 
-def test_a_consumer_that_has_enough_ends_the_program(tmp_path: Path) -> None:
+def test_consumer_stops_the_program(tmp_path: Path) -> None:
     script = RECORDS + "fill(5)\nwhile True: fill(1); time.sleep(0.01)"
 
-    done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5))
+    stops: list[bool] = []
+    done = supervised(
+        ["-c", script],
+        cwd=tmp_path,
+        consume=Counted(enough=5),
+        stopping=lambda: stops.append(True),
+    )
 
-    assert done.status == -signal.SIGTERM
+    assert (done.status, stops) == (-signal.SIGTERM, [True])
 
 
-def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
+def test_program_that_ended_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
+    stops: list[bool] = []
+
+    def consume(batch: Batch) -> bool:
+        os.waitid(os.P_PID, batch.process, os.WEXITED | os.WNOWAIT)
+        return True
+
+    done = supervised(
+        ["-c", RECORDS + "fill(5)"],
+        cwd=tmp_path,
+        consume=consume,
+        stopping=lambda: stops.append(True),
+    )
+
+    assert (done.status, stops) == (0, [])
+
+
+def test_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = RECORDS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); fill(5); time.sleep(60)"
 
     done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5), seconds_to_end=0.2)
@@ -161,7 +180,7 @@ def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
     assert done.status == -signal.SIGKILL
 
 
-def test_a_consumer_that_fails_does_not_harm_the_program(tmp_path: Path) -> None:
+def test_failing_consumer_does_not_harm_the_program(tmp_path: Path) -> None:
     def consume(_: Batch) -> bool:
         raise ZeroDivisionError
 
@@ -173,7 +192,7 @@ def test_a_consumer_that_fails_does_not_harm_the_program(tmp_path: Path) -> None
     assert marker.exists()
 
 
-def test_a_process_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -> None:
+def test_supervisor_does_not_wait_for_surviving_children(tmp_path: Path) -> None:
     consume, started = Counted(), tmp_path / "pid"
     script = RECORDS + (
         "fill(2)\n"
@@ -189,9 +208,7 @@ def test_a_process_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -
     assert consume.total >= 2
 
 
-def test_a_program_that_records_nothing_leaves_the_spool_empty(
-    tmp_path: Path, temporary: Path
-) -> None:
+def test_program_without_gpu_work_leaves_the_spool_empty(tmp_path: Path, temporary: Path) -> None:
     script = f"""
 import os
 from multiprocessing.shared_memory import SharedMemory
@@ -204,7 +221,7 @@ print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!
     assert done.stdout == "[] 0o40700\n"
 
 
-def test_a_damaged_trace_is_told_and_harms_nothing(tmp_path: Path) -> None:
+def test_damaged_trace_is_reported(tmp_path: Path) -> None:
     told: list[str] = []
     script = (
         "import os; open(os.environ['CUDAKIT_SPOOL'] + '/1-000000.trace', 'wb').write(b'x' * 99)"
@@ -221,7 +238,7 @@ def test_a_damaged_trace_is_told_and_harms_nothing(tmp_path: Path) -> None:
     ("content", "error"),
     [("#!/no/such/interpreter\n", CommandNotFound), ("\x7fELF broken", CommandNotExecutable)],
 )
-def test_a_program_that_cannot_be_started_is_refused(
+def test_program_that_cannot_be_executed_is_refused(
     tmp_path: Path, content: str, error: type[Exception]
 ) -> None:
     path = tmp_path / "program"
@@ -232,7 +249,7 @@ def test_a_program_that_cannot_be_started_is_refused(
         supervise(Command(str(path), (str(path),)), settings=WATCHING, consume=lambda _: False)
 
 
-def test_signals_are_handled_as_before_afterwards(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     def handled() -> list[object]:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         return [mask, *(signal.getsignal(number) for number in signal.valid_signals())]
@@ -243,7 +260,7 @@ def test_signals_are_handled_as_before_afterwards(tmp_path: Path) -> None:
     assert handled() == before
 
 
-def test_no_file_is_left_open(tmp_path: Path) -> None:
+def test_all_files_are_closed(tmp_path: Path) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -254,7 +271,7 @@ def test_no_file_is_left_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])
-def test_a_closed_python_runs_unwatched(tmp_path: Path, option: str) -> None:
+def test_isolated_python_runs_without_the_agent(tmp_path: Path, option: str) -> None:
     words = [sys.executable, option, "-c", "import sys; print(sys.flags, sys.argv); sys.exit(5)"]
 
     assert supervised(words, cwd=tmp_path) == plain(words, cwd=tmp_path)

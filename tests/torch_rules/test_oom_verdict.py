@@ -1,4 +1,4 @@
-"""The verdict on a failed request: the change that would have let it fit."""
+"""The verdict on a failed request: the change that would have let the request succeed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from cudakit.torch_rules.oom_facts import Fit, fit_of
-from cudakit.torch_rules.oom_verdict import FailedRequest, verdict_of
+from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, FailedRequest, verdict_of
 from cudakit.torch_rules.sizes import MIB
 
-# 30 MiB where 50 of 64 MiB are reserved and in use.
+# A request of 30 MiB; 50 of the device's 64 MiB are reserved and in use.
 FULL = FailedRequest(
     size=30 * MIB,
     device_free=14 * MIB,
@@ -29,7 +29,7 @@ FULL = FailedRequest(
 )
 
 
-def test_each_change_lets_a_request_fit_exactly_from_the_needed_bytes_on() -> None:
+def test_fit_of_each_change_needs_exactly_the_missing_bytes() -> None:
     enough = {
         "usable_bytes": 4,
         "releasable_bytes": 8,  # with what is usable: a segment
@@ -56,7 +56,7 @@ def test_each_change_lets_a_request_fit_exactly_from_the_needed_bytes_on() -> No
         ({"free": 16 * MIB}, "pool"),
     ],
 )
-def test_the_verdict_names_the_change_that_helps(changes: dict[str, int], code: str) -> None:
+def test_verdict_names_the_change_that_helps(changes: dict[str, int], code: str) -> None:
     assert verdict_of(replace(FULL, **changes)).code == code  # type: ignore[arg-type]
 
 
@@ -68,7 +68,30 @@ def test_shortage_counts_usable_device_memory() -> None:
     assert limited.short == 30 * MIB
 
 
-def test_a_limit_of_the_process_is_among_the_remedies_of_every_other_cause() -> None:
+def test_raising_a_process_limit_is_the_first_remedy_of_every_other_cause() -> None:
     found = verdict_of(replace(FULL, device_free=40 * MIB, releasable=30 * MIB))
     assert found.code == "cache"
-    assert "set_per_process_memory_fraction" in found.remedies[-1]
+    assert "a limit of this process refused a new segment" in found.sentence
+    assert "set_per_process_memory_fraction, as a fraction" in found.remedies[0]
+
+
+def test_settings_are_suggested_as_untested() -> None:
+    found = verdict_of(replace(FULL, own_free=16 * MIB, free=16 * MIB))
+    settings = [remedy for remedy in found.remedies if "ALLOC_CONF" in remedy]
+    assert len(settings) == 2
+    assert all("may help; test it: --what-if" in remedy for remedy in settings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device_free": 40 * MIB},
+        {"releasable": 16 * MIB},
+        {"own_free": 16 * MIB, "free": 16 * MIB},
+        {"other_largest": 30 * MIB},
+        {"later_largest": 30 * MIB},
+    ],
+)
+def test_remedies_for_cudakits_allocator_name_no_call_of_pytorch(changes: dict[str, int]) -> None:
+    failed = replace(FULL, calls=CUDAKIT_CALLS, **changes)  # type: ignore[arg-type]
+    assert not any("torch" in remedy.lower() for remedy in verdict_of(failed).remedies)

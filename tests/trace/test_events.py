@@ -23,7 +23,7 @@ class Table(list[str]):
         return self.index(text)
 
 
-def test_every_kind_has_one_fact() -> None:
+def test_each_kind_has_one_fact() -> None:
     assert sorted(fact.kind for fact in FACTS) == sorted(Kind)
 
 
@@ -35,7 +35,7 @@ def test_unpack_inverts_pack(trace: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_a_record_is_laid_out_as_c_does(kind: Kind) -> None:
+def test_record_layout_matches_c(kind: Kind) -> None:
     dtype = layout(kind)
     places = sorted((offset, form) for form, offset, *_ in dtype.fields.values())
 
@@ -62,7 +62,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("kind", "places"), PLACES.items())
-def test_the_places_of_fields_do_not_move(kind: Kind, places: dict[str, int]) -> None:
+def test_field_offsets_are_fixed(kind: Kind, places: dict[str, int]) -> None:
     found = {name: offset for name, (_, offset, *_) in layout(kind).fields.items()}
 
     assert {name: found[name] for name in places} == places
@@ -70,7 +70,7 @@ def test_the_places_of_fields_do_not_move(kind: Kind, places: dict[str, int]) ->
     assert [found[name] for name in ("context", "site", "device", "kind")] == [28, 32, 36, 38]
 
 
-def test_a_batch_is_read_by_the_column() -> None:
+def test_batch_is_read_by_column() -> None:
     trace = [
         Event(Fill(stream=3, address=512, size_bytes=8), seq=1),
         Event(ContextSync(), seq=2),
@@ -87,7 +87,7 @@ def test_a_batch_is_read_by_the_column() -> None:
     assert fills["stream"].tolist() == [3, 5]
 
 
-def test_a_launch_names_its_kernel_by_number() -> None:
+def test_launch_refers_to_its_kernel_by_string_number() -> None:
     strings = Table()
     batch = pack([Event(Launch(stream=1, name="saxpy", grid=(7, 1, 1)))], strings.number)
 
@@ -97,7 +97,7 @@ def test_a_launch_names_its_kernel_by_number() -> None:
     assert launch["grid"].tolist() == [7, 1, 1]
 
 
-def test_the_modes_of_an_access_combine() -> None:
+def test_access_modes_combine() -> None:
     fact = Access(lo=0, hi=4, mode=Mode.READ | Mode.ATOMIC)
 
     (again,) = unpack(pack([Event(fact)], Table().number), [""])
@@ -108,11 +108,11 @@ def test_the_modes_of_an_access_combine() -> None:
     assert Mode.WRITE not in again.fact.mode
 
 
-def test_records_that_are_not_side_by_side_can_be_viewed() -> None:
+def test_view_accepts_non_contiguous_records() -> None:
     trace = [Event(Fill(stream=1, address=index, size_bytes=1)) for index in range(6)]
 
     assert view(pack(trace, Table().number)[::2], Kind.FILL)["address"].tolist() == [0, 2, 4]
 
 
-def test_a_million_records_take_no_more_than_their_bytes() -> None:
+def test_records_have_no_overhead_in_memory() -> None:
     assert np.zeros(1000, RECORD).nbytes == 96_000

@@ -46,11 +46,11 @@ def marks(count: int) -> list[Event]:
 
 @SAME_DIRECTORY
 @given(trace=st.lists(events(), max_size=8))
-def test_a_reader_returns_the_written_events(tmp_path: Path, trace: list[Event]) -> None:
+def test_reader_returns_the_written_events(tmp_path: Path, trace: list[Event]) -> None:
     assert read(written(tmp_path / "log", trace)) == trace
 
 
-def test_many_records_come_in_batches(tmp_path: Path) -> None:
+def test_records_are_returned_in_batches(tmp_path: Path) -> None:
     trace = marks(2000)
     with Reader(written(tmp_path / "log", trace)) as reader:
         batches = list(reader.batches(records=300))
@@ -61,7 +61,7 @@ def test_many_records_come_in_batches(tmp_path: Path) -> None:
 
 @SAME_DIRECTORY
 @given(data=st.data())
-def test_a_file_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path, data: st.DataObject) -> None:
+def test_truncated_file_is_read_up_to_the_end(tmp_path: Path, data: st.DataObject) -> None:
     trace = marks(600)
     path = written(tmp_path / "log", trace)
     content = path.read_bytes()
@@ -76,14 +76,14 @@ def test_a_file_that_was_cut_off_is_read_up_to_the_cut(tmp_path: Path, data: st.
     assert len(found) >= 512 * max(whole - 1, 0)
 
 
-def test_a_cut_record_is_the_only_one_of_its_block_that_is_lost(tmp_path: Path) -> None:
+def test_only_the_truncated_record_of_a_block_is_lost(tmp_path: Path) -> None:
     path = written(tmp_path / "log", marks(10))
     path.write_bytes(path.read_bytes()[: -RECORD_BYTES - 1])
 
     assert read(path) == marks(8)
 
 
-def test_a_file_that_grows_is_read_on(tmp_path: Path) -> None:
+def test_growing_file_is_read_further(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with Writer(path, clock=Clock.MONOTONIC) as writer, Reader(path) as reader:
         assert everything(reader) == []
@@ -94,7 +94,7 @@ def test_a_file_that_grows_is_read_on(tmp_path: Path) -> None:
         assert everything(reader) == []
 
 
-def test_a_block_that_is_half_there_is_read_on_when_it_is(tmp_path: Path) -> None:
+def test_incomplete_block_is_read_once_complete(tmp_path: Path) -> None:
     content = written(tmp_path / "log", marks(100)).read_bytes()
     growing = tmp_path / "growing"
     growing.write_bytes(content[:40])
@@ -108,7 +108,7 @@ def test_a_block_that_is_half_there_is_read_on_when_it_is(tmp_path: Path) -> Non
     assert found == marks(100)
 
 
-def test_stacks_are_kept_once_and_numbered_from_one(tmp_path: Path) -> None:
+def test_stacks_are_stored_once_and_numbered_from_one(tmp_path: Path) -> None:
     inner, outer = Frame("step", "train.py", 12), Frame("<module>", "train.py", 30)
     path = tmp_path / "log"
     with Writer(path, clock=Clock.VIRTUAL) as writer:
@@ -123,18 +123,18 @@ def test_stacks_are_kept_once_and_numbered_from_one(tmp_path: Path) -> None:
         assert reader.stacks[event.site][0] == inner
 
 
-def test_a_file_says_which_clock_it_keeps(tmp_path: Path) -> None:
+def test_header_names_the_clock(tmp_path: Path) -> None:
     with Reader(written(tmp_path / "log", [])) as reader:
         assert reader.clock is Clock.VIRTUAL
 
 
-def test_names_that_are_no_text_survive(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
     trace = [Event(Mark(name=b"caf\xe9".decode("utf-8", "surrogateescape")))]
 
     assert read(written(tmp_path / "log", trace)) == trace
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = written(tmp_path / "log", marks(1))
 
     with pytest.raises(FileExistsError):
@@ -144,7 +144,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"cudakit\n", b"PK" + bytes(60)], ids=["empty", "cut", "zip"]
 )
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_a_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
 
@@ -152,7 +152,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> N
         Reader(path)
 
 
-def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_trace_of_another_version_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "log", [])
     content = bytearray(path.read_bytes())
     content[8] = 99
@@ -172,7 +172,7 @@ def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
         struct.pack("<4sIQI", b"stak", 1, 4, 1 << 31),
     ],
 )
-def test_a_damaged_table_is_refused(tmp_path: Path, block: bytes) -> None:
+def test_damaged_table_is_refused(tmp_path: Path, block: bytes) -> None:
     path = written(tmp_path / "log", [])
     path.write_bytes(path.read_bytes() + block)
 
@@ -180,7 +180,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path, block: bytes) -> None:
         read(path)
 
 
-def test_a_trace_goes_on_in_another_file_with_its_numbers(tmp_path: Path) -> None:
+def test_trace_continues_in_another_file_with_the_same_numbers(tmp_path: Path) -> None:
     frame = Frame("step", "train.py", 12)
     first, second = tmp_path / "0", tmp_path / "1"
     with Writer(first, clock=Clock.VIRTUAL) as writer:
@@ -198,7 +198,7 @@ def test_a_trace_goes_on_in_another_file_with_its_numbers(tmp_path: Path) -> Non
         assert [further.stacks[event.site] for event in found] == [(frame,), (frame, frame)]
 
 
-def test_a_file_that_is_mapped_is_read_up_to_its_end(tmp_path: Path) -> None:
+def test_mapped_file_is_read_up_to_the_end_in_its_header(tmp_path: Path) -> None:
     content = written(tmp_path / "log", marks(3)).read_bytes()
     path = tmp_path / "mapped"
     path.write_bytes(content[:32] + bytes(1 << 16))
@@ -215,7 +215,7 @@ def test_a_file_that_is_mapped_is_read_up_to_its_end(tmp_path: Path) -> None:
     assert found == [marks(2), marks(3)[2:]]
 
 
-def test_records_of_many_small_blocks_come_together(tmp_path: Path) -> None:
+def test_records_of_many_small_blocks_are_joined(tmp_path: Path) -> None:
     with Writer(tmp_path / "log", clock=Clock.VIRTUAL) as writer:
         for event in marks(100):
             writer.write(event)

@@ -66,14 +66,14 @@ def in_a_fork(body: Callable[[], None]) -> int:
     return process
 
 
-def test_a_process_that_records_nothing_leaves_no_file(tmp_path: Path, spool: Spool) -> None:
+def test_process_without_events_leaves_no_file(tmp_path: Path, spool: Spool) -> None:
     spool_writer(tmp_path)
 
     assert files(tmp_path) == set()
     assert read(spool) == []
 
 
-def test_an_event_can_be_read_as_soon_as_it_is_written(tmp_path: Path, spool: Spool) -> None:
+def test_event_is_readable_once_written(tmp_path: Path, spool: Spool) -> None:
     writer = spool_writer(tmp_path)
     for index in range(3):
         writer.write(mark(index))
@@ -85,7 +85,7 @@ def test_an_event_can_be_read_as_soon_as_it_is_written(tmp_path: Path, spool: Sp
     assert read(spool) == []
 
 
-def test_a_long_trace_goes_on_in_further_files(tmp_path: Path, spool: Spool) -> None:
+def test_long_trace_continues_in_further_files(tmp_path: Path, spool: Spool) -> None:
     writer = spool_writer(tmp_path, segment_bytes=1000)
     stacks: list[Stack] = [(Frame("step", "train.py", line),) for line in range(1, 31)]
     for index, stack in enumerate(stacks):
@@ -99,7 +99,7 @@ def test_a_long_trace_goes_on_in_further_files(tmp_path: Path, spool: Spool) -> 
     assert [batches[-1].stacks[site] for site in sites] == stacks
 
 
-def test_a_discarding_spool_deletes_files_after_reading(tmp_path: Path, discarding: Spool) -> None:
+def test_discarding_spool_deletes_files_after_reading(tmp_path: Path, discarding: Spool) -> None:
     writer = spool_writer(tmp_path, segment_bytes=300)
     found = []
     for index in range(20):
@@ -111,9 +111,7 @@ def test_a_discarding_spool_deletes_files_after_reading(tmp_path: Path, discardi
     assert found == [f"mark {index}" for index in range(20)]
 
 
-def test_a_name_is_not_used_again_after_its_file_was_discarded(
-    tmp_path: Path, discarding: Spool
-) -> None:
+def test_name_of_a_discarded_file_is_not_reused(tmp_path: Path, discarding: Spool) -> None:
     first = spool_writer(tmp_path, segment_bytes=100)
     for index in range(3):
         first.write(mark(index))
@@ -126,7 +124,7 @@ def test_a_name_is_not_used_again_after_its_file_was_discarded(
     assert discarding.damaged == []
 
 
-def test_two_traces_of_one_process_are_kept_apart(tmp_path: Path, spool: Spool) -> None:
+def test_two_traces_of_one_process_are_separate_chains(tmp_path: Path, spool: Spool) -> None:
     writers = [spool_writer(tmp_path), spool_writer(tmp_path)]
     for index, writer in enumerate(writers):
         writer.write(mark(index))
@@ -140,9 +138,7 @@ def test_two_traces_of_one_process_are_kept_apart(tmp_path: Path, spool: Spool) 
     assert sorted(names(batches)) == ["mark 0", "mark 1"]
 
 
-def test_a_process_that_was_forked_off_writes_a_trace_of_its_own(
-    tmp_path: Path, spool: Spool
-) -> None:
+def test_forked_process_writes_its_own_trace(tmp_path: Path, spool: Spool) -> None:
     writer = spool_writer(tmp_path)
     site = writer.stack((Frame("step", "train.py", 3),))
     writer.write(mark(0))
@@ -157,7 +153,7 @@ def test_a_process_that_was_forked_off_writes_a_trace_of_its_own(
     assert found[child].stacks[site][0].function == "step"
 
 
-def test_a_program_that_replaces_itself_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
+def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
     writer = spool_writer(tmp_path)
     writer.write(mark(0))
     assert read(spool) == ["mark 0"]
@@ -174,7 +170,7 @@ def test_a_program_that_replaces_itself_begins_another_trace(tmp_path: Path, spo
     assert [batch.chain for batch in batches] == [0, 1]
 
 
-def test_a_file_is_read_up_to_the_end_that_its_header_says(tmp_path: Path, spool: Spool) -> None:
+def test_spool_reads_a_file_up_to_the_end_in_its_header(tmp_path: Path, spool: Spool) -> None:
     writer = spool_writer(tmp_path)
     writer.write(mark(0))
     (path,) = tmp_path.iterdir()
@@ -187,7 +183,7 @@ def test_a_file_is_read_up_to_the_end_that_its_header_says(tmp_path: Path, spool
     assert read(spool) == ["mark 0"]
 
 
-def test_a_file_whose_header_is_not_there_yet_is_read_later(tmp_path: Path, spool: Spool) -> None:
+def test_file_without_complete_header_is_read_later(tmp_path: Path, spool: Spool) -> None:
     spool_writer(tmp_path).write(mark(0))
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
@@ -199,7 +195,7 @@ def test_a_file_whose_header_is_not_there_yet_is_read_later(tmp_path: Path, spoo
     assert read(spool) == ["mark 0"]
 
 
-def test_a_damaged_trace_does_not_keep_others_from_being_read(tmp_path: Path, spool: Spool) -> None:
+def test_damaged_trace_does_not_block_others(tmp_path: Path, spool: Spool) -> None:
     (tmp_path / "1-000000.trace").write_bytes(b"PK" + bytes(60))
     spool_writer(tmp_path).write(mark(0))
 
@@ -210,9 +206,7 @@ def test_a_damaged_trace_does_not_keep_others_from_being_read(tmp_path: Path, sp
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_no_event_is_lost_if_the_process_ends_at_once(
-    tmp_path: Path, spool: Spool, end: str
-) -> None:
+def test_no_event_is_lost_at_abrupt_exit(tmp_path: Path, spool: Spool, end: str) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
         "from cudakit.trace.events import Event, Mark\n"
@@ -229,7 +223,7 @@ def test_no_event_is_lost_if_the_process_ends_at_once(
     assert read(spool) == ["last words"]
 
 
-def test_files_of_processes_that_ended_are_closed(tmp_path: Path, discarding: Spool) -> None:
+def test_files_of_ended_processes_are_closed(tmp_path: Path, discarding: Spool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for index in range(5):
         in_a_fork(lambda index=index: spool_writer(tmp_path).write(mark(index)))  # type: ignore[misc]
@@ -239,7 +233,7 @@ def test_files_of_processes_that_ended_are_closed(tmp_path: Path, discarding: Sp
     assert not any(path.stat().st_size for path in tmp_path.iterdir())
 
 
-def test_a_spool_that_cannot_be_written_does_not_fail_the_program(tmp_path: Path) -> None:
+def test_unwritable_spool_does_not_fail_the_program(tmp_path: Path) -> None:
     writer = spool_writer(tmp_path / "gone")
 
     writer.write(mark(0))
@@ -248,7 +242,7 @@ def test_a_spool_that_cannot_be_written_does_not_fail_the_program(tmp_path: Path
     writer.write(mark(1))
 
 
-def test_a_trace_that_cannot_go_on_says_so(tmp_path: Path) -> None:
+def test_interrupted_trace_is_reported(tmp_path: Path) -> None:
     writer = spool_writer(tmp_path, segment_bytes=100)
     writer.write(mark(0))
     (tmp_path / f"{os.getpid()}-000001.trace").mkdir()
@@ -260,7 +254,7 @@ def test_a_trace_that_cannot_go_on_says_so(tmp_path: Path) -> None:
     assert line.startswith("events are lost: ")
 
 
-def test_a_complaint_is_one_line(tmp_path: Path) -> None:
+def test_failure_line_is_one_line(tmp_path: Path) -> None:
     complain(tmp_path, "first\nsecond")
     complain(tmp_path, "third")
 

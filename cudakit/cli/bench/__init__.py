@@ -6,18 +6,37 @@ import click
 
 from cudakit.cli.bench.compare import compare
 from cudakit.cli.bench.gemm import gemm
+from cudakit.cli.bench.options import EFFORT_OPTIONS, MEASUREMENT
 from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suite
 from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import help_records, with_options
+
+SHARED_TITLE = f"{MEASUREMENT} options of every benchmark"
 
 
-@click.group(invoke_without_command=True, no_args_is_help=False)
+class BenchGroup(click.Group):
+    """A group whose help describes the options that its commands share."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands first, then the shared options."""
+        super().format_options(ctx, formatter)
+        with formatter.section(SHARED_TITLE):
+            formatter.write_dl(self.shared_records(ctx))
+
+    def shared_records(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """Return the names and the description of each shared option."""
+        described = with_options(EFFORT_OPTIONS, lambda: None)
+        return help_records(reversed(vars(described)["__click_params__"]), ctx)
+
+
+@click.group(cls=BenchGroup, invoke_without_command=True, no_args_is_help=False)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure how fast this GPU goes, beside the limit of its arithmetic and wires.
+    """Benchmark this GPU against its theoretical peak.
 
-    Warm-up lasts until clocks settle, data is random, what the L2 cache holds is known, every sample is
-    kept, and computed values are checked: what is wrong has no figure, and exit code 1. The method stands
-    with the result. With --gpu sim everything runs on a simulated GPU, and every result says so.
+    Warms up until the clocks settle, uses random data, controls the L2 state, keeps every sample and verifies
+    computed values. Wrong results are not timed, and the exit code is 1. Each result records its method. With
+    --gpu sim everything runs on a simulated GPU, and every result says so.
 
     \b
     cudakit bench gemm 8192 --dtype bf16,fp8_e4m3 --vs torch

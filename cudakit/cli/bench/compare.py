@@ -2,76 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import json_option
-from cudakit.cli.output import Output, open_output
+from cudakit.cli.options import FILE, Command, OutputOptions, Target, Value, option, output_options
+from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.core.bench.compare import Comparison
 
 
-@click.command(short_help="Say what became faster or slower between two runs.")
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option(
+@click.command(cls=Command, short_help="Compare two results: faster, slower or the same?")
+@click.argument("before", metavar="BEFORE.json", type=FILE)
+@click.argument("after", metavar="AFTER.json", type=FILE)
+@option(
     "--fail-on",
     "fail_on",
+    type=Value(("slower:5%", "slower", "ambiguous", "faster")),
     multiple=True,
-    metavar="VERDICT[:CHANGE]",
-    help="Exit with 1 where a case is slower, faster or ambiguous, by more than CHANGE: slower:5%. "
-    "Repeatable. Then a case of B without figures fails too.",
+    metavar="KIND[:AMOUNT]",
+    help="Exit with 1 if a case is slower, faster or ambiguous, by more than AMOUNT if given: slower:5%. "
+    "A case that AFTER has no figure for fails too. Repeatable.",
 )
-@click.option("--force", is_flag=True, help="Compare also where machine or method differ.")
-@click.option("--markdown", is_flag=True, help="Print it as Markdown, for a pull request.")
-@json_option
+@option(
+    "--ignore-mismatch",
+    is_flag=True,
+    help="Compare even if the machine or the method of the two runs differs.",
+)
+@option("--markdown", is_flag=True, hidden=True)
+@output_options(COMMON_FORMATS)
 def compare(
     *,
-    before: Path,
-    after: Path,
+    before: str,
+    after: str,
     fail_on: tuple[str, ...],
-    force: bool,
+    ignore_mismatch: bool,
     markdown: bool,
-    json: bool,
+    output: OutputOptions,
 ) -> int:
-    """Say of each case whether B is faster or slower than A, the same, or ambiguous.
+    """Report for each case whether AFTER is faster, slower, the same or ambiguous.
 
-    A and B are files that cudakit bench wrote with -o FILE.json or --json. A case is slower where the
-    confidence intervals of the two medians lie apart, in time and in cycles: a clock that was merely
-    lower makes it ambiguous. Runs of different machines or methods are refused.
+    The files are those that cudakit bench wrote with -o FILE.json or --json. A case is slower if the 95%
+    confidence intervals of the two medians do not overlap, in time and in clock cycles. If only the clock
+    was lower, the case is ambiguous. Runs on different machines or with different methods are refused.
 
     \b
     cudakit bench compare before.json after.json
     cudakit bench compare before.json after.json --fail-on slower:5%
-    cudakit bench compare before.json after.json --markdown > comment.md
+    cudakit bench compare before.json after.json -o comment.md
     """
-    if json and markdown:
-        raise click.UsageError("--json and --markdown are two forms")
+    if markdown:
+        output = replace(output, targets=(*output.targets, Target("-", "md")))
     from cudakit.core.bench.compare import compare as compare_results
     from cudakit.core.bench.compare import parse_fail_on
     from cudakit.core.bench.load import load_result
-
-    limits = [parse_fail_on(text) for text in fail_on]
-    comparison = compare_results(load_result(before), load_result(after), force=force)
-    with open_output(None) as target:
-        _write(comparison, target, as_json=json, as_markdown=markdown)
-    fails = limits and (_lacks_figures(comparison) or any(x.found(comparison) for x in limits))
-    return ExitCode.FINDINGS if fails else ExitCode.OK
-
-
-def _write(comparison: Comparison, target: Output, *, as_json: bool, as_markdown: bool) -> None:
     from cudakit.core.bench.present.comparison import present_comparison
 
-    if as_markdown:
-        from cudakit.render import markdown
-
-        target.write(markdown.render(present_comparison(comparison)))
-    else:
-        target.answer(comparison, lambda: present_comparison(comparison), as_json=as_json)
+    limits = [parse_fail_on(text) for text in fail_on]
+    with open_outputs(output) as outputs:
+        comparison = compare_results(
+            load_result(Path(before)), load_result(Path(after)), force=ignore_mismatch
+        )
+        outputs.write(Report(result=comparison, document=lambda: present_comparison(comparison)))
+    fails = limits and (_lacks_figures(comparison) or any(x.found(comparison) for x in limits))
+    return ExitCode.FINDINGS if fails else ExitCode.OK
 
 
 def _lacks_figures(comparison: Comparison) -> bool:

@@ -6,87 +6,103 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import measure
+from cudakit.cli.bench.measure import FORMATS, measure
 from cudakit.cli.bench.options import (
+    DESCRIBED_IN,
     Effort,
-    Outputs,
     cache_option,
     effort_options,
     given,
     mode_option,
-    names,
-    outputs_options,
+    name_list,
 )
 from cudakit.cli.bench.products import PRODUCT_OPTIONS, products
 from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
-from cudakit.cli.options import byte_size, gpu_option, with_options
+from cudakit.cli.options import (
+    Command,
+    OutputOptions,
+    byte_size,
+    gpu_option,
+    option,
+    option_group,
+    output_options,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import GemmSpec
     from cudakit.gpu.api.gemm import GemmSettings
 
-_SETTINGS = (
-    click.option(
+_SETTINGS = option_group(
+    "Library",
+    option(
+        "--library",
+        type=click.Choice(["cublaslt", "cublas"]),
+        metavar="NAME",
+        help="Library to measure: cublaslt or cublas.  [default: cublaslt]",
+    ),
+    option(
+        "--vs",
+        "baselines",
+        type=name_list("cudakit.gpu.api.gemm:LIBRARIES"),
+        multiple=True,
+        metavar="NAME,...",
+        help="Compare with torch, cupy, cublas or cublaslt; samples alternate. Repeatable.",
+    ),
+    option(
         "--workspace",
         "workspace_bytes",
         type=byte_size,
         metavar="SIZE",
-        help="Memory that an algorithm may use; 32MiB if not given.",
+        help="Workspace that an algorithm may use.  [default: 32MiB]",
     ),
-    click.option(
-        "--deterministic", is_flag=True, help="Only what gives the same bits in every run."
+    option(
+        "--deterministic",
+        is_flag=True,
+        help="Use only algorithms with bitwise reproducible results.",
     ),
-    click.option(
+    option(
         "--no-reduced-precision",
         is_flag=True,
-        help="Do not let parts of a sum be added in fp16 or bf16.",
+        help="Forbid split-k reductions in fp16 or bf16.",
     ),
-    click.option("--fast-accumulate", is_flag=True, help="Keep sums of fp8 in fewer bits."),
+    option("--fast-accumulate", is_flag=True, help="Use fp8 fast accumulation."),
 )
 
-_HOW = (
-    click.option(
-        "--library",
-        type=click.Choice(["cublaslt", "cublas"]),
-        metavar="NAME",
-        help="cublaslt or cublas; cublaslt if not given.",
-    ),
-    click.option(
-        "--vs",
-        "baselines",
-        type=names,
-        multiple=True,
-        metavar="NAME,...",
-        help="Compare with torch, cupy, cublas or cublaslt, sample by sample in turn. Repeatable.",
-    ),
-    click.option(
+_METHOD = option_group(
+    "Method",
+    option(
         "--fill",
         type=click.Choice(["uniform", "normal", "int", "zeros", "ones"]),
         metavar="DATA",
-        help="uniform in (-1, 1), normal, int (small whole numbers), zeros or ones, both of which draw "
-        "less power than data does and look too fast; uniform if not given.",
+        help="Values of the operands: uniform in (-1, 1), normal, int (small integers), zeros or ones. "
+        "Zeros and ones draw less power than real data and run faster.  [default: uniform]",
     ),
     mode_option("batch"),
     cache_option("rotate"),
+    gpu_option,
 )
 
 
 def gemm_options(command: Any) -> Any:
     """Add the options for shapes, libraries and method to a command."""
-    return with_options((*PRODUCT_OPTIONS, *_SETTINGS, *_HOW), command)
+    return with_options((*PRODUCT_OPTIONS, *_SETTINGS, *_METHOD), command)
 
 
-@click.command(short_help="Products of matrices: cuBLAS, its limit, and other libraries.")
+@click.command(
+    cls=Command,
+    described_in=DESCRIBED_IN,
+    short_help="GEMMs of cuBLAS and other libraries against the theoretical peak.",
+)
 @gemm_options
 @tune_options
 @effort_options
-@gpu_option
-@outputs_options
-def gemm(*, gpu: str, outputs: Outputs, tuning: TuneOptions, **asked: Any) -> int:
-    """Measure how fast a library multiplies matrices, beside what the arithmetic allows.
+@output_options(FORMATS)
+def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **asked: Any) -> int:
+    """Measure how fast a library multiplies matrices, against the theoretical peak of the GPU.
 
-    A SHAPE is 4096, a cube, or 4096x1024x8192: D is m by n, and sums go over k. Matrices are column-major,
-    as in BLAS. Sums are checked against float64; what is wrong, or not supported here, has no figure.
+    A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. Matrices are column-major, as in
+    BLAS. Results are verified against float64. A wrong or unsupported case has no figure.
 
     \b
     cudakit bench gemm
@@ -97,10 +113,10 @@ def gemm(*, gpu: str, outputs: Outputs, tuning: TuneOptions, **asked: Any) -> in
     """
     spec = gemm_spec(**asked)
     if tuning.wanted:
-        return tune(spec, gpu, outputs, tuning)
+        return tune(spec, gpu, output, tuning)
     if tuning.known:
         spec = use_tuned(spec, tuning.known, gpu)
-    return measure(spec, gpu, outputs)
+    return measure(spec, gpu, output)
 
 
 def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:

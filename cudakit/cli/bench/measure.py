@@ -4,62 +4,69 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cudakit.cli.bench.options import Outputs, effort_options, outputs_options
+from cudakit.cli.bench.options import effort_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
-from cudakit.cli.options import gpu_option
-from cudakit.cli.output import open_by_name, open_output
+from cudakit.cli.options import OutputOptions, gpu_option, output_options
 from cudakit.cli.progress import Progress, progress_line
+from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.result import BenchResult
     from cudakit.core.bench.spec import Spec
-    from cudakit.core.bench.tuning.tuned import Tuned
     from cudakit.document import Document
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.run_context import RunContext
 
 _Result = TypeVar("_Result", "BenchResult", "SuiteResult")
 
-# Suffixes; the first that matches is the format of a file.
-FORMATS = ("nvbench.json", "json", "csv", "md", "html")
+FORMATS = (*COMMON_FORMATS, "csv", "nvbench.json")
 
 
 def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
     """Turn a function that returns a Spec into a command that measures it, with the common options."""
 
     @functools.wraps(command)
-    def measured(*, gpu: str, outputs: Outputs, **options: Any) -> int:
-        return measure(command(**options), gpu, outputs)
+    def measured(*, gpu: str, output: OutputOptions, **options: Any) -> int:
+        return measure(command(**options), gpu, output)
 
-    return effort_options(gpu_option(outputs_options(measured)))
+    return gpu_option(effort_options(output_options(FORMATS)(measured)))
 
 
-def measure(spec: Spec, gpu: str, outputs: Outputs) -> int:
+def measure(spec: Spec, gpu: str, output: OutputOptions) -> int:
     """Measure what a Spec asks for, write the files, and print the report."""
     from cudakit.core.bench.pipeline import run
 
-    return exit_code(report(functools.partial(run, spec), gpu, outputs))
+    return exit_code(measure_and_report(functools.partial(run, spec), gpu, output))
 
 
-def report(work: Callable[..., _Result], gpu: str, outputs: Outputs) -> _Result:
-    """Let ``work`` measure a device, write the files, print the report, and return the result."""
-    with open_output(None) as target:
-        # Files are closed before the report: they are complete even if the reader of the report stops.
-        with open_by_name(outputs.paths, FORMATS, force=outputs.force) as files:
-            with opened_gpu(gpu, quiet=outputs.quiet) as (device, progress, run_context):
-                result = work(device, progress, run_context=run_context)
-            for form, file in files:
-                file.write(rendered(result, form))
-        target.answer(result, lambda: _document(result), as_json=outputs.json)
+def measure_and_report(work: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:
+    """Measure a device with ``work``, write the report, and return the result."""
+    with open_outputs(output) as outputs:
+        with opened_gpu(gpu, quiet=output.quiet) as (device, progress, run_context):
+            result = work(device, progress, run_context=run_context)
+        outputs.write(report(result))
     return result
+
+
+def report(result: BenchResult | SuiteResult) -> Report:
+    """Return the report of a result, in all ``FORMATS``."""
+    return Report(
+        result=result,
+        document=lambda: _document(result),
+        exports={
+            "csv": lambda: _csv(result),
+            "html": lambda: _page(result),
+            "nvbench.json": lambda: _nvbench(result),
+        },
+    )
 
 
 @contextmanager
@@ -98,33 +105,30 @@ def exit_code(result: BenchResult) -> ExitCode:
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
 
 
-def rendered(result: BenchResult | SuiteResult | Tuned, form: str) -> str | Iterable[str]:
-    """Return the content of a file with a result, in one of ``FORMATS``."""
-    from cudakit.core.bench.present.nvbench import nvbench
-    from cudakit.render import csv, html, json, markdown
+def _csv(result: BenchResult | SuiteResult) -> Text:
+    from cudakit.render import csv
 
-    match form:
-        case "json":
-            return json.render(result)
-        case "html":
-            return html.render(_document(result, detail=True))
-        case "md":
-            return markdown.render(_document(result))
-        case "csv":
-            return csv.render(_document(result))
+    return csv.render(_document(result))
+
+
+def _page(result: BenchResult | SuiteResult) -> Text:
+    from cudakit.render import html
+
+    return html.render(_document(result, detail=True))
+
+
+def _nvbench(result: BenchResult | SuiteResult) -> Text:
+    from cudakit.core.bench.present.nvbench import nvbench
+
     return nvbench(_document(result))
 
 
-def _document(result: BenchResult | SuiteResult | Tuned, *, detail: bool = False) -> Document:
+def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
     """Present a result; ``detail`` adds pictures for a page."""
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.present import present
     from cudakit.core.bench.present.health import present_health
-    from cudakit.core.bench.tuning.present import present_tuned
-    from cudakit.core.bench.tuning.tuned import Tuned
 
-    if isinstance(result, Tuned):
-        return present_tuned(result)
     if isinstance(result, SuiteResult):
         return present_health(result, detail=detail)
     return present(result, detail=detail)

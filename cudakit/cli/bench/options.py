@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import click
 
 from cudakit.cli.options import (
     Decorator,
+    Value,
     byte_size,
-    grouped,
-    json_option,
+    option,
+    option_group,
     percent,
-    quiet_option,
     with_options,
 )
 
@@ -26,51 +25,42 @@ Effort: TypeAlias = dict[str, Any]
 _MOST_SIZES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Files and format of a result."""
-
-    paths: tuple[str, ...]  # files, in the format of their suffix
-    force: bool  # replace files that exist
-    json: bool  # print the result as JSON instead of a report
-    quiet: bool  # show no progress
-
-
 def given(**options: Any) -> dict[str, Any]:
     """Return the options that were given; a Spec has defaults for the others."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
-def names(text: str | tuple[str, ...]) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     """Parse ``read,write`` as names; the Spec validates them."""
-    return tuple(dict.fromkeys(_parts(text))) if isinstance(text, str) else text
+    return tuple(dict.fromkeys(_parts(text)))
 
 
-def sizes(text: str | tuple[int, ...]) -> tuple[int, ...]:
+def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Value:
+    """Return the type of a comma-separated list of names, completed from ``choices``."""
+    return Value(choices, names, many=True)
+
+
+def sizes(text: str) -> tuple[int, ...]:
     """Parse ``64KiB,1MiB..1GiB`` as bytes; a range doubles."""
-    if not isinstance(text, str):
-        return text
     found = [size for part in _parts(text) for size in _range(part)]
     return tuple(dict.fromkeys(found))
 
 
-def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
+def counts(text: str) -> tuple[int, ...]:
     """Parse ``1,10,100`` as numbers."""
-    if not isinstance(text, str):
-        return text
     try:
         return tuple(dict.fromkeys(map(int, _parts(text))))
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is no list of numbers; write for example 1,10,100"
+            f"{text!r} is not a list of numbers; write for example 1,10,100"
         ) from None
 
 
 def _parts(text: str) -> list[str]:
-    """Split a list. An empty list may be an unset shell variable, and is an error."""
+    """Split a list. An empty one is an error: it may come from an unset shell variable."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise click.BadParameter(f"{text!r} lists nothing; leave it out to have the usual ones")
+        raise click.BadParameter(f"{text!r} is an empty list; leave out the option for the default")
     return parts
 
 
@@ -78,76 +68,96 @@ def _range(text: str) -> list[int]:
     low, dots, high = text.partition("..")
     first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
     if dots and not 0 < first <= last:
-        raise click.BadParameter(f"{text.strip()!r} is no range; write for example 1MiB..1GiB")
+        raise click.BadParameter(f"{text.strip()!r} is not a range; write for example 1MiB..1GiB")
     found = [first << i for i in range(_MOST_SIZES) if first << i <= last or not i]
     return found if dots else found[:1]
 
 
 def sizes_option(what: str) -> Decorator:
     """Return the option ``--sizes``, passed as ``sizes_bytes``."""
-    return click.option(
+    return option(
         "--sizes",
         "sizes_bytes",
-        type=sizes,
+        type=Value((), sizes),
         metavar="SIZE,...",
-        help=f"{what}, as 64KiB,1MiB or doubling from 1MiB..1GiB.",
+        help=f"{what}: a list (64KiB,1MiB) or a range that doubles (1MiB..1GiB).",
     )
 
 
 def mode_option(default: str) -> Decorator:
     """Return the option ``--mode``; ``default`` is only text, the Spec applies it."""
-    return click.option(
+    return option(
         "--mode",
         type=click.Choice(["isolated", "batch", "graph", "host"]),
         metavar="MODE",
-        help="What a sample is: isolated (one execution, between two events), batch (many), graph (many, "
-        f"in a graph) or host (one, by the clock of the host); {default} if not given.",
+        help="How a sample is timed: isolated (one execution between two events), batch (many between two "
+        "events), graph (many in a CUDA graph) or host (one, with the host's clock).  "
+        f"[default: {default}]",
     )
 
 
 def cache_option(default: str) -> Decorator:
     """Return the option ``--cache``; ``default`` is only text, the Spec applies it."""
-    return click.option(
+    return option(
         "--cache",
         type=click.Choice(["rotate", "flush", "hot"]),
         metavar="STATE",
-        help="What the L2 cache holds: rotate (other buffers in turn), flush (what overwrote it) or hot "
-        f"(the data); {default} if not given.",
+        help="L2 state before each sample: rotate (cycle through buffers), flush (overwrite the L2) or hot "
+        f"(operands cached).  [default: {default}]",
     )
 
 
-_EFFORT = (
-    click.option(
+# The title of the shared options, and the help that describes them.
+MEASUREMENT = "Measurement"
+DESCRIBED_IN = {MEASUREMENT: "cudakit bench --help"}
+
+EFFORT_OPTIONS = option_group(
+    MEASUREMENT,
+    option(
         "--precision",
         type=percent,
         metavar="RATIO",
-        help="Stop when the median is known so well, with 95 % confidence; 1% if not given.",
+        help="Stop once the 95% CI half-width is below this fraction of the median.  [default: 1%]",
     ),
-    click.option(
+    option(
         "--timeout",
         "timeout_s",
         type=float,
         metavar="SEC",
-        help="Stop a case after SEC; 15 if not given.",
+        help="Stop sampling a case after SEC seconds.  [default: 15]",
     ),
-    click.option(
-        "--samples", "min_samples", type=int, metavar="N", help="Take at least N; 10 if not given."
+    option(
+        "--samples",
+        "min_samples",
+        type=int,
+        metavar="N",
+        help="Minimum number of samples of each case.  [default: 10]",
     ),
-    click.option(
+    option(
         "--rounds",
         type=int,
         metavar="N",
-        help="Take the samples in N rounds, each with buffers of its own; 5 if not given.",
+        help="Spread the samples over N rounds, each with newly allocated buffers.  [default: 5]",
     ),
-    click.option(
-        "--budget", "budget_s", type=float, metavar="SEC", help="Give all cases together about SEC."
+    option(
+        "--budget",
+        "budget_s",
+        type=float,
+        metavar="SEC",
+        help="Spend about SEC seconds on all cases together.",
     ),
-    click.option(
-        "--warmup", "warmup_s", type=float, metavar="SEC", help="Warm up for at least SEC a case."
+    option(
+        "--warmup",
+        "warmup_s",
+        type=float,
+        metavar="SEC",
+        help="Warm up each case for at least SEC seconds.",
     ),
-    click.option("--seed", type=int, metavar="N", help="Make the data from N; 0 if not given."),
-    click.option(
-        "--no-blocker", is_flag=True, help="Do not hold the stream back while work is enqueued."
+    option("--seed", type=int, metavar="N", help="Seed of the random data.  [default: 0]"),
+    option(
+        "--no-blocker",
+        is_flag=True,
+        help="Do not hold the stream back while work is enqueued.",
     ),
 )
 
@@ -162,30 +172,10 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
         effort = given(**parts, blocker=False if options.pop("no_blocker") else None)
         return command(effort=effort | _rule(given(**limits)), **options)
 
-    return with_options(_EFFORT, collecting)
+    return with_options(EFFORT_OPTIONS, collecting)
 
 
 def _rule(limits: dict[str, Any]) -> Effort:
     from cudakit.core.bench.method import Rule
 
     return {"rule": Rule(**limits)} if limits else {}
-
-
-_OUTPUTS = (
-    click.option(
-        "-o",
-        "--output",
-        "paths",
-        metavar="FILE",
-        multiple=True,
-        help="Write to FILE as well: .json, .csv, .md, .html or .nvbench.json. Repeatable.",
-    ),
-    click.option("-f", "--force", is_flag=True, help="Replace files that exist."),
-    json_option,
-    quiet_option,
-)
-
-
-def outputs_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``-o -f --json -q`` to a command; passed as ``outputs: Outputs``."""
-    return grouped("outputs", Outputs, _OUTPUTS, command)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from cudakit.cli.bench.options import given, names
+from cudakit.cli.bench.options import given, name_list
+from cudakit.cli.options import FILE, Decorator, Value, option, option_group
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,59 +19,86 @@ if TYPE_CHECKING:
 # More would take a day.
 _MOST_PRODUCTS = 10_000
 
+
+def _data_types() -> list[str]:
+    from cudakit.gpu.api.gemm import DATA_TYPES
+
+    return [*DATA_TYPES, "all"]
+
+
 # The GEMMs, and the names of those that have one.
 Products: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
 
-PRODUCT_OPTIONS = (
+PRODUCT_OPTIONS: tuple[Decorator, ...] = (
     click.argument("sides", nargs=-1, metavar="[SHAPE]..."),
-    click.option(
-        "--shapes",
-        "files",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Read shapes, one a line: m n k or m,n,k, then a batch if any; or CSV with names of columns. "
-        "Repeatable.",
-    ),
-    click.option(
-        "--preset",
-        "presets",
-        multiple=True,
-        metavar="NAME",
-        help="cubes (512 to 16384), the layers of llama3-8b, llama3-70b, llama3-405b or gpt3-175b for "
-        "16 and 4096 tokens, or llm, which is the first two of them. Repeatable.",
-    ),
-    click.option(
-        "--dtype",
-        "dtypes",
-        type=names,
-        metavar="NAME,...",
-        help="Some of fp64, fp32, tf32, fp16, bf16, fp8_e4m3, fp8_e5m2 and int8, or all; bf16 if not given.",
-    ),
-    click.option(
-        "--layout",
-        "layouts",
-        type=names,
-        metavar="NAME,...",
-        help="nn, nt, tn or tt: whether A and B are stored as they are used or transposed; tn if not given.",
-    ),
-    click.option(
-        "--epilogue",
-        "epilogues",
-        type=names,
-        metavar="NAME,...",
-        help="What follows the sums: none, bias, relu, gelu, relu-bias or gelu-bias; none if not given.",
-    ),
-    click.option("--output-type", "output_type", metavar="NAME", help="The type of D."),
-    click.option("--accumulate", metavar="NAME", help="The type of sums."),
-    click.option(
-        "--batch", type=int, metavar="N", help="So many products at once, strided; 1 if not given."
-    ),
-    click.option(
-        "--padding",
-        type=int,
-        metavar="N",
-        help="Elements between the columns of every matrix; 0 if not given.",
+    *option_group(
+        "GEMM",
+        option(
+            "--shapes",
+            "files",
+            multiple=True,
+            type=FILE,
+            metavar="FILE",
+            help="Read shapes from FILE, one per line: m n k, and optionally a batch count; or CSV with a "
+            "header. Repeatable.",
+        ),
+        option(
+            "--preset",
+            "presets",
+            type=Value("cudakit.core.bench.workloads.gemm_shapes:PRESETS"),
+            multiple=True,
+            metavar="NAME",
+            help="Shapes: cubes (512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b or "
+            "gpt3-175b for 16 and 4096 tokens; llm is the first two models. Repeatable.",
+        ),
+        option(
+            "--dtype",
+            "dtypes",
+            type=name_list(_data_types),
+            metavar="NAME,...",
+            help="Data types: fp64, fp32, tf32, fp16, bf16, fp8_e4m3, fp8_e5m2, int8 or all.  "
+            "[default: bf16]",
+        ),
+        option(
+            "--layout",
+            "layouts",
+            type=name_list("cudakit.gpu.api.gemm:LAYOUTS"),
+            metavar="NAME,...",
+            help="Transposition of A and B in memory: nn, nt, tn or tt (n: not transposed, t: transposed).  "
+            "[default: tn]",
+        ),
+        option(
+            "--epilogue",
+            "epilogues",
+            type=name_list("cudakit.gpu.api.gemm:EPILOGUES"),
+            metavar="NAME,...",
+            help="Fused epilogue: none, bias, relu, gelu, relu-bias or gelu-bias.  [default: none]",
+        ),
+        option(
+            "--output-type",
+            "output_type",
+            type=Value(_data_types),
+            metavar="NAME",
+            help="Data type of the output matrix.",
+        ),
+        option(
+            "--accumulate",
+            type=Value(_data_types),
+            metavar="NAME",
+            help="Data type of the accumulator.",
+        ),
+        option(
+            "--batch",
+            type=int,
+            metavar="N",
+            help="Batch count of a strided-batched GEMM.  [default: 1]",
+        ),
+        option(
+            "--padding",
+            type=int,
+            metavar="N",
+            help="Padding elements between the columns of every matrix.  [default: 0]",
+        ),
     ),
 )
 
@@ -103,8 +131,8 @@ def products(asked: dict[str, Any], *, simulated: bool) -> Products:
 def _check_count(count: int) -> None:
     if count > _MOST_PRODUCTS:
         raise UsageError(
-            f"{count:,} products were asked, and at most {_MOST_PRODUCTS:,} can be measured in one run",
-            hint="give fewer shapes, types, layouts or epilogues",
+            f"{count:,} cases are too many: at most {_MOST_PRODUCTS:,} can be measured in one run",
+            hint="use fewer shapes, data types, layouts or epilogues",
         )
 
 
@@ -118,7 +146,7 @@ def _shapes(asked: dict[str, Any], *, simulated: bool) -> tuple[Shape, ...]:
 
     shapes = (
         *map(parse_shape, asked.pop("sides")),
-        *(shape for path in asked.pop("files") for shape in read_shapes(path)),
+        *(shape for path in asked.pop("files") for shape in read_shapes(Path(path))),
         *(shape for name in asked.pop("presets") for shape in preset(name)),
     )
     return shapes or usual_shapes(simulated=simulated)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import opened_gpu, rendered
-from cudakit.cli.bench.options import Outputs, given
+from cudakit.cli.bench.measure import opened_gpu
+from cudakit.cli.bench.options import given
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import grouped
-from cudakit.cli.output import Output, open_by_name, open_output, printable
+from cudakit.cli.options import FILE, OutputOptions, grouped, option, option_group
+from cudakit.cli.output import open_output, printable
+from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -25,47 +27,45 @@ if TYPE_CHECKING:
     from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
     from cudakit.gpu.api.run_context import RunContext
 
-# Formats of a tuning.
-FORMATS = ("json", "md", "html")
-
-_OPTIONS = (
-    click.option(
+_OPTIONS = option_group(
+    "Tuning",
+    option(
         "--tune",
         "wanted",
         is_flag=True,
         help="Search for the fastest algorithm of each product instead; -o tuned.json keeps them.",
     ),
-    click.option(
+    option(
         "--tune-time",
         "time_s",
         type=float,
         metavar="SEC",
         help="Search for about SEC for each product; 30 if not given.",
     ),
-    click.option(
+    option(
         "--tune-iterations",
         "iterations",
         type=int,
         metavar="N",
         help="Take at most N samples of each algorithm; 100 if not given.",
     ),
-    click.option(
+    option(
         "--tuned",
         "known",
-        type=click.Path(path_type=Path),
+        type=FILE,
         metavar="FILE",
         help="Use the algorithms that --tune found. With --tune, keep them and search for the others.",
     ),
-    click.option(
+    option(
         "--export",
         "export",
         metavar="FILE.csv",
         help="Write what --tune found for torch.cuda.tunable as well (experimental; torch 2.15 and newer).",
     ),
-    click.option(
+    option(
         "--torch-validators",
         "validators",
-        type=click.Path(path_type=Path),
+        type=FILE,
         metavar="FILE",
         help="Take the Validator lines of --export from a file that torch wrote, not from the torch here.",
     ),
@@ -79,28 +79,21 @@ class TuneOptions:
     wanted: bool  # search
     time_s: float | None
     iterations: int | None
-    known: Path | None  # a tuning to continue or to use
+    known: str | None  # a tuning to continue or to use
     export: str | None  # a file for torch
-    validators: Path | None  # a file of torch
+    validators: str | None  # a file of torch
 
     def __post_init__(self) -> None:
         """Raise UsageError for options of tuning without --tune."""
-        for option, value in (
+        for name, value in (
             ("--tune-time", self.time_s),
             ("--tune-iterations", self.iterations),
             ("--export", self.export),
         ):
             if value is not None and not self.wanted:
-                raise UsageError(f"{option} is of no use without --tune", hint="add --tune")
+                raise UsageError(f"{name} needs --tune", hint="add --tune")
         if self.validators and not self.export:
-            raise UsageError(
-                "--torch-validators is of no use without --export", hint="add --export FILE.csv"
-            )
-
-    @property
-    def exports(self) -> tuple[str, ...]:
-        """The file for torch, if any."""
-        return () if self.export is None else (self.export,)
+            raise UsageError("--torch-validators needs --export", hint="add --export FILE.csv")
 
     def limits(self) -> Limits:
         """Return the limits of the search. Raises InputError for invalid ones."""
@@ -114,7 +107,7 @@ def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return grouped("tuning", TuneOptions, _OPTIONS, command)
 
 
-def use_tuned(spec: GemmSpec, path: Path, gpu: str) -> GemmSpec:
+def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
     """Return a Spec that uses the algorithms of ``--tuned``."""
     _check_library(spec)
     return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
@@ -130,7 +123,7 @@ def _check_library(spec: GemmSpec) -> None:
 
 
 def tuned_algorithms(
-    path: Path, gpu: str, gemms: Collection[Gemm], settings: GemmSettings
+    path: str, gpu: str, gemms: Collection[Gemm], settings: GemmSettings
 ) -> Mapping[Gemm, Algorithm]:
     """Read the algorithms of ``--tuned`` for a GPU; those found under other settings are left out.
 
@@ -140,7 +133,7 @@ def tuned_algorithms(
     from cudakit.core.bench.tuning.tune import tuning_machine
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    known = load_tuned(path)
+    known = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
     found = known.entries_for(machine)
@@ -148,30 +141,30 @@ def tuned_algorithms(
     return known.algorithms_for(machine, settings)
 
 
-def _say_missing(path: Path, missing: int, asked: int) -> None:
+def _say_missing(path: str, missing: int, asked: int) -> None:
     if missing:
         click.echo(
-            f"cudakit: {printable(str(path))} has nothing for {missing} of the {asked} products under"
+            f"cudakit: {printable(path)} has nothing for {missing} of the {asked} products under"
             " these settings: the library chooses their algorithms",
             err=True,
         )
 
 
-def tune(spec: GemmSpec, gpu: str, outputs: Outputs, tuning: TuneOptions) -> ExitCode:
-    """Tune the GEMMs of a Spec, write the files, and print the report."""
+def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -> ExitCode:
+    """Tune the GEMMs of a Spec, and write the report and the file for torch."""
     limits = tuning.limits()
-    with open_output(None) as target:
-        with (
-            open_by_name(outputs.paths, FORMATS, force=outputs.force) as files,
-            open_by_name(tuning.exports, ("csv",), force=outputs.force) as exports,
-        ):
-            tuned, exported = _search(spec, gpu, limits, tuning, quiet=outputs.quiet)
-            for form, file in files:
-                file.write(rendered(tuned, form))
-            if exported:
-                for _, file in exports:
-                    file.write(exported.text)
-        _report(target, tuned, outputs, exported)
+    with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
+        export = None
+        if tuning.export is not None:
+            format_of(tuning.export, ("csv",))
+            export = stack.enter_context(open_output(tuning.export, force=output.force))
+        tuned, exported = _search(spec, gpu, limits, tuning, quiet=output.quiet)
+        if export and exported:
+            export.write(exported.text)
+        stack.close()
+        outputs.write(_report(tuned, output, exported))
+        if export and not output.quiet:
+            click.echo(f"Wrote {printable(export.name)}", err=True)
     return _exit_code(tuned)
 
 
@@ -182,7 +175,7 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    known = load_tuned(tuning.known) if tuning.known else None
+    known = load_tuned(Path(tuning.known)) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # An export that is impossible is reported before the long search.
         validators = _validators(tuning, device, run_context) if tuning.export else None
@@ -198,7 +191,7 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
         raise UsageError(
             "algorithms of a simulated GPU are of no use to torch", hint="leave out --export"
         )
-    found = read_validators(tuning.validators) if tuning.validators else _of_torch()
+    found = read_validators(Path(tuning.validators)) if tuning.validators else _of_torch()
     check_validators(found, tuning_machine(device, run_context))
     return found
 
@@ -213,14 +206,12 @@ def _of_torch() -> Mapping[str, str]:
         raise
 
 
-def _report(target: Output, tuned: Tuned, outputs: Outputs, exported: TorchCsv | None) -> None:
+def _report(tuned: Tuned, output: OutputOptions, exported: TorchCsv | None) -> Report:
     from cudakit.core.bench.tuning.present import present_tuned
 
-    kept = [path for path in outputs.paths if path.lower().endswith(".json")]
-    target.answer(
-        tuned,
-        lambda: present_tuned(tuned, files=kept, exported=exported),
-        as_json=outputs.json,
+    kept = [target.path for target in output.targets if target.path.lower().endswith(".json")]
+    return Report(
+        result=tuned, document=lambda: present_tuned(tuned, files=kept, exported=exported)
     )
 
 

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import exit_code, measuring, report
+from cudakit.cli.bench.measure import FORMATS, exit_code, measure_and_report, measuring
 from cudakit.cli.bench.options import (
+    DESCRIBED_IN,
     Effort,
-    Outputs,
     cache_option,
     counts,
     given,
     mode_option,
-    names,
-    outputs_options,
+    name_list,
     sizes_option,
 )
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import gpu_option
+from cudakit.cli.options import Command, OutputOptions, Value, gpu_option, option, output_options
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import Allocator, Spec
     from cudakit.gpu.api import Gpu
 
 
-@click.command(short_help="Read, write, copy and triad of device memory; the L2 knee.")
-@click.option(
+def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
+    return click.command(cls=Command, described_in=DESCRIBED_IN, short_help=summary)
+
+
+@_benchmark("Bandwidth of device memory and L2 cache.")
+@option(
     "--operations",
-    type=names,
+    type=name_list("cudakit.core.bench.spec:OPERATIONS"),
     metavar="NAME,...",
-    help="Some of read, write, copy, scale and triad; all if not given.",
+    help="Kernels: read, write, copy, scale, triad.  [default: all]",
 )
 @sizes_option("Bytes of each buffer")
 @mode_option("batch")
@@ -53,14 +57,13 @@ def memory(*, effort: Effort, **asked: Any) -> Spec:
     return MemorySpec(**given(**asked), **effort)
 
 
-@click.command(short_help="Copies between host and device, within it, and to other devices.")
-@click.option(
+@_benchmark("Bandwidth of copies between host and device, and between GPUs.")
+@option(
     "--directions",
-    type=names,
+    type=name_list("cudakit.core.bench.spec:DIRECTIONS"),
     metavar="NAME,...",
-    help="Some of h2d (from pinned memory of the host), d2h (to it), both (at the same time), pageable-h2d, "
-    "pageable-d2h, d2d (within the device), peer (to each other device) and peer-both; all that the machine "
-    "has if not given.",
+    help="Directions: h2d and d2h (pinned host memory), both (h2d and d2h at the same time), pageable-h2d, "
+    "pageable-d2h, d2d (within the device), peer (to each other GPU), peer-both.  [default: all available]",
 )
 @sizes_option("Bytes of each copy")
 @mode_option("host for pageable memory and else isolated")
@@ -83,13 +86,13 @@ def copy(*, effort: Effort, **asked: Any) -> Spec:
     return CopySpec(**given(**asked), **effort)
 
 
-@click.command(short_help="Latencies of launches, events, waits and streams.")
-@click.option(
+@_benchmark("Latency of launches, events, waits and streams.")
+@option(
     "--calls",
-    type=names,
+    type=name_list("cudakit.core.bench.spec:CALLS"),
     metavar="NAME,...",
-    help="Some of launch, launch-to-start, launch-to-finish, launch-back-to-back, event-record, "
-    "stream-synchronize, event-create-destroy and stream-create-destroy; all if not given.",
+    help="Calls: launch, launch-to-start, launch-to-finish, launch-back-to-back, event-record, "
+    "stream-synchronize, event-create-destroy, stream-create-destroy.  [default: all]",
 )
 @measuring
 def launch(*, effort: Effort, **asked: Any) -> Spec:
@@ -104,12 +107,12 @@ def launch(*, effort: Effort, **asked: Any) -> Spec:
     return LaunchSpec(**given(**asked), **effort)
 
 
-@click.command(short_help="Allocations by the driver, from its pool, pinned and mapped.")
-@click.option(
+@_benchmark("Latency of memory allocation and free.")
+@option(
     "--allocators",
-    type=names,
+    type=name_list(("driver", "stream-ordered", "pinned", "virtual", "caching")),
     metavar="NAME,...",
-    help="Some of driver, stream-ordered, pinned, virtual and caching; all if not given.",
+    help="Allocators: driver, stream-ordered, pinned, virtual, caching.  [default: all]",
 )
 @sizes_option("Bytes of each allocation")
 @measuring
@@ -136,29 +139,32 @@ def _caching(gpu: Gpu) -> Allocator:
     return CachingAllocator(GpuUpstream(gpu))
 
 
-@click.command(short_help="What graphs cost to make and launch, and what they save.")
-@click.option(
+@_benchmark("Cost of CUDA graphs, and the time they save.")
+@option(
     "--topologies",
-    type=names,
+    type=name_list("cudakit.core.bench.spec:TOPOLOGIES"),
     metavar="NAME,...",
-    help="chain, fork-join, or both if not given.",
+    help="Graph topologies: chain, fork-join.  [default: both]",
 )
-@click.option(
-    "--nodes", type=counts, metavar="N,...", help="How many nodes a graph has, as 1,10,100."
+@option(
+    "--nodes",
+    type=Value((), counts),
+    metavar="N,...",
+    help="Nodes per graph, for example 1,10,100.",
 )
-@click.option(
+@option(
     "--nodes-of",
     "kinds",
-    type=names,
+    type=name_list("cudakit.core.bench.spec:NODE_KINDS"),
     metavar="NAME,...",
-    help="What nodes are: kernel, fill or copy, of 16 bytes each; kernel if not given.",
+    help="Node types: kernel, fill, copy, of 16 bytes each.  [default: kernel]",
 )
-@click.option(
+@option(
     "--steps",
-    type=names,
+    type=name_list("cudakit.core.bench.spec:STEPS"),
     metavar="NAME,...",
-    help="Some of capture, instantiate, update, upload, first-launch, launch, run, replay and eager; "
-    "all if not given.",
+    help="Steps: capture, instantiate, update, upload, first-launch, launch, run, replay, eager.  "
+    "[default: all]",
 )
 @measuring
 def graph(*, effort: Effort, **asked: Any) -> Spec:
@@ -178,11 +184,11 @@ def graph(*, effort: Effort, **asked: Any) -> Spec:
     return GraphSpec(**given(**asked), **effort)
 
 
-@click.command(short_help="A health check: is this GPU as fast as its kind?")
-@click.option("--quick", is_flag=True, help="Take about a minute, and what says most.")
+@_benchmark("Health check: does this GPU perform as its model should?")
+@option("--quick", is_flag=True, help="Run a subset that takes about a minute.")
 @gpu_option
-@outputs_options
-def suite(*, quick: bool, gpu: str, outputs: Outputs) -> int:
+@output_options(FORMATS)
+def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
     """Measure what says most of a GPU, and judge each figure by what is expected: pass, warn or fail.
 
     Rates are compared with what was measured on another GPU of the model, or else with a share of what
@@ -196,5 +202,5 @@ def suite(*, quick: bool, gpu: str, outputs: Outputs) -> int:
     """
     from cudakit.core.bench.suite import SuiteSpec, check_health
 
-    result = report(partial(check_health, SuiteSpec(quick=quick)), gpu, outputs)
+    result = measure_and_report(partial(check_health, SuiteSpec(quick=quick)), gpu, output)
     return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cudakit.cli.devices.options import View, seconds, select_options, view_options
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import OutputOptions, gpu_option, output_options
-from cudakit.cli.output import open_output
+from cudakit.cli.options import (
+    Command,
+    OutputOptions,
+    Value,
+    gpu_option,
+    option,
+    option_group,
+    output_options,
+    with_options,
+)
+from cudakit.cli.report import COMMON_FORMATS, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.core.devices.select import SelectSpec
 
 
-@click.command()
-@output_options
+_FORMATS = (*COMMON_FORMATS, "csv")
+_WATCH_FORMATS = ("json", "txt", "csv")
+_SELECT_FORMATS = ("json", "txt")
+_OTHER = option_group(
+    "What to show",
+    option("--list-fields", is_flag=True, help="List all fields with their units and meaning."),
+    option(
+        "--watch",
+        type=Value((), seconds),
+        metavar="SEC",
+        help="Update the report every SEC seconds.",
+    ),
+    gpu_option,
+)
+
+
+def _other_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return with_options(_OTHER, command)
+
+
+@click.command(cls=Command)
+@output_options(_FORMATS)
 @view_options
-@click.option("--watch", type=seconds, metavar="SEC", help="Look again every SEC seconds.")
+@_other_options
 @select_options
-@click.option("--list-fields", is_flag=True, help="List all fields and what they mean.")
-@gpu_option
 def devices(
     *,
     view: View,
@@ -31,10 +59,10 @@ def devices(
     gpu: str,
     output: OutputOptions,
 ) -> int:
-    """Show which GPU is which, and how each one fares.
+    """List GPUs with their CUDA, NVML and PCI indices and current state.
 
-    CUDA, NVML (nvidia-smi) and PCI number devices differently: all three stand side by side, and
-    devices that CUDA_VISIBLE_DEVICES hides are there too. Nothing is changed, no context is made.
+    CUDA, NVML (nvidia-smi) and PCI number devices differently: the report shows all three, and also the
+    devices that CUDA_VISIBLE_DEVICES hides. Changes nothing and creates no CUDA context.
 
     \b
     cudakit devices --processes --topology
@@ -43,11 +71,12 @@ def devices(
     CUDA_VISIBLE_DEVICES=$(cudakit devices --select --min-free-mem 10GiB) python train.py
     """
     if watch and (view.long or view.topology or spec):
-        raise click.UsageError("--watch shows what moves: not --long, --topology or --select")
+        raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
     from cudakit.core.devices.fields import named
 
     wanted = named(view.names)
-    with open_output(output.path, force=output.force) as target:
+    formats = _WATCH_FORMATS if watch else _SELECT_FORMATS if spec else None
+    with open_outputs(output, formats) as outputs:
         from cudakit.gpu.machine import open_machine
 
         machine = None if list_fields else open_machine(gpu)
@@ -55,11 +84,15 @@ def devices(
         from cudakit.cli.devices import show
 
         if machine is None:
-            show.list_fields(target, view)
+            show.list_fields(outputs)
         elif spec:
-            show.print_selection(machine, target, view, spec)
+            show.print_selection(machine, outputs, view, spec)
         elif watch:
-            show.watch_devices(machine, show.Writer(target, view, wanted, watching=True), watch)
+            writers = [
+                show.Writer(target, form, view, wanted) for form, target in outputs.streams()
+            ]
+            show.watch_devices(machine, writers, watch)
+            outputs.close()
         else:
-            show.show_once(machine, show.Writer(target, view, wanted))
+            show.show_once(machine, outputs, view, wanted)
     return ExitCode.OK

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.options import OutputOptions, byte_size, percent, with_options
+from cudakit.cli.options import (
+    OutputOptions,
+    Target,
+    Value,
+    byte_size,
+    option,
+    option_group,
+    percent,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from cudakit.core.devices.select import SelectSpec
@@ -17,11 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The devices and fields to show, and the output format."""
+    """The devices and fields to show."""
 
     ids: tuple[str, ...]
     names: tuple[str, ...]  # of fields; none for a report
-    form: str  # table, csv or json
     long: bool
     processes: bool
     topology: bool
@@ -30,7 +38,7 @@ class View:
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a view to a command, which receives it as the keyword ``view``.
 
-    Apply below ``output_options``, whose ``--json`` is a format as well.
+    Apply below ``output_options``: ``--format`` selects the format on the terminal.
     """
 
     @functools.wraps(command)
@@ -38,10 +46,12 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if form and not rest["names"]:
             raise click.UsageError("--format needs --fields; --json gives everything")
         if output.json and form not in (None, "json"):
-            raise click.UsageError(f"--json and --format {form} are two forms")
+            raise click.UsageError(f"--json and --format {form} exclude each other")
+        if form == "csv":
+            output = replace(output, targets=(*output.targets, Target("-", "csv")))
         parts = {name: rest.pop(name) for name in ("ids", "names", "long", "processes", "topology")}
-        view = View(form=form or ("json" if output.json else "table"), **parts)
-        return command(view=view, output=output, **rest)
+        output = replace(output, json=output.json or form == "json")
+        return command(view=View(**parts), output=output, **rest)
 
     return with_options(_VIEW, collecting)
 
@@ -84,60 +94,73 @@ def _spec(count: int | None, min_free_bytes: int | None, max_ratio: float | None
     return SelectSpec(count or 1, min_free_bytes, None if max_ratio is None else max_ratio * 100)
 
 
-def _names(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    # Click also converts the default, which is a tuple already.
-    parts = text.split(",") if isinstance(text, str) else text
-    return tuple(filter(None, (part.strip() for part in parts)))
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
-_VIEW = (
-    click.option("-l", "--long", is_flag=True, help="Show all that is known of each device."),
-    click.option("-p", "--processes", is_flag=True, help="Show who uses each device."),
-    click.option("-t", "--topology", is_flag=True, help="Show how the devices reach each other."),
-    click.option(
-        "--id",
+def _known_names() -> list[str]:
+    from cudakit.core.devices.fields import registry
+
+    return list(registry())
+
+
+_VIEW = option_group(
+    "What to show",
+    option("-l", "--long", is_flag=True, help="Show everything known about each device."),
+    option("-p", "--processes", is_flag=True, help="Show the processes on each device."),
+    option(
+        "-t",
+        "--topology",
+        is_flag=True,
+        help="Show how the devices are connected: NVLink, PCIe, peer access.",
+    ),
+    option(
+        "--device",
         "ids",
+        old=("--id",),
+        type=Value(("cuda:0", "nvml:0")),
         multiple=True,
         metavar="DEVICE",
-        help="One device only: cuda:0, nvml:1, a UUID or its beginning, a PCI address; repeatable.",
+        help="Show one device only: 0 or cuda:0, nvml:1, a UUID prefix or a PCI id. Repeatable.",
     ),
-    click.option(
+    option(
         "--fields",
         "names",
-        type=_names,
+        type=Value(_known_names, _names, many=True),
         default=(),
-        metavar="A,B,...",
-        help="Show these fields only; --list-fields lists them.",
+        metavar="NAME,...",
+        help="Show only these fields; --list-fields lists them.",
     ),
-    click.option(
+    option(
         "--format",
         "form",
         type=click.Choice(("table", "csv", "json")),
-        help="The form of --fields; a table if not given.",
+        help="With --fields: format on the terminal.  [default: table]",
     ),
 )
-_SELECT = (
-    click.option(
+_SELECT = option_group(
+    "Select devices for CUDA_VISIBLE_DEVICES",
+    option(
         "--select",
         is_flag=True,
-        help="Print a value for CUDA_VISIBLE_DEVICES: the devices with most free memory.",
+        help="Print a value for CUDA_VISIBLE_DEVICES: the devices with the most free memory.",
     ),
-    click.option(
+    option(
         "--count",
         type=click.IntRange(min=1),
         metavar="N",
-        help="With --select: so many devices; 1 if not given.",
+        help="With --select: number of devices.  [default: 1]",
     ),
-    click.option(
+    option(
         "--min-free-mem",
         type=byte_size,
         metavar="SIZE",
-        help="With --select: with at least so much free memory, for example 10GiB.",
+        help="With --select: minimum free memory, for example 10GiB.",
     ),
-    click.option(
+    option(
         "--max-util",
         type=percent,
         metavar="RATIO",
-        help="With --select: busy at most so much of the time, for example 10%.",
+        help="With --select: maximum utilization, for example 10%.",
     ),
 )

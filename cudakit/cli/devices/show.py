@@ -1,16 +1,17 @@
-"""What ``cudakit devices`` writes: once, or repeatedly with ``--watch``."""
+"""The output of ``cudakit devices``: once, or repeatedly with ``--watch``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import click
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.output import Output, is_capable_terminal
+from cudakit.cli.report import Outputs, Report
 from cudakit.core.devices.fields import FieldsList, registry
 from cudakit.core.devices.present import FIELDS
 from cudakit.core.devices.query import open_query
@@ -22,41 +23,44 @@ from cudakit.gpu.api.facts import Machine
 from cudakit.gpu.api.fields import FieldInfo
 
 
-def list_fields(target: Output, view: View) -> None:
+def list_fields(outputs: Outputs) -> None:
     """Write the list of all fields."""
     from cudakit.core.devices.present.fields import listing
 
     known = tuple(registry().values())
-    target.answer(FieldsList(known), lambda: listing(known), as_json=view.form == "json")
+    outputs.write(Report(result=FieldsList(known), document=lambda: listing(known)))
 
 
-def print_selection(machine: Machine, target: Output, view: View, spec: SelectSpec) -> None:
+def print_selection(machine: Machine, outputs: Outputs, view: View, spec: SelectSpec) -> None:
     """Write a value for CUDA_VISIBLE_DEVICES."""
     result = open_query(machine).read()
     selected = select(result, filter_devices(result, view.ids), spec)
-    if view.form == "json":
-        target.write(_json(selected))
-    else:
-        _warn_simulated(machine)
-        target.write(f"{selected.visible_devices}\n")
-
-
-def show_once(machine: Machine, writer: Writer) -> None:
-    """Write the current state of the devices."""
-    view = writer.view
-    result = open_query(machine).read(
-        activity=writer.counts_activity, processes=view.processes, topology=view.topology
+    _warn_simulated(machine)
+    value = selected.visible_devices
+    outputs.write(
+        Report(
+            result=selected,
+            document=lambda: Document(value, ()),
+            exports={"txt": lambda: f"{value}\n"},
+        )
     )
-    if view.form == "csv":
-        _warn_simulated(machine)
-    writer.target.write(writer.text(result))
 
 
-def watch_devices(machine: Machine, writer: Writer, seconds: float) -> None:
+def show_once(
+    machine: Machine, outputs: Outputs, view: View, wanted: tuple[FieldInfo, ...]
+) -> None:
+    """Write the current state of the devices."""
+    result = open_query(machine).read(
+        activity=counts_activity(wanted), processes=view.processes, topology=view.topology
+    )
+    shown = replace(result, devices=filter_devices(result, view.ids))
+    outputs.write(_report(shown, view, wanted, warn=lambda: _warn_simulated(machine)))
+
+
+def watch_devices(machine: Machine, writers: Sequence[Writer], seconds: float) -> None:
     """Write the state repeatedly until Ctrl-C. Raises EnvironmentUnusable if a device is lost."""
-    query, view = open_query(machine), writer.view
-    activity = writer.counts_activity
-    redraw = Redraw(writer.target)
+    query, (first, *_) = open_query(machine), writers
+    view, activity = first.view, counts_activity(first.wanted, watching=True)
     try:
         for number in ticks(seconds, twice=activity):
             result = query.read(
@@ -64,10 +68,18 @@ def watch_devices(machine: Machine, writer: Writer, seconds: float) -> None:
             )
             # The first read only starts the counters.
             if number or not activity:
-                redraw.show(writer.text(result, first=number <= activity))
+                for writer in writers:
+                    writer.show(result, first=number <= activity)
             _refuse_lost(result)
     except KeyboardInterrupt:
         return  # Ctrl-C is the way to end it
+
+
+def counts_activity(wanted: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
+    """Return whether the output includes activity since the last read."""
+    if wanted:
+        return any(each.kind == "activity" for each in wanted)
+    return watching
 
 
 def _warn_simulated(machine: Machine) -> None:
@@ -85,67 +97,69 @@ def _refuse_lost(result: DevicesResult) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+def _report(
+    result: DevicesResult,
+    view: View,
+    wanted: tuple[FieldInfo, ...],
+    *,
+    watching: bool = False,
+    warn: Callable[[], None] = lambda: None,
+) -> Report:
+    """Return the report of the devices, or of the wanted fields."""
+    from cudakit.core.devices.present import report
+    from cudakit.core.devices.present.fields import table
+
+    def csv() -> Iterator[str]:
+        from cudakit.core.devices.present.fields import columns
+        from cudakit.render import csv
+
+        warn()
+        return csv.render(columns(wanted or tuple(registry().values()), result))
+
+    return Report(
+        result=_chosen_fields(result, wanted) if wanted else result,
+        document=lambda: (
+            table(wanted, result) if wanted else report(result, long=view.long, activity=watching)
+        ),
+        exports={"csv": csv},
+    )
+
+
+@dataclass(slots=True)
 class Writer:
-    """Writes results in the format of a view."""
+    """Writes results repeatedly to one place, in one format."""
 
     target: Output
+    form: str
     view: View
     wanted: tuple[FieldInfo, ...]  # none for a report
-    watching: bool = False
+    _redraw: Redraw = field(init=False)
 
-    @property
-    def counts_activity(self) -> bool:
-        """Whether the output includes activity since the last read."""
-        if self.wanted:
-            return any(field.kind == "activity" for field in self.wanted)
-        return self.watching
+    def __post_init__(self) -> None:
+        self._redraw = Redraw(self.target)
+
+    def show(self, result: DevicesResult, *, first: bool = True) -> None:
+        """Write a result; on a terminal it replaces the last one."""
+        self._redraw.show(self.text(result, first=first))
 
     def text(self, result: DevicesResult, *, first: bool = True) -> str:
         """Return a result as text; CSV has a header with the ``first`` only."""
         shown = replace(result, devices=filter_devices(result, self.view.ids))
-        if self.wanted:
-            return self._fields(shown, header=first)
-        if self.view.form == "json":
-            return self._json(shown)
-        from cudakit.core.devices.present import report
+        report = _report(shown, self.view, self.wanted, watching=True)
+        if self.form == "json":
+            from cudakit.render import json
 
-        page = report(shown, long=self.view.long, activity=self.watching)
-        return _page(page, self.target)
-
-    def _fields(self, result: DevicesResult, *, header: bool) -> str:
-        from cudakit.core.devices.present.fields import columns, table
-
-        if self.view.form == "table":
-            return _page(table(self.wanted, result), self.target)
-        if self.view.form == "json":
-            return self._json(_chosen_fields(result, self.wanted))
-        from cudakit.render import csv
-
-        text = "".join(csv.render(columns(self.wanted, result)))
-        return text if header else text.partition("\r\n")[2]
-
-    def _json(self, result: DevicesResult | FieldsResult) -> str:
-        return _json(result, line=self.watching)
+            return json.render_line(report.result)
+        text = "".join(report.text(self.form, width=self.target.width, color=self.target.color))
+        is_headless = self.form == "csv" and not first
+        return text.partition("\r\n")[2] if is_headless else text
 
 
 def _chosen_fields(result: DevicesResult, wanted: tuple[FieldInfo, ...]) -> FieldsResult:
     devices = tuple(
-        {field.name: device.field(field.name) for field in wanted} for device in result.devices
+        {each.name: device.field(each.name) for each in wanted} for device in result.devices
     )
     return FieldsResult(result.simulated, result.time_ns, devices)
-
-
-def _json(result: object, *, line: bool = False) -> str:
-    from cudakit.render import json
-
-    return json.render_line(result) if line else json.render(result)
-
-
-def _page(document: Document, target: Output) -> str:
-    from cudakit.render import console
-
-    return console.render(document, width=target.width, color=target.color)
 
 
 # --- redrawing -------------------------------------------------------------------------------------

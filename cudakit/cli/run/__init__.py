@@ -1,86 +1,120 @@
-"""``cudakit run``: somebody's program as it is, and what its GPUs did."""
+"""``cudakit run``: run a program and check what it does on its GPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from cudakit.cli.failure import before_the_start
+from cudakit.cli.options import (
+    FILE,
+    Command,
+    OutputOptions,
+    Value,
+    option,
+    option_group,
+    output_options,
+    with_options,
+)
+
+_FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
-class Launcher(click.Command):
-    """A command whose own errors on the command line end with 125: other codes are the program's."""
+class Launcher(Command):
+    """A command whose own usage errors end with 125: other codes are the program's."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Read the command line."""
-        with before_the_start():
-            return super().make_context(*args, **kwargs)
+    def make_context(
+        self, info_name: str | None, args: list[str], *rest: Any, **kwargs: Any
+    ) -> click.Context:
+        """Parse the command line."""
+        as_json = self._wants_json(info_name, args)
+        with before_the_start(as_json=as_json):
+            return super().make_context(info_name, args, *rest, **kwargs)
+
+    def _wants_json(self, info_name: str | None, args: list[str]) -> bool:
+        """Return whether ``--json`` precedes the program, also if the command line has an error."""
+        if "--json" not in args:
+            return False
+        context = super().make_context(info_name, [*args], resilient_parsing=True)
+        return bool(context.params.get("json"))
+
+
+_RECORD = option_group(
+    "What to record",
+    option("--sanitize", is_flag=True, help="Find races between CUDA streams."),
+    option("--memory", is_flag=True, help="Record PyTorch's GPU memory for cudakit memviz."),
+    option(
+        "--snapshot",
+        type=FILE,
+        metavar="FILE",
+        default="cudakit-memory.pickle",
+        show_default=True,
+        help="With --memory: the snapshot file to write.",
+    ),
+)
+_PROGRAM = option_group(
+    "Program",
+    option("-m", "module", is_flag=True, help="Run a module, as python -m does."),
+    option("-c", "code", is_flag=True, help="Run code, as python -c does."),
+    option(
+        "--python",
+        type=FILE,
+        metavar="PYTHON",
+        help="Python interpreter to use.  [default: that of the environment]",
+    ),
+    option("--no-follow", is_flag=True, help="Do not instrument child processes."),
+    option(
+        "--on-missing",
+        type=click.Choice(["refuse", "run"]),
+        default="refuse",
+        show_default=True,
+        help="If CUDA calls cannot be recorded: refuse to start, or run the program unchecked and say so.",
+    ),
+)
+_RACES = option_group(
+    "Races",
+    option(
+        "--show",
+        type=click.Choice(["likely", "possible"]),
+        default="likely",
+        show_default=True,
+        help="possible: also show conflicts of kernels whose accesses are only assumed.",
+    ),
+    option(
+        "--suppress",
+        type=Value(("kernel:", "site:", "@")),
+        metavar="PATTERN|@FILE",
+        multiple=True,
+        help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
+        "Repeatable.",
+    ),
+    option(
+        "--accesses",
+        type=click.Choice(["exact", "arguments"]),
+        help="How to find out what memory kernels access: exact (observed as they run) or arguments "
+        "(assumed from their pointer arguments).  [default: exact if available]",
+    ),
+    option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
+    option(
+        "--host-threads",
+        type=click.Choice(["joined", "strict"]),
+        default="joined",
+        show_default=True,
+        help="strict: a wait in one host thread does not order the work of other host threads.",
+    ),
+)
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return with_options((*_RECORD, *_PROGRAM, *_RACES), command)
 
 
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})
-@click.option("--sanitize", is_flag=True, help="Find races between streams.")
-@click.option("--memory", is_flag=True, help="Record who holds torch's memory, for cudakit memviz.")
-@click.option("-m", "module", is_flag=True, help="What follows is a module, as for python -m.")
-@click.option("-c", "code", is_flag=True, help="What follows is code, as for python -c.")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    metavar="FILE",
-    multiple=True,
-    help="Write the races to FILE as well: .json, .html or .sarif. Repeatable.",
-)
-@click.option("-f", "--force", is_flag=True, help="Replace files that exist.")
-@click.option(
-    "-q", "--quiet", is_flag=True, help="Say nothing without races, and one line with them."
-)
-@click.option(
-    "--show",
-    type=click.Choice(["likely", "possible"]),
-    default="likely",
-    show_default=True,
-    help="possible: also conflicts of kernels whose accesses are not known well.",
-)
-@click.option(
-    "--suppress",
-    metavar="PATTERN|@FILE",
-    multiple=True,
-    help="Leave out races of kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists such patterns.",
-)
-@click.option(
-    "--accesses",
-    type=click.Choice(["exact", "arguments"]),
-    help="How to know what kernels touch: exact, as they run, or arguments, from the pointers that they"
-    " are given. By default exact, where the device and what is installed allow it.",
-)
-@click.option("--stop-on-first", is_flag=True, help="Stop the program at its first race.")
-@click.option(
-    "--host-threads",
-    type=click.Choice(["joined", "strict"]),
-    default="joined",
-    show_default=True,
-    help="strict: a wait of one thread of the host orders nothing for the others.",
-)
-@click.option(
-    "--on-missing",
-    type=click.Choice(["refuse", "run"]),
-    default="refuse",
-    show_default=True,
-    help="Where CUDA cannot be watched: refuse to start, or run all the same and say so.",
-)
-@click.option(
-    "--snapshot",
-    metavar="FILE",
-    default="cudakit-memory.pickle",
-    show_default=True,
-    help="Where --memory leaves its snapshot.",
-)
-@click.option(
-    "--python", metavar="PYTHON", help="The interpreter to use; by default that of the environment."
-)
-@click.option(
-    "--no-follow", is_flag=True, help="Leave the processes alone that the program starts."
+@_options
+@output_options(
+    _FORMATS, json_help="Print the result, or the error, as one JSON document on standard error."
 )
 @click.argument(
     "words",
@@ -89,15 +123,16 @@ class Launcher(click.Command):
     required=True,
     type=click.Path(readable=False),
 )
-def run(*, module: bool, code: bool, words: tuple[str, ...], **options: Any) -> int:
-    """Run a program, and find the races between its CUDA streams or what its memory goes to.
+def run(
+    *, module: bool, code: bool, words: tuple[str, ...], output: OutputOptions, **options: Any
+) -> int:
+    """Run a program and find the races between its CUDA streams, or record its GPU memory.
 
-    The program is what python would run: a script, -m MODULE or -c CODE; anything else is a command.
-    What follows it is its own. It sees what it would see without cudakit, and ends as it would. The
-    report goes to standard error; standard output and input are the program's.
+    The program is a Python script, -m MODULE, -c CODE or any other command. All arguments after it are its
+    own. Standard input and output belong to the program; the report goes to standard error.
 
-    The exit code is the program's. Where that is 0, races make it 1. It is 125 where cudakit
-    fails before the program starts, 126 where the program cannot be executed, 127 where it is not there.
+    The exit code is that of the program. If the program succeeds, races make it 1. It is 125 if cudakit
+    fails before the program starts, 126 if the program cannot be executed, 127 if it is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1
@@ -107,9 +142,9 @@ def run(*, module: bool, code: bool, words: tuple[str, ...], **options: Any) -> 
     """
     from cudakit.cli.run.session import RunSpec, run_program
 
-    with before_the_start():
+    with before_the_start(as_json=output.json):
         if module and code:
-            raise click.UsageError("a program is a module (-m) or code (-c), not both")
+            raise click.UsageError("-m and -c exclude each other")
         prefix = ("-m",) if module else ("-c",) if code else ()
-        spec = RunSpec(words=(*prefix, *words), **options)
+        spec = RunSpec(words=(*prefix, *words), output=output, **options)
     return run_program(spec)

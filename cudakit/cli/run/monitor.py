@@ -32,6 +32,7 @@ class Monitor:
     ) -> None:
         self.snapshots: list[str] = []
         self.stopped = False
+        self._enough = False
         self._failure: Exception | None = None
         self._notes: Counter[str] = Counter()
         self._stop_on_first = stop_on_first
@@ -47,7 +48,11 @@ class Monitor:
                 self._feed(batch)
             except Exception as failure:  # noqa: BLE001 must not disturb the program
                 self._failure = failure
-        return self.stopped
+        return self._enough
+
+    def stopping(self) -> None:
+        """Record that the program was still running when it was stopped."""
+        self.stopped = True
 
     def notify(self, notice: Notice) -> None:
         """Consume a line of an agent."""
@@ -79,9 +84,8 @@ class Monitor:
     def _feed(self, batch: Batch) -> None:
         found = self._detector.feed(batch, self._report)
         # A race may be suppressed, which only the Result shows.
-        if found and self._stop_on_first and findings(self.result()) and not self.stopped:
-            self.stopped = True
-            self._warn("a race was found: the program is stopped")
+        if found and self._stop_on_first and not self._enough:
+            self._enough = bool(findings(self.result()))
 
 
 def _with_count(reason: str, count: int) -> str:

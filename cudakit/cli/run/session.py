@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,15 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cudakit.cli.failure import ExitCode, before_the_start, report
-from cudakit.cli.output import (
-    Files,
-    Output,
-    open_by_name,
-    printable,
-    terminal_width,
-    wants_color,
-)
+from cudakit.cli.failure import ExitCode, before_the_start, report_error
+from cudakit.cli.options import OutputOptions
+from cudakit.cli.output import printable, standard_error
+from cudakit.cli.report import Outputs, Report, Text, open_outputs
 from cudakit.cli.run.monitor import Monitor
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import findings
@@ -36,9 +30,6 @@ from cudakit.run.supervise import supervise
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
 
-# The files of -o, by their suffix.
-_FORMATS = ("html", "json", "sarif")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -47,9 +38,7 @@ class RunSpec:
     words: tuple[str, ...]
     sanitize: bool
     memory: bool
-    outputs: tuple[str, ...]
-    force: bool
-    quiet: bool
+    output: OutputOptions
     show: Literal["likely", "possible"]
     suppress: tuple[str, ...]
     accesses: Literal["exact", "arguments"] | None
@@ -63,13 +52,13 @@ class RunSpec:
     def __post_init__(self) -> None:
         if not self.sanitize and not self.memory:
             raise UsageError(
-                "nothing is to be watched",
-                hint="--sanitize finds races, --memory records who holds torch's memory",
+                "nothing to record",
+                hint="--sanitize finds races, --memory records GPU memory",
             )
-        if self.outputs and not self.sanitize:
+        if (self.output.targets or self.output.json) and not self.sanitize:
             raise UsageError(
-                "-o writes the races that --sanitize finds",
-                hint="add --sanitize; --snapshot FILE is where --memory writes",
+                "-o and --json write the races that --sanitize finds",
+                hint="add --sanitize; --snapshot FILE is the file of --memory",
             )
 
 
@@ -78,7 +67,7 @@ class _Prepared:
     command: Command
     settings: Settings
     monitor: Monitor
-    files: Files
+    outputs: Outputs
 
 
 def run_program(spec: RunSpec) -> int:
@@ -86,7 +75,7 @@ def run_program(spec: RunSpec) -> int:
     status, code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
-            with before_the_start():
+            with before_the_start(as_json=spec.output.json):
                 prepared = _prepare(spec, stack)
             monitor = prepared.monitor
             status = supervise(
@@ -94,13 +83,14 @@ def run_program(spec: RunSpec) -> int:
                 settings=prepared.settings,
                 consume=monitor.consume,
                 notify=monitor.notify,
+                stopping=monitor.stopping,
             )
             code = _report_findings(spec, prepared, shell_status(status))
     except Exception as error:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
-        code = report(error, as_json=False)
+        code = report_error(error, json_to_stderr=spec.output.json)
     return code if monitor.stopped or not status else finish(status)
 
 
@@ -112,14 +102,14 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         suppress=spec.suppress,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
-        warn=_warn,
+        warn=_ignore if spec.output.json else _warn,
     )
-    files = stack.enter_context(_open_outputs(spec.outputs, force=spec.force))
-    memory = _snapshot_file(spec.snapshot, force=spec.force) if spec.memory else None
-    if command.unwatched:
-        monitor.add_note(command.unwatched)
+    outputs = stack.enter_context(open_outputs(spec.output))
+    memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
+    if command.not_instrumented:
+        monitor.add_note(command.not_instrumented)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        monitor.add_note("CUDA_LAUNCH_BLOCKING is set, which hides races; they are told anyway")
+        monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
@@ -127,7 +117,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         if why_not:
             monitor.add_note(why_not)
         settings = replace(settings, **ready.settings())
-    return _Prepared(command, settings, monitor, files)
+    return _Prepared(command, settings, monitor, outputs)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -152,18 +142,18 @@ def _has_device() -> bool:
 def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
     """Print and write the findings; return 1 for races."""
     monitor = prepared.monitor
-    if spec.memory and not spec.quiet:
+    if spec.memory and not spec.output.json:
         _print_snapshots(monitor.snapshots)
     if not spec.sanitize:
         return ExitCode.OK
     monitor.finish()
     result = monitor.result(exit_status=exit_status)
-    _print_races(result, quiet=spec.quiet)
+    races, stderr = _report(result), standard_error()
     try:
-        _write_outputs(prepared.files, result)
+        prepared.outputs.write(races, terminal=stderr)
     except EnvironmentUnusable:
-        if spec.quiet:
-            _print_races(result, quiet=False)  # the only output of the findings
+        # No file has the findings: print all of them.
+        stderr.write(races.text("txt", width=stderr.width, color=stderr.color))
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
 
@@ -176,20 +166,8 @@ def _warn(line: str) -> None:
     click.echo(f"cudakit: {printable(line)}", err=True)
 
 
-def _print_races(result: SanitizeResult, *, quiet: bool) -> None:
-    """Write the report; with ``quiet`` one line if there are races."""
-    from cudakit.core.sanitize.present import report, title
-    from cudakit.render import console
-
-    if quiet:
-        if result.races:
-            _warn(title(result))
-    elif _is_empty(result):
-        _warn("nothing was enqueued on a GPU: there was nothing to look at")
-    else:
-        width, color = terminal_width(sys.stderr), wants_color(sys.stderr)
-        text = console.render(report(result), width=width, color=color)
-        Output(sys.stderr, "standard error", width, color).write(text)
+def _ignore(line: str) -> None:
+    """Do not print a line: the JSON document has it among its notes."""
 
 
 def _print_snapshots(paths: Sequence[str]) -> None:
@@ -200,29 +178,7 @@ def _print_snapshots(paths: Sequence[str]) -> None:
         _warn("no memory was recorded: torch did not use CUDA in this program")
 
 
-def _is_empty(result: SanitizeResult) -> bool:
-    seen = result.coverage
-    enqueued = seen.launches or seen.copies or seen.fills or seen.graph_launches
-    return not (enqueued or result.races or result.gaps)
-
-
 # --- files
-
-
-def _open_outputs(paths: Sequence[str], *, force: bool) -> AbstractContextManager[Files]:
-    """Open every file of ``-o``. Raises UsageError for an unknown suffix."""
-    if "-" in paths:
-        raise UsageError(
-            "standard output belongs to the program", hint="name a file, as in -o races.json"
-        )
-    return open_by_name(paths, _FORMATS, force=force)
-
-
-def _write_outputs(files: Files, result: SanitizeResult) -> None:
-    """Write the races into every file. Raises EnvironmentUnusable if a disk is full."""
-    for form, file in files:
-        file.write(_rendered(result, form))
-        file.flush()
 
 
 def _snapshot_file(path: str, *, force: bool) -> Path:
@@ -241,11 +197,41 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
     return target
 
 
-def _rendered(result: SanitizeResult, form: str) -> str:
+def _report(result: SanitizeResult) -> Report:
     from cudakit.core.sanitize.present import report
-    from cudakit.render import html, json, sarif
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
+    from cudakit.render import html, sarif
 
-    if form == "json":
-        return json.render(result)
-    document = report(result, top=0)
-    return html.render(document) if form == "html" else sarif.render(document, root=os.getcwd())
+    def page() -> Text:
+        return html.render(report(result, top=0))
+
+    def log() -> Text:
+        return sarif.render(report(result, top=0), root=os.getcwd())
+
+    def nothing() -> Text:
+        return f"cudakit: {NOTHING_RECORDED}\n"
+
+    return Report(
+        result=result,
+        document=lambda: report(result),
+        exports={"html": page, "sarif": log} | ({"txt": nothing} if _found_nothing(result) else {}),
+        brief=lambda: _brief(result),
+    )
+
+
+def _brief(result: SanitizeResult) -> tuple[str, ...]:
+    """Return the verdict and the races, or that nothing was checked."""
+    from cudakit.core.sanitize.present import report
+    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
+    from cudakit.document import Note, walk
+
+    document = report(result)
+    empty = _found_nothing(result)
+    races = (node.text for node in walk(document.nodes) if isinstance(node, Note) and node.finding)
+    return (NOTHING_RECORDED,) if empty else (document.title, *races)
+
+
+def _found_nothing(result: SanitizeResult) -> bool:
+    from cudakit.core.sanitize.present.coverage import is_empty
+
+    return is_empty(result) and not result.races

@@ -36,9 +36,9 @@ class ForkedAllocator(EnvironmentUnusable):
 class DeviceAllocator(CachingAllocator):
     """The allocator of a Gpu.
 
-    With ``owned`` it closes the Gpu when it is garbage-collected, which frees all its memory. At the end of
-    the interpreter nothing is freed any more, since the driver frees everything. In a forked child it
-    allocates nothing, and frees do nothing.
+    When it is garbage-collected all its memory is freed, in use or not; with ``owned`` the Gpu is closed too.
+    At the end of the interpreter nothing is freed any more, since the driver frees everything. In a forked
+    child it allocates nothing, and frees do nothing.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class DeviceAllocator(CachingAllocator):
         upstream = GpuUpstream(gpu, shares=shares)
         super().__init__(upstream, settings, device=device, front_cache=front_cache)
         self._gpu = gpu
-        self._finalizer = weakref.finalize(self, gpu.close if owned else _nothing)
-        self._finalizer.atexit = False
+        self._owned = owned
+        self._finalizers = [_finalizer(self, upstream, gpu if owned else None)]
         me = weakref.ref(self)
         self._at_exit = partial(_at_exit, me)
         atexit.register(self._at_exit)
@@ -69,9 +69,10 @@ class DeviceAllocator(CachingAllocator):
     @cached_property
     def pinned(self) -> CachingHostAllocator:
         """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
-        pool = CachingHostAllocator(
-            GpuHostUpstream(self._gpu), self.settings, holders=self._state.engine.private
-        )
+        upstream = GpuHostUpstream(self._gpu)
+        pool = CachingHostAllocator(upstream, self.settings, holders=self._state.engine.private)
+        if not self._owned:
+            self._finalizers.append(_finalizer(pool, upstream, None))
         self.include_pinned(pool)
         for _ in range(self._state.captures.count):
             pool.begin_capture()
@@ -98,16 +99,18 @@ class DeviceAllocator(CachingAllocator):
         return self._gpu.memory_info()
 
     def close(self) -> None:
-        """Give back the device, with all memory; of one that is not owned, what nobody has allocated.
+        """Free all memory and close the device. A second time does nothing.
 
-        A second time does nothing.
+        If the device is not owned, free only the cached memory: live allocations stay until the allocator is
+        garbage-collected.
         """
         atexit.unregister(self._at_exit)
         try:
             super().close()
         finally:
             self._retire(_closed)
-            self._finalizer()
+            if self._owned:
+                self._finalizers[0]()
 
     def _call_pinned(self, method: Callable[[CachingHostAllocator], None]) -> None:
         """Call a method of the pinned pool, if there is one."""
@@ -127,6 +130,21 @@ class DeviceAllocator(CachingAllocator):
             each.__dict__.update(calls)
 
 
+def _finalizer(
+    owner: object, upstream: GpuUpstream | GpuHostUpstream, gpu: Gpu | None
+) -> weakref.finalize[[], object]:
+    """Return a finalizer that releases the memory of an allocator, and closes its device if one is given."""
+
+    def release() -> None:
+        upstream.release_all()
+        if gpu is not None:
+            gpu.close()
+
+    finalizer = weakref.finalize(owner, release)
+    finalizer.atexit = False
+    return finalizer
+
+
 def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
     """Free nothing from now on: the driver may be unloaded before the last free."""
     allocator = reference()
@@ -137,7 +155,8 @@ def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
 def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
     allocator = reference()
     if allocator is not None:
-        allocator._finalizer.detach()
+        for finalizer in allocator._finalizers:
+            finalizer.detach()
         # A thread of the parent may have held the lock, and does not exist here.
         allocator._state.guard.reset()
         allocator._retire(_forked)

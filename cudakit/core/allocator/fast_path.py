@@ -26,7 +26,7 @@ _ROUND_UP, _ROUND_MASK = SMALLEST_BLOCK - 1, -SMALLEST_BLOCK
 class Alloc(Protocol):
     """Allocate for use in the order of a stream. A request of 0 bytes returns the address 0.
 
-    Raises OutOfMemory, ValueError for a negative size, CudaError for every other failure of the driver.
+    Raises OutOfMemory, InvalidSize for a negative size, CudaError for every other failure of the driver.
     """
 
     def __call__(self, size_bytes: int, stream: int = 0) -> Ptr: ...

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-from cudakit.errors import CudaError, CudakitError
+from cudakit.errors import CudaError, UsageError
 
 _Free = TypeVar("_Free")
 
 
-class Reentered(CudakitError):
-    """The allocator was called from within itself, by a finalizer or a signal handler."""
+class Reentered(UsageError):
+    """A finalizer, signal handler or MemPool upstream called the allocator while it was running."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the allocator was called from within itself",
-            hint="finalizers and handlers of signals may free memory, and nothing else",
+            "the allocator was called while it was running in the same thread",
+            hint="finalizers and signal handlers may only free memory",
         )
 
 

@@ -5,7 +5,6 @@ Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::mal
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
 from cudakit.core.allocator.fragmentation import report_of
 from cudakit.core.allocator.history import OOM, Level, gather
 from cudakit.core.allocator.recording import checked_path, save
-from cudakit.core.allocator.state import AllocatorState
+from cudakit.core.allocator.state import AllocatorState, checked_size
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY, stream_number
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Ptr
@@ -234,9 +233,11 @@ class SlowPath:
     def slow_alloc(self, size_bytes: int, stream: int) -> Ptr:
         """Allocate; see Alloc."""
         state = self._state
-        size_bytes = _checked_size(size_bytes)
+        size_bytes = checked_size(size_bytes)
         if size_bytes == 0:
             return Ptr(0)
+        if size_bytes >= TOO_MANY_BYTES:
+            raise OutOfMemory("Tried to allocate more than 1EB memory.", hint="request less")
         stream = stream_number(stream)
         if state.is_slow("uncached"):
             return self._alloc_uncached(size_bytes, stream)
@@ -310,15 +311,6 @@ class SlowPath:
             raise OutOfMemory(f"Not cached: {error.message}", hint=error.hint) from error
         state.uncached[ptr] = size_bytes
         return Ptr(ptr)
-
-
-def _checked_size(size_bytes: int) -> int:
-    size_bytes = int(operator.index(size_bytes))
-    if size_bytes < 0:
-        raise ValueError(f"a size is not negative: {size_bytes}")
-    if size_bytes >= TOO_MANY_BYTES:
-        raise OutOfMemory("Tried to allocate more than 1EB memory.", hint="ask for less")
-    return size_bytes
 
 
 def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from operator import index
 from time import sleep
 from typing import Any
 
@@ -21,7 +20,7 @@ from cudakit.core.allocator.pinned_memory import HostMemory
 from cudakit.core.allocator.pinned_pools import Holders, NoHolders
 from cudakit.core.allocator.pinned_supply import HostUpstream
 from cudakit.core.allocator.recording import host_snapshot
-from cudakit.core.allocator.state import InvalidPointer
+from cudakit.core.allocator.state import InvalidPointer, checked_size
 from cudakit.core.allocator.upstream import stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
@@ -117,12 +116,10 @@ class CachingHostAllocator:
         ``stream`` determines the private pool of the request, and whether it belongs to a capture; without
         it, this thread's innermost pool and capture count.
 
-        Raises OutOfPinnedMemory, ValueError for a negative size, CudaError for every other failure of the
+        Raises OutOfPinnedMemory, InvalidSize for a negative size, CudaError for every other failure of the
         driver.
         """
-        size_bytes = int(index(size_bytes))
-        if size_bytes < 0:
-            raise ValueError(f"a size is not negative: {size_bytes}")
+        size_bytes = checked_size(size_bytes)
         if size_bytes == 0:
             return Ptr(0)
         stack = gather() if self._history.level else None

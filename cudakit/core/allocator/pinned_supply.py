@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import Protocol, runtime_checkable
 
@@ -47,11 +48,14 @@ class GpuHostUpstream(GpuEvents):
     def __init__(self, gpu: HostMemoryDevice) -> None:
         super().__init__(gpu)
         self._gpu = gpu
+        self._allocated: set[int] = set()
         self._registered: set[int] = set()
 
     def malloc(self, size_bytes: int) -> int:
         with self._gpu.relaxed():
-            return self._gpu.host_malloc(size_bytes, pinned=True)
+            ptr = self._gpu.host_malloc(size_bytes, pinned=True)
+        self._allocated.add(ptr)
+        return ptr
 
     def malloc_registered(self, size_bytes: int, threads: int) -> int:
         with self._gpu.relaxed():
@@ -62,13 +66,27 @@ class GpuHostUpstream(GpuEvents):
                 self._gpu.host_free(ptr)
                 raise
         self._registered.add(ptr)
+        self._allocated.add(ptr)
         return ptr
 
     def free(self, ptr: int) -> None:
         if ptr in self._registered:
             self._gpu.host_unregister(Ptr(ptr))
             self._registered.discard(ptr)
-        self._gpu.host_free(Ptr(ptr))
+        self._allocated.discard(ptr)
+        try:
+            self._gpu.host_free(Ptr(ptr))
+        except CudaError:
+            self._allocated.add(ptr)
+            raise
+
+    def release_all(self) -> None:
+        """Free all memory that was taken here, in use or not; see GpuUpstream.release_all."""
+        with suppress(CudaError), self._gpu.relaxed():
+            for ptr in list(self._allocated):
+                with suppress(CudaError):
+                    self.free(ptr)
+            self.destroy_events()
 
 
 class Duration:

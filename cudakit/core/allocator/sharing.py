@@ -21,7 +21,10 @@ class Sharing:
         self._state = state
         self._upstream = state.upstream
         if isinstance(self._upstream, Shareable):
-            self._upstream.ipc.rest_during(lambda: state.pending.captures)
+            captures = (
+                state.captures
+            )  # not the state: the finalizer of the allocator keeps the upstream
+            self._upstream.ipc.rest_during(lambda: captures.count)
 
     def share(self, ptr: int) -> SharedMemory:
         """Return what another process opens by ``open_shared``: an allocation, from an address on.

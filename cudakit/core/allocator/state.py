@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from itertools import count
-from operator import attrgetter
+from operator import attrgetter, index
 from types import ModuleType
 from typing import (
     TYPE_CHECKING,
@@ -29,7 +29,7 @@ from cudakit.core.allocator.history import Events, History
 from cudakit.core.allocator.private_pools import PrivatePool
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import Upstream, stream_number
-from cudakit.errors import CudakitError, Unsupported
+from cudakit.errors import Unsupported, UsageError
 from cudakit.torch_rules.settings import Settings
 from cudakit.units import format_bytes
 
@@ -49,8 +49,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class InvalidPointer(CudakitError):
-    """An address is not the beginning of a live allocation."""
+class InvalidPointer(UsageError):
+    """No live allocation begins at this address: it was freed before, or never allocated here."""
+
+
+class InvalidSize(UsageError, ValueError):
+    """The size of a request is negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,14 @@ class AllocatorState:
             f"it lies {ptr - block.ptr} bytes into the allocation of {format_bytes(block.requested)}"
             f" at {block.ptr:#x}"
         )
+
+
+def checked_size(size_bytes: int) -> int:
+    """Return the size of a request as an int. Raises InvalidSize, and TypeError for other types."""
+    size_bytes = int(index(size_bytes))
+    if size_bytes < 0:
+        raise InvalidSize(f"cannot allocate {size_bytes} bytes", hint="a size is 0 or more bytes")
+    return size_bytes
 
 
 def delegated(

@@ -112,11 +112,6 @@ class PendingFrees:
     def __bool__(self) -> bool:
         return self.count > 0
 
-    @property
-    def captures(self) -> int:
-        """The number of captures under way."""
-        return self._captures.count
-
     def add_use(self, block: Block, stream: int) -> None:
         """Record that a stream uses a live block, unless it is the block's own stream.
 

@@ -127,7 +127,7 @@ class Shareable(Protocol):
     def ipc(self) -> IpcRegistry: ...
 
 
-class _PagesDevice(DeviceVirtualMemory, Ipc, Streams, Protocol):
+class _PagesDevice(DeviceVirtualMemory, Memory, Ipc, Streams, Protocol):
     """A device whose pages are mapped and exported."""
 
 
@@ -140,13 +140,25 @@ class GpuEvents:
 
     def __init__(self, gpu: Streams) -> None:
         self._streams = gpu
-        self.destroy_event = gpu.destroy_event
+        self._events: set[Event] = set()
         self.query_event = gpu.query_event
         self.sync_event = gpu.sync_event
         self.sync = gpu.sync
 
     def event(self) -> Event:
-        return self._streams.event(timing=False)
+        event = self._streams.event(timing=False)
+        self._events.add(event)
+        return event
+
+    def destroy_event(self, event: Event) -> None:
+        self._streams.destroy_event(event)
+        self._events.discard(event)
+
+    def destroy_events(self) -> None:
+        """Destroy the events that are left, except those that the driver refuses to destroy."""
+        for event in list(self._events):
+            with suppress(CudaError):
+                self.destroy_event(event)
 
     def record(self, event: Event, stream: int) -> None:
         # Only its own thread can name the default stream of a thread. The legacy stream waits for it, as for
@@ -163,6 +175,7 @@ class GpuUpstream(GpuEvents):
     def __init__(self, gpu: UpstreamDevice, *, shares: bool = True) -> None:
         super().__init__(gpu)
         self._gpu = gpu
+        self._segments: set[int] = set()
         self.pages = GpuPages(gpu, shares=shares)
         self.ipc = IpcRegistry(gpu, self.pages.export)
         self.peers = self.pages.peers
@@ -171,10 +184,31 @@ class GpuUpstream(GpuEvents):
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
         with self._gpu.relaxed():
-            return self._gpu.malloc(size_bytes)
+            ptr = self._gpu.malloc(size_bytes)
+        self._segments.add(ptr)
+        return ptr
 
     def free(self, ptr: int) -> None:
-        self._gpu.free(Ptr(ptr))
+        # Removed before the free: another thread may get the same address at once.
+        self._segments.discard(ptr)
+        try:
+            self._gpu.free(Ptr(ptr))
+        except CudaError:
+            self._segments.add(ptr)
+            raise
+
+    def release_all(self) -> None:
+        """Free all memory that was taken here, in use or not, except what the driver refuses to free.
+
+        A finalizer may call this during a graph capture of another library. So memory is freed in relaxed
+        mode, and nothing calls cuCtxSynchronize, which would end every capture.
+        """
+        with suppress(CudaError), self._gpu.relaxed():
+            self.pages.release_all()
+            for ptr in list(self._segments):
+                with suppress(CudaError):
+                    self.free(ptr)
+            self.destroy_events()
 
     def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
         with self._gpu.relaxed():
@@ -195,6 +229,8 @@ class GpuPages:
         self._gpu = gpu
         self.granularity = gpu.granularity
         self.peers: list[int] = []
+        self._reserved: dict[int, int] = {}
+        self._mapped: dict[int, int] = {}  # pages: address and size
         # The kinds of handle still to be tried, the best first; empty: not determined yet.
         self._kinds: list[HandleKind | None] = [] if shares else [None]
         self._exported: dict[int, Exported] = {}  # by the address of the page
@@ -202,18 +238,45 @@ class GpuPages:
 
     def reserve(self, size_bytes: int) -> int:
         with self._gpu.relaxed():
-            return self._gpu.reserve(size_bytes)
+            ptr = self._gpu.reserve(size_bytes)
+        self._reserved[ptr] = size_bytes
+        return ptr
 
     def unreserve(self, ptr: int, size_bytes: int) -> None:
         self._gpu.unreserve(Ptr(ptr), size_bytes)
+        del self._reserved[ptr]
 
     def map(self, ptr: int, page_bytes: int, count: int) -> None:
         with self._gpu.relaxed():
             self._map(ptr, page_bytes, count)
+        pages = range(ptr, ptr + count * page_bytes, page_bytes)
+        self._mapped.update(dict.fromkeys(pages, page_bytes))
 
     def unmap(self, ptr: int, size_bytes: int) -> None:
         self._gpu.unmap(Ptr(ptr), size_bytes)
-        self._withdraw([page for page in self._exported if ptr <= page < ptr + size_bytes])
+        end = ptr + size_bytes
+        while ptr < end:
+            ptr += self._mapped.pop(ptr)
+        self._withdraw([page for page in self._exported if end - size_bytes <= page < end])
+
+    def release_all(self) -> None:
+        """Unmap all pages and free all reserved addresses; see GpuUpstream.release_all."""
+        if self._mapped:
+            self._wait_for_all_work()
+        for ptr, size_bytes in list(self._mapped.items()):
+            with suppress(CudaError):
+                self.unmap(ptr, size_bytes)
+        for ptr, size_bytes in list(self._reserved.items()):
+            with suppress(CudaError):
+                self.unreserve(ptr, size_bytes)
+        self._finish([])
+
+    def _wait_for_all_work(self) -> None:
+        """Wait for the device. cuMemFree waits too, and unlike cuCtxSynchronize does not end captures."""
+        try:
+            self._gpu.free(self._gpu.malloc(1))
+        except CudaError:  # without free memory for the byte
+            self._gpu.sync()
 
     def sync_stream(self, stream: int) -> None:
         # As for events, the legacy stream stands for the default stream of a thread.

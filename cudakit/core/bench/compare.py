@@ -63,7 +63,7 @@ class Comparison:
 
     schema: ClassVar[str] = "cudakit.bench.compare/1"
     simulated: bool  # whether one of the runs is
-    differences: tuple[str, ...]  # of environment and method; empty without --force
+    differences: tuple[str, ...]  # of environment and method; empty without --ignore-mismatch
     cases: tuple[CaseComparison, ...]  # in the order of the later run
     only_before: tuple[str, ...]  # cases of the earlier run only
     only_after: tuple[str, ...]  # cases of the later run only
@@ -90,7 +90,7 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     if differences and not force:
         raise InputError(
             f"the two runs are not comparable: {'; '.join(differences)}",
-            hint="measure both on the same machine with the same options, or add --force",
+            hint="measure both on the same machine with the same options, or add --ignore-mismatch",
         )
     return Comparison(
         simulated=before.simulated or after.simulated,

@@ -85,9 +85,15 @@ def run(
     try:
         with closing(Timer(gpu)) as timer:
             for at, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
-                method = plan_method(case, share_s, run_context.variables, simulated=gpu.simulated)
-                part = sub_progress(progress, at, len(cases))
                 implementations = case.implementations
+                method = plan_method(
+                    case.method,
+                    share_s,
+                    len(implementations),
+                    run_context.variables,
+                    simulated=gpu.simulated,
+                )
+                part = sub_progress(progress, at, len(cases))
                 outcomes = measure_case(timer, implementations, method, progress=part)
                 pairs = zip(implementations, outcomes, strict=True)
                 measured += [_Measured(case, *pair) for pair in pairs]

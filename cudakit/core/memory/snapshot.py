@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.document import Frame
+from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, PYTORCH_CALLS, AllocatorCalls
 
 # The device number of the pinned host allocator's memory.
 HOST = -1
@@ -143,3 +144,9 @@ class Snapshot:
     annotations: tuple[Annotation, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     has_times: bool = True
+
+    @property
+    def calls(self) -> AllocatorCalls:
+        """The names of the calls of the allocator that wrote this file: PyTorch's or cudakit's."""
+        by_cudakit = any(name.startswith("cudakit_") for name in self.settings)
+        return CUDAKIT_CALLS if by_cudakit else PYTORCH_CALLS

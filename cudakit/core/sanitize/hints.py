@@ -1,4 +1,4 @@
-"""Sentences about a race, and its fix in terms of CUDA and of the frameworks that took part."""
+"""Sentences about a race, and its fix in terms of CUDA and of the frameworks involved."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cudakit.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """The fixes in terms of one framework; ``a`` is the stream of the earlier side, ``b`` the other's."""
+    """The fixes in terms of one framework; ``a`` is the stream of the earlier side, ``b`` of the later."""
 
     name: str
-    files: re.Pattern[str]  # of its frames
-    kernels: re.Pattern[str]  # that it launches, by readable name
-    order: str  # orders b after a
-    keep: str  # keeps memory while a uses it
+    files: re.Pattern[str]  # matches the files of its frames
+    kernels: re.Pattern[str]  # matches the demangled names of its kernels
+    order: str  # makes b wait for a
+    keep: str  # keeps the memory allocated while a uses it
     wait: str  # makes the host wait for a
 
 
@@ -56,15 +56,15 @@ FRAMEWORKS: Final = (
         "numba|numba_cuda",
         r"cudapy::",
         order="event = cuda.event(); event.record(a); event.wait(b)",
-        keep="hold the array until a.synchronize()",
+        keep="keep a reference to the array until a.synchronize()",
         wait="a.synchronize()",
     ),
     _framework(
         "JAX",
         "jax|jaxlib",
         r"$.",
-        order="jax.block_until_ready(array) before another library's stream takes it over",
-        keep="hold the array until the other library's stream is done with it",
+        order="jax.block_until_ready(array) before another library uses it on its own stream",
+        keep="keep a reference to the array until the other library's stream has finished with it",
         wait="jax.block_until_ready(array)",
     ),
     _framework(
@@ -89,18 +89,18 @@ FRAMEWORKS: Final = (
 def remedies(
     kind: RaceKind, current: Side, previous: Side, more: Iterable[Frame] = ()
 ) -> tuple[str, ...]:
-    """Return the fix in terms of each framework found in the kernels, their stacks and ``more``."""
+    """Return the fix for each framework that the kernels, the stacks or the frames ``more`` belong to."""
     frames = [*more, *current.stack, *previous.stack]
     kernels = [side.kernel for side in (current, previous) if side.kernel is not None]
     return tuple(
-        f"{framework.name}: {words}{_where(words, current, previous)}"
+        f"{framework.name}: {code}{_where(code, current, previous)}"
         for framework in FRAMEWORKS
         if _is_involved(framework, frames, kernels)
-        for words in (_in_terms_of(framework, kind, current),)
+        for code in (_fix_for(framework, kind, current),)
     )
 
 
-def _in_terms_of(framework: Framework, kind: RaceKind, current: Side) -> str:
+def _fix_for(framework: Framework, kind: RaceKind, current: Side) -> str:
     if kind is RaceKind.HOST or current.stream_number == HOST:
         return framework.wait
     reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
@@ -113,81 +113,86 @@ def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterabl
     )
 
 
-def _where(words: str, current: Side, previous: Side) -> str:
-    """Return which streams the letters of a fix stand for."""
-    # Memory that was used after its free must be kept for the later side.
+def _where(code: str, current: Side, previous: Side) -> str:
+    """Return the legend of a fix: ``, where a is stream 7``."""
+    # After a free, the side that still uses the memory is the later one: the memory must be kept for it.
     earlier = current if previous.operation == "free" else previous
     streams = {"a": stream_words(earlier), "b": stream_words(current)}
     if stream_words(previous) == stream_words(current):
-        streams = {"a": "the stream of the earlier one", "b": "that of the later one"}
-    said = [f"{letter} is {name}" for letter, name in streams.items() if _has(words, letter)]
-    return f", where {' and '.join(said)}" if said else ""
+        streams = {
+            "a": "the stream of the earlier operation",
+            "b": "the stream of the later operation",
+        }
+    legend = [f"{letter} is {name}" for letter, name in streams.items() if _uses(code, letter)]
+    return f", where {' and '.join(legend)}" if legend else ""
 
 
-def _has(words: str, letter: str) -> bool:
-    return re.search(rf"\b{letter}[.,)]", words) is not None
+def _uses(code: str, letter: str) -> bool:
+    return re.search(rf"\b{letter}[.,)]", code) is not None
 
 
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
-    """Return what happened, in one sentence."""
-    later, earlier, size = _who(current), _who(previous), format_bytes(size_bytes)
-    uses = "is given" if current.known >= Known.ASSUMED else "uses"
+    """Return the race in one sentence: which operations access how much memory, and how."""
+    later, earlier, size = _subject(current), _subject(previous), format_bytes(size_bytes)
+    uses = _RECEIVES if current.known >= Known.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
-            return f"{later} {uses} {size} that {earlier} may not have made available yet"
+            return f"{later} {uses} {size} while {earlier} may still be pending"
         case RaceKind.USE_AFTER_FREE if current.operation == "free":
-            return f"{later} gives {size} back that {earlier} may still be using"
+            return f"{later} frees {size} that {earlier} may still be using"
         case RaceKind.USE_AFTER_FREE:
-            return f"{later} {uses} {size} that {earlier} has given back"
+            return f"{later} {uses} {size} that {earlier} has freed"
         case RaceKind.REUSE:
             return (
-                f"{later} {uses} {size} that were handed out again while {earlier}, "
-                "which their last owner enqueued, may still be running"
+                f"{later} {uses} {size} of a reused block, "
+                f"while {earlier} may still be using the block's previous contents"
             )
-    does, doing = _does(kind, current, previous), _doing(kind, previous)
-    return f"{later} {does} {size} that {earlier} may still be {doing}"
+    verb, participle = _verb(kind, current, previous), _participle(kind, previous)
+    return f"{later} {verb} {size} that {earlier} may still be {participle}"
 
 
 def fix(kind: RaceKind, current: Side, previous: Side) -> str:
-    """Return the smallest fix, in terms of CUDA."""
+    """Return the smallest fix in terms of CUDA."""
     a, b = stream_words(previous), stream_words(current)
     earlier, later = operation_at(previous), operation_at(current)
     if current.graph and current.graph == previous.graph:
         return (
-            f"while capturing, record an event after {earlier} and make the stream of {later} wait "
-            f"for it: nothing in the graph orders node {current.node} after node {previous.node}"
+            f"during capture, record an event after {earlier} and make the stream of {later} wait "
+            f"for it: no edge of the graph orders node {current.node} after node {previous.node}"
         )
     if previous.stream_number == HOST:
-        return f"order the host's threads: {earlier} has to be over before {later} is enqueued"
+        return f"synchronize the host threads: {earlier} must finish before {later} is enqueued"
     if kind is RaceKind.HOST or current.stream_number == HOST:
         then = "frees" if current.operation == "free" else "uses"
         return (
-            f"make the host wait for {a}, or for an event recorded there after {earlier}, before it "
-            f"{then} the memory{_at(place(current.stack))}"
+            f"make the host wait for {a}, or for an event recorded there after {earlier}, before "
+            f"the host {then} the memory{_at(place(current.stack))}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
-        return f"free the memory after its last use: move {earlier} behind {later}"
+        return f"free the memory after its last use: move {earlier} after {later}"
     order = f"record an event on {a} after {earlier} and make {b} wait for it before {later}"
     if kind is RaceKind.USE_AFTER_FREE:
-        return f"{order}, or free on {a}"
+        return f"{order}, or free the memory on {a}"
     if kind is RaceKind.REUSE:
-        return f"keep the memory until {a} is done with it, or {order}"
+        return f"keep a reference to the memory until {a} has finished with it, or {order}"
     return order
 
 
 def why_not_covered(
     kind: SyncKind, current: Side, previous: Side, recorded: str, waited: str
 ) -> str:
-    """Return why the last synchronisation was too early; ``recorded`` and ``waited`` are call sites."""
+    """Return why the last synchronization was too early; ``recorded`` and ``waited`` are call sites."""
     a, b = stream_words(previous), stream_words(current)
     before = f"before {operation_at(previous)} was enqueued"
     match kind:
         case SyncKind.EVENT:
-            return f"{b} last waited for {a}{_at(waited)}, for an event recorded{_at(recorded)}, {before}"
+            event = f"an event recorded{_at(recorded)}"
+            return f"too early: {b} last waited for {a}{_at(waited)}, for {event} {before}"
         case SyncKind.HOST:
-            return f"the host last waited for {a}{_at(waited)}, {before}"
+            return f"too early: the host last waited for {a}{_at(waited)}, {before}"
         case SyncKind.DEFAULT_STREAM:
-            return f"the default stream's rules last ordered {b} after {a}{_at(waited)}, {before}"
+            implicit = "the implicit synchronization of the default stream"
+            return f"too early: {implicit} last made {b} wait for {a}{_at(waited)}, {before}"
 
 
 def stream_words(side: Side) -> str:
@@ -197,12 +202,12 @@ def stream_words(side: Side) -> str:
 
 def operation_at(side: Side) -> str:
     """Return the operation with its call site, or else by its name."""
-    where = place(side.stack)
-    what = "kernel" if side.kernel is not None else side.operation
-    return f"the {what} ({where})" if where else _operation(side)
+    site = place(side.stack)
+    operation = "kernel" if side.kernel is not None else side.operation
+    return f"the {operation} ({site})" if site else _operation(side)
 
 
-def _who(side: Side) -> str:
+def _subject(side: Side) -> str:
     if side.stream_number == HOST:
         return f"the host, for {operation_at(side)},"
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
@@ -213,21 +218,24 @@ def _operation(side: Side) -> str:
     return side.operation if side.kernel is not None else f"the {side.operation}"
 
 
-def _does(kind: RaceKind, current: Side, previous: Side) -> str:
-    # An assumption is not stated as a fact: a kernel may not access memory that it is passed.
+# Not "reads" or "writes": a kernel may never access the memory that it is passed.
+_RECEIVES: Final = "receives a pointer to"
+
+
+def _verb(kind: RaceKind, current: Side, previous: Side) -> str:
     if current.known >= Known.ASSUMED:
-        return "is given"
+        return _RECEIVES
     if kind is RaceKind.READ_AFTER_WRITE or not current.writes:
         return "reads"
     overwrites = kind is RaceKind.WRITE_AFTER_READ or not previous.writes
     return "overwrites" if overwrites else "writes"
 
 
-def _doing(kind: RaceKind, previous: Side) -> str:
+def _participle(kind: RaceKind, previous: Side) -> str:
     if previous.known >= Known.ASSUMED:
         return "using"
     return "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous.writes else "reading"
 
 
-def _at(where: str) -> str:
-    return f" at {where}" if where else ""
+def _at(call_site: str) -> str:
+    return f" at {call_site}" if call_site else ""

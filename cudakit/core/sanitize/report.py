@@ -296,7 +296,7 @@ def _race(race: FoundRace) -> str:
         size = f"memory:  {format_bytes(memory.size_bytes)} at {memory.address:#x}"
         lines += _with_stack(size, memory)
     if race.last_sync:
-        lines.append(f"  order:   {race.last_sync.sentence}")
+        lines.append(f"  sync:    {race.last_sync.sentence}")
     return "\n".join([*lines, f"  fix:     {race.hint}"])
 
 

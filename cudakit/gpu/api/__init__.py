@@ -1,9 +1,9 @@
 """The protocols of a device, which the real and the simulated device both implement.
 
-A feature is annotated with the narrow protocols that it calls; ``Gpu``, which ``open_gpu`` returns, is all of
-them. Work is enqueued on streams and runs later, in the order defined by the CUDA C++ Programming Guide,
-"Asynchronous Concurrent Execution". Every call that fails raises a CudaError that names the driver's own
-error.
+Functions annotate a device with the narrow protocols whose methods they call; ``open_gpu`` returns a ``Gpu``,
+which has all of them. Work is enqueued on streams and executes later, in the order defined by the CUDA C++
+Programming Guide, "Asynchronous Concurrent Execution". Each method names the driver function that it maps to
+(CUDA Driver API). Every failed call raises CudaError with the name of the driver's error. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ __all__ = [
 
 
 class DeviceInfo(Protocol):
-    """What the device is and how it is doing (CUDA Driver API, "Device Management"; NVML)."""
+    """Facts and telemetry of the device (CUDA Driver API, "Device Management"; NVML)."""
 
     @property
     def simulated(self) -> bool:
-        """Whether the device is simulated, so that no time on it is a measurement."""
+        """Whether the device is simulated; its times are then estimates, not measurements."""
 
     def facts(self) -> DeviceFacts:
-        """Return the name, the attributes and the sizes of the device, which do not change."""
+        """Return the constant facts of the device: name, attributes, sizes."""
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
-        """Read clocks, power, temperature and memory in use, or only the fields called ``names``.
+        """Read clocks, power, temperature and memory use from NVML; only ``names`` of them if given.
 
-        All fields take milliseconds on a real device, one field tens of microseconds.
+        A real device takes milliseconds for all fields, tens of microseconds for one.
         """
 
 
@@ -96,207 +96,211 @@ class Memory(Protocol):
     """Device and host memory, copies and fills (CUDA Driver API, "Memory Management").
 
     Copies and fills are asynchronous, except copies from or to pageable host memory ("API synchronization
-    behavior"). Zero bytes are copied and filled without effect.
+    behavior"). Zero-byte copies and fills have no effect.
     """
 
     def memory_info(self) -> MemoryInfo:
         """Return free and total bytes of the device (cuMemGetInfo)."""
 
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
-        """Allocate device memory, at once (cuMemAlloc) or in stream order (cuMemAllocAsync).
+        """Allocate device memory: cuMemAlloc, or in stream order cuMemAllocAsync.
 
-        ``size_bytes`` must be positive. CUDA_ERROR_OUT_OF_MEMORY reports requested and free bytes.
+        Raises CUDA_ERROR_INVALID_VALUE unless ``size_bytes`` is positive, and CUDA_ERROR_OUT_OF_MEMORY with
+        the requested and the free size.
         """
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
-        """Free what ``malloc`` returned; without a stream, wait for all work first (cuMemFree)."""
+        """Free an allocation of ``malloc``: cuMemFree, which waits for all work, or cuMemFreeAsync."""
 
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
-        """Allocate host memory: pinned (cuMemHostAlloc, portable), or pageable pages of this process."""
+        """Allocate host memory: pinned (cuMemHostAlloc, portable), or pageable (mmap)."""
 
     def host_free(self, ptr: Ptr) -> None:
-        """Free what ``host_malloc`` returned, after all work of the device; it must not be registered."""
+        """Free an allocation of ``host_malloc`` after all device work (cuMemFreeHost).
+
+        Raises CUDA_ERROR_INVALID_VALUE if the memory is registered.
+        """
 
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
-        """Pin pageable memory from ``host_malloc`` (cuMemHostRegister); ``threads`` populate its pages."""
+        """Pin a pageable allocation (cuMemHostRegister), populating its pages with ``threads`` threads."""
 
     def host_unregister(self, ptr: Ptr) -> None:
-        """Make registered memory pageable again, after all work of the device (cuMemHostUnregister)."""
+        """Unpin a registered allocation after all device work (cuMemHostUnregister)."""
 
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
-        """Return the first bytes of host memory as a view, which must not outlive ``host_free``."""
+        """Return the first bytes of a host allocation; the view is invalid after ``host_free``."""
 
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Enqueue a copy between any two of device, peer and host memory (cuMemcpyAsync)."""
+        """Enqueue a copy between device, peer and host memory (cuMemcpyAsync)."""
 
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
-        """Enqueue a fill with a byte from 0 to 255 (cuMemsetD8Async)."""
+        """Enqueue a fill with a byte value from 0 to 255 (cuMemsetD8Async)."""
 
 
 class Peers(Protocol):
-    """Memory of other devices of this machine (CUDA Driver API, "Peer Context Memory Access").
+    """Memory of peer devices (CUDA Driver API, "Peer Context Memory Access").
 
-    ``ordinal`` is CUDA's number of the other device.
+    ``ordinal`` is the CUDA device index of the peer.
     """
 
     def can_access_peer(self, ordinal: int) -> bool:
-        """Return whether kernels here can use the other device's memory (cuDeviceCanAccessPeer)."""
+        """Return whether kernels of this device can access memory of a peer (cuDeviceCanAccessPeer)."""
 
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
-        """Allocate memory on the other device, for copies in the streams of this one.
+        """Allocate memory on a peer (cuMemAlloc there), for copies in the streams of this device.
 
-        Copies are direct where the devices have peer access, else staged through the host.
+        Copies are direct if the devices have peer access, and staged through the host otherwise.
         """
 
     def peer_free(self, ordinal: int, ptr: Ptr) -> None:
-        """Free what ``peer_malloc`` returned, after all work of this device."""
+        """Free an allocation of ``peer_malloc`` after all work of this device (cuMemFree)."""
 
     def enable_peer(self, ordinal: int) -> None:
-        """Allow the other device to access all memory of ``malloc`` here, existing and later, permanently.
+        """Let a peer access all current and future ``malloc`` memory, permanently (cuCtxEnablePeerAccess).
 
-        Raises CUDA_ERROR_PEER_ACCESS_UNSUPPORTED. Mapped memory has access rights of its own.
+        Raises CUDA_ERROR_PEER_ACCESS_UNSUPPORTED. Does not apply to mapped memory: see ``set_access``.
         """
 
 
 class VirtualMemory(Protocol):
-    """Reserved addresses and the physical memory mapped there (CUDA Driver API, "Virtual Memory Management").
+    """Address reservations and physical memory (CUDA Driver API, "Virtual Memory Management").
 
-    A Backing is one reference to physical memory, which lives while it has references or mappings. Sizes and
+    A Backing is one reference to physical memory, which exists while it has references or mappings. Sizes and
     addresses are multiples of ``granularity``.
     """
 
     def granularity(self) -> int:
-        """Return the least page size in bytes (cuMemGetAllocationGranularity, minimum)."""
+        """Return the minimum page size in bytes (cuMemGetAllocationGranularity)."""
 
     def reserve(self, size_bytes: int) -> Ptr:
-        """Reserve a range of addresses (cuMemAddressReserve)."""
+        """Reserve an address range (cuMemAddressReserve)."""
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
-        """Return a whole reservation in which nothing is mapped (cuMemAddressFree)."""
+        """Free a whole reservation without mappings (cuMemAddressFree)."""
 
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
-        """Allocate physical memory, exportable by handles of one kind or of none (cuMemCreate)."""
+        """Allocate physical memory, exportable by one kind of handle or by none (cuMemCreate)."""
 
     def backing_at(self, ptr: Ptr) -> Backing:
-        """Return one more reference to the memory mapped at ``ptr`` (cuMemRetainAllocationHandle)."""
+        """Return a new reference to the memory mapped at an address (cuMemRetainAllocationHandle)."""
 
     def release(self, backing: Backing) -> None:
-        """Release one reference (cuMemRelease)."""
+        """Release a reference (cuMemRelease)."""
 
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
-        """Map the start of physical memory at a reserved address, for this device alone (cuMemMap)."""
+        """Map physical memory into a reservation, accessible to this device only (cuMemMap)."""
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        """Remove the mappings that make up a range, each as a whole (cuMemUnmap)."""
+        """Remove all mappings of a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if it cuts one."""
 
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
         """Allow or deny a device to read and write whole mappings (cuMemSetAccess)."""
 
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
-        """Return whether a device may read and write the mapping at ``ptr`` (cuMemGetAccess)."""
+        """Return whether a device may read and write the mapping at an address (cuMemGetAccess)."""
 
 
 class Ipc(Protocol):
-    """Memory shared between processes (CUDA Driver API, cuIpc*, and shareable handles of virtual memory).
+    """Memory sharing between processes (CUDA Driver API, cuIpc* and "Virtual Memory Management").
 
-    The process that exported a handle must be alive when another one opens or imports it.
+    A handle can be opened or imported only while the process that exported it runs.
     """
 
     @property
     def process(self) -> ProcessId:
-        """This process; after a fork, the child."""
+        """The id of this process; after a fork, that of the child."""
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        """Return the handle of an allocation of ``malloc`` without a stream: always the same bytes."""
+        """Return the handle of a ``malloc`` allocation (cuIpcGetMemHandle), the same each time."""
 
     def ipc_open(self, handle: bytes) -> Ptr:
-        """Map another process's allocation (cuIpcOpenMemHandle); a second call returns the same address."""
+        """Map another process's allocation (cuIpcOpenMemHandle); repeated calls return the same address."""
 
     def ipc_close(self, ptr: Ptr) -> None:
-        """Undo one ``ipc_open``; the last one unmaps the memory."""
+        """Undo one ``ipc_open``; the last one unmaps the memory (cuIpcCloseMemHandle)."""
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
-        """Return the kinds of handles that this device exports physical memory by, the best first."""
+        """Return the kinds of shareable handles that the device supports, preferred ones first."""
 
     def export(self, backing: Backing) -> Exported:
-        """Export physical memory that was created with a kind of handle; Unsupported without one.
+        """Export physical memory, which then lives until ``withdraw`` (cuMemExportToShareableHandle).
 
-        The memory lives until the export is withdrawn.
+        Raises Unsupported if the memory was created without a kind of handle.
         """
 
     def withdraw(self, exported: Exported) -> None:
-        """End an export of this process. A second time has no effect."""
+        """End an export of this process. Has no effect the second time."""
 
     def import_backing(self, exported: Exported) -> Backing:
-        """Return a reference to memory that another process exported."""
+        """Return a reference to another process's memory (cuMemImportFromShareableHandle)."""
 
 
 class Streams(Protocol):
-    """Streams and events (CUDA Driver API, "Stream Management" and "Event Management").
+    """Streams and events (CUDA Driver API, "Stream Management", "Event Management").
 
     Ids are never reused; the id of a destroyed object raises CUDA_ERROR_INVALID_HANDLE.
     """
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
-        """Create a stream; a blocking one synchronizes with LEGACY.
+        """Create a stream (cuStreamCreateWithPriority); a blocking one synchronizes with LEGACY.
 
-        ``priority`` is clamped to what the device has; a lower number runs first.
+        A lower ``priority`` runs first; it is clamped to the range of the device.
         """
 
     def priority(self, stream: Stream) -> int:
-        """Return the priority that a stream has."""
+        """Return the priority of a stream (cuStreamGetPriority)."""
 
     def destroy_stream(self, stream: Stream) -> None:
-        """Destroy a stream; its work completes."""
+        """Destroy a stream; its enqueued work still completes (cuStreamDestroy)."""
 
     def query_stream(self, stream: Stream) -> bool:
-        """Return whether all work of a stream is complete."""
+        """Return whether all work of a stream has completed (cuStreamQuery)."""
 
     def sync_stream(self, stream: Stream) -> None:
-        """Wait for all work of a stream."""
+        """Wait for all work of a stream (cuStreamSynchronize)."""
 
     def sync(self) -> None:
         """Wait for all work of the device's context (cuCtxSynchronize)."""
 
     def event(self, *, timing: bool = True) -> Event:
-        """Create an event."""
+        """Create an event (cuEventCreate)."""
 
     def destroy_event(self, event: Event) -> None:
-        """Destroy an event; waits that were enqueued before keep waiting for the recorded work."""
+        """Destroy an event; waits enqueued before stay valid (cuEventDestroy)."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record in an event all work that is in a stream now."""
+        """Record the current work of a stream in an event (cuEventRecord)."""
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Make later work of a stream wait for the last record of an event (cuStreamWaitEvent)."""
 
     def query_event(self, event: Event) -> bool:
-        """Return whether the recorded work is complete; True for an event that was never recorded."""
+        """Return whether the recorded work has completed; True if never recorded (cuEventQuery)."""
 
     def sync_event(self, event: Event) -> None:
-        """Wait for the recorded work."""
+        """Wait for the recorded work (cuEventSynchronize)."""
 
     def elapsed(self, begin: Event, end: Event) -> float:
         """Return the seconds between two completed events with timing (cuEventElapsedTime)."""
 
     def relaxed(self) -> AbstractContextManager[None]:
-        """Allow this thread to allocate while streams are captured (CU_STREAM_CAPTURE_MODE_RELAXED)."""
+        """Allow this thread to allocate during a stream capture (cuThreadExchangeStreamCaptureMode)."""
 
 
 class Kernels(Protocol):
-    """Kernels from CUDA C++ source (NVRTC; CUDA Driver API, "Module Management", "Execution Control")."""
+    """Kernels from CUDA C++ (NVRTC; CUDA Driver API, "Module Management", "Execution Control")."""
 
     def compile(self, source: str) -> bytes:
-        """Compile CUDA C++ for this device; return the image for ``load``."""
+        """Compile CUDA C++ for this device; return the image for ``load`` (nvrtcCompileProgram)."""
 
     def load(self, image: bytes) -> Module:
-        """Load a cubin, a fatbin or PTX (cuModuleLoadData)."""
+        """Load a cubin, fatbin or PTX image (cuModuleLoadData)."""
 
     def unload(self, module: Module) -> None:
-        """Unload a module, and with it its kernels."""
+        """Unload a module and its kernels (cuModuleUnload)."""
 
     def kernel(self, module: Module, name: str) -> Kernel:
-        """Return a kernel by its mangled name; ``extern "C"`` keeps the plain one."""
+        """Return a kernel by its mangled name, or its plain name if ``extern "C"`` (cuModuleGetFunction)."""
 
     def launch(
         self,
@@ -308,64 +312,70 @@ class Kernels(Protocol):
         *,
         shared_bytes: int = 0,
     ) -> None:
-        """Enqueue a launch. The number and the sizes of ``args`` are checked against the kernel."""
+        """Enqueue a kernel launch (cuLaunchKernel).
+
+        Raises CUDA_ERROR_INVALID_VALUE if the number or sizes of ``args`` do not match the kernel.
+        """
 
 
 class Graphs(Protocol):
-    """Stream capture and graphs (CUDA Driver API, "Stream Management" and "Graph Management").
+    """Stream capture and graphs (CUDA Driver API, "Stream Management", "Graph Management").
 
-    Captured work does not run. Captures are thread-local: only the capturing thread is held to their rules.
+    Captured work does not run. Captures are thread-local: their rules restrict only the capturing thread.
     """
 
     def capture_begin(self, stream: Stream) -> None:
-        """Begin to capture a stream into a graph."""
+        """Begin to capture a stream into a graph (cuStreamBeginCapture)."""
 
     def capture_end(self, stream: Stream) -> Graph:
-        """End the capture in its first stream; raises a CudaError if the capture was invalidated."""
+        """End a capture in the stream that began it (cuStreamEndCapture).
+
+        Raises CUDA_ERROR_STREAM_CAPTURE_INVALIDATED or CUDA_ERROR_STREAM_CAPTURE_UNJOINED.
+        """
 
     def instantiate(self, graph: Graph) -> GraphExec:
         """Return an executable of a graph (cuGraphInstantiate)."""
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
-        """Give an executable the parameters of another graph with equal nodes and edges.
+        """Apply the parameters of a graph with the same topology to an executable (cuGraphExecUpdate).
 
-        Raises CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for a different graph, and then changes nothing.
+        Raises CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for a different topology; nothing changes then.
         """
 
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
-        """Enqueue the transfer of an executable to the device (cuGraphUpload)."""
+        """Enqueue the upload of an executable to the device (cuGraphUpload)."""
 
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
-        """Enqueue a launch of an executable, which never overlaps itself."""
+        """Enqueue a launch of an executable; its launches never overlap (cuGraphLaunch)."""
 
     def destroy_graph(self, graph: Graph) -> None:
-        """Destroy a graph; its executables stay."""
+        """Destroy a graph; its executables stay valid (cuGraphDestroy)."""
 
     def destroy_graph_exec(self, graph: GraphExec) -> None:
-        """Destroy an executable."""
+        """Destroy an executable (cuGraphExecDestroy)."""
 
     def count_nodes(self, graph: Graph) -> int:
-        """Return the number of nodes of a graph, without those of child graphs."""
+        """Return the number of nodes of a graph, excluding those of child graphs (cuGraphGetNodes)."""
 
     def capture_id(self, stream: Stream) -> int | None:
-        """Return the unique id of the capture that a stream is in; None without a valid one."""
+        """Return the unique id of a stream's valid capture, or None (cuStreamGetCaptureInfo)."""
 
     def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
-        """Return the nodes that the stream's next captured node will depend on."""
+        """Return the dependencies of the next captured node (cuStreamGetCaptureInfo)."""
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
-        """Return the nodes that a node depends on, while its graph exists."""
+        """Return the dependencies of a node of an existing graph (cuGraphNodeGetDependencies)."""
 
 
 class ComputeDevice(Memory, Streams, Kernels, Protocol):
-    """A device on which kernels run and whose memory is copied: what most measurements need."""
+    """A device that runs kernels and copies memory, as most measurements need."""
 
 
 class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graphs, Protocol):
-    """One device, with all of its protocols, until ``close``."""
+    """A device with all protocols, open until ``close``."""
 
     def blas(self, library: Library = "cublaslt") -> Blas:
-        """Open a library that computes GEMMs. Raises MissingDependency if it is not installed."""
+        """Open a GEMM library. Raises MissingDependency if it is not installed."""
 
     def close(self) -> None:
-        """Wait for all work and release every resource of this object. A second time has no effect."""
+        """Wait for all work and release all resources. Has no effect the second time."""

@@ -1,4 +1,4 @@
-"""The protocol of an allocator, for plugs into other libraries."""
+"""The allocator protocol that plugs for other libraries use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from cudakit.gpu.api import IpcHandle, MemoryInfo, Ptr
 
 
 class Allocator(Protocol):
-    """Stream-ordered memory. Streams are the driver's handles; 0 is the default stream.
+    """A stream-ordered allocator. Streams are driver handles; 0 is the default stream.
 
-    A free on another stream than that of the allocation counts as a use of the memory by that stream. An
-    allocation of 0 bytes is the address 0. Out of memory is both a CudaError and a MemoryError.
+    A free on another stream than that of the allocation counts as a use of the memory on that stream. An
+    allocation of 0 bytes returns address 0. Out of memory raises an error that is both a CudaError and a
+    MemoryError.
     """
 
     @property
     def device(self) -> int:
-        """CUDA's number of the device."""
+        """The CUDA device index."""
         ...
 
     def alloc(self, size_bytes: int, stream: int = 0) -> Ptr: ...

@@ -14,16 +14,16 @@ Bits = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format that numpy or plain CUDA C++ lacks."""
+    """A binary floating-point format without a numpy or CUDA C++ base type."""
 
     mantissa_bits: int
-    bias: int  # of the exponent
-    largest: float  # finite value; greater ones are clamped to it
+    bias: int  # exponent bias
+    largest: float  # largest finite value; greater ones are clamped to it
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element type: ``code`` is its number in kernels, ``bits`` the numpy type that stores it."""
+    """An element type: ``code`` identifies it in kernels, ``bits`` is the numpy dtype for storage."""
 
     name: str
     code: int
@@ -40,7 +40,7 @@ class Element:
 
 
 # IEEE 754-2019 for binary16; bfloat16 is the upper half of binary32; "FP8 Formats for Deep Learning"
-# (arXiv 2209.05433) for the two of 8 bits.
+# (arXiv 2209.05433) for both fp8 formats.
 FP64 = Element("fp64", 0, np.dtype(np.float64))
 FP32 = Element("fp32", 1, np.dtype(np.float32))
 FP16 = Element("fp16", 2, np.dtype(np.uint16), Format(10, 15, 65504.0))
@@ -56,9 +56,9 @@ ELEMENTS = {
 
 
 def encode(values: npt.ArrayLike, element: Element) -> Bits:
-    """Return values rounded to a type, ties to even, as the bits that a device stores.
+    """Round values to an element type, ties to even; return their bits.
 
-    Floating-point values pass through fp32 on their way to a narrower type, as they do in the kernels.
+    Types narrower than fp32 are rounded twice, first to fp32, as in the kernels.
     """
     exact = np.asarray(values, np.float64)
     if element.format is not None:
@@ -70,7 +70,7 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
 
 
 def decode(bits: Bits, element: Element) -> Floats:
-    """Return the values of bits as fp64, which represents each exactly."""
+    """Return the values of bits, exactly, as fp64."""
     if element.format is None:
         return bits.astype(np.float64)
     if element is BF16:
@@ -84,7 +84,7 @@ def decode(bits: Bits, element: Element) -> Floats:
 
 def _narrow(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -> Bits:
     magnitude = np.minimum(np.abs(values).astype(np.float64), to.largest)
-    lowest = 1 - to.bias  # of subnormal values and zero
+    lowest = 1 - to.bias  # exponent of subnormal values and zero
     exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, lowest), lowest)
     steps = np.rint(np.ldexp(magnitude, to.mantissa_bits - exponent)).astype(np.int64)
     sign = np.signbit(values).astype(np.int64) << (8 * dtype.itemsize - 1)
@@ -94,7 +94,7 @@ def _narrow(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -
 
 
 def _table(form: Format, *, has_infinity: bool) -> Floats:
-    """Return the value of each byte of an 8-bit format; codes beyond the largest value are NaN."""
+    """Return the value of each byte of an fp8 format; codes above the largest value are NaN."""
     code = np.arange(128)
     fraction = code & ((1 << form.mantissa_bits) - 1)
     exponent = code >> form.mantissa_bits

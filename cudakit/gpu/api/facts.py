@@ -1,8 +1,7 @@
-"""Observations of GPUs without using one: constant facts, telemetry, processes and links.
+"""Facts, telemetry, processes and links of GPUs, as NVML and the CUDA driver report them.
 
-NVML (the management library) and CUDA (the driver) each know a part, and number devices differently; the
-views are separate here and merged by UUID in ``core/devices``. A field is a value, or Unavailable with the
-reason: never 0 in place of an unknown value.
+NVML and CUDA number devices differently; their views are separate here and merged by UUID in
+``core/devices``. A field is a value, or Unavailable with the reason; unknown values are never 0.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
-NOT_ASKED = Unavailable("nobody was there to ask")
+NOT_ASKED = Unavailable("not queried")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One device as one library describes it. Names of fields carry their units."""
+    """The facts of a device from one library. Field names carry their units."""
 
-    index: int  # of this library, -1 for none; that of a MIG instance is relative to its GPU
+    index: int  # index in this library, -1 if none; of a MIG instance: relative to its GPU
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
-    pci_bus_id: str | Unavailable  # "0000:65:00.0", in lower case; of a MIG instance, its GPU's
-    fields: Mapping[str, Field]  # everything else, by the names of core/devices/fields
+    pci_bus_id: (
+        str | Unavailable
+    )  # "0000:65:00.0" in lower case; of a MIG instance: that of its GPU
+    fields: Mapping[str, Field]  # all other fields, by name (core/devices/fields)
     parent: int | None = None  # of a MIG instance: the NVML index of its GPU
 
 
@@ -40,7 +41,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that uses a device; its number may be of another namespace."""
+    """A process that uses a device; ``pid`` may belong to another PID namespace."""
 
     pid: int
     kind: str  # "compute", "graphics"
@@ -64,9 +65,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CudaView:
-    """The answer of the CUDA driver, queried in a child process so that this one can still fork."""
+    """The devices that the CUDA driver reports, queried in a child process so that this one can fork."""
 
-    driver_version: tuple[int, int] | Unavailable  # of the CUDA that the driver supports
+    driver_version: tuple[int, int] | Unavailable  # newest CUDA version that the driver supports
     devices: tuple[DeviceFacts, ...]  # visible devices in CUDA's order
     hidden: tuple[
         DeviceFacts, ...
@@ -74,24 +75,24 @@ class CudaView:
     peer_access: tuple[tuple[int, int], ...]  # pairs of ordinals with peer access
     peer_atomics: tuple[tuple[int, int], ...]  # pairs of ordinals with native peer atomics
     error: tuple[int, str, str] | None  # code, name and explanation of a failed cuInit
-    libcuda: str | Unavailable  # path of the library
-    visible_devices: str | None  # CUDA_VISIBLE_DEVICES when asked
-    device_order: str | None  # CUDA_DEVICE_ORDER when asked
+    libcuda: str | Unavailable  # path of the loaded library
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES at the query
+    device_order: str | None  # CUDA_DEVICE_ORDER at the query
     order: tuple[str, ...] = ()  # UUIDs of all devices in CUDA's order without CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlView:
-    """The answer of NVML."""
+    """The devices that NVML reports."""
 
     driver_version: str | Unavailable
     nvml_version: str | Unavailable
     devices: tuple[DeviceFacts, ...]  # each GPU, followed by its MIG instances
-    links: tuple[Link, ...]  # each pair of GPUs once, the lower index first; empty unless requested
+    links: tuple[Link, ...]  # one per pair of GPUs, lower index first; empty unless requested
 
 
 class Machine(Protocol):
-    """The GPUs of one machine, observed without using them. A ``device`` is one of ``nvml()``."""
+    """The GPUs of a machine, observed without creating a context. Each ``device`` comes from ``nvml()``."""
 
     @property
     def simulated(self) -> bool:
@@ -99,21 +100,21 @@ class Machine(Protocol):
         ...
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        """Return the view of NVML; ``links`` adds the connections between GPUs, which takes longer."""
+        """Return the NVML view; ``links`` adds the connections between GPUs, which takes longer."""
         ...
 
     def cuda(self) -> CudaView | Unavailable:
-        """Return the view of the CUDA driver, waiting for the child process that queries it."""
+        """Return the CUDA driver view, after waiting for the child process that queries it."""
         ...
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        """Read the telemetry, or ``names`` of it; Unavailable as a whole if the device is lost."""
+        """Read telemetry fields, all or only ``names``; Unavailable if the device is lost."""
         ...
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Read the activity since the last such call (NVML's GPM: Hopper and newer)."""
+        """Read the activity since the previous call (NVML GPM: Hopper and newer)."""
         ...
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:

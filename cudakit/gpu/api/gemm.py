@@ -1,7 +1,7 @@
-"""GEMM: its description, and the protocol of the libraries that compute it (cuBLAS, torch, CuPy).
+"""GEMM descriptions, and the protocol of the libraries that compute them (cuBLAS, torch, CuPy).
 
-Matrices are column-major, as in cuBLAS ("Data Layout"): in an r by c matrix with leading dimension d, the
-element of row i and column j has index i + j * d.
+Matrices are column-major, as in cuBLAS ("Data Layout"): with leading dimension d, element (i, j) has
+index i + j * d.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cudakit.gpu.api.elements import (
 from cudakit.gpu.api.values import Ptr, Stream
 from cudakit.units import Unavailable
 
-# n: stored as used; t: stored transposed. The first letter is for A, the second for B.
+# First letter: A, second letter: B. n is stored as used, t is stored transposed.
 Layout: TypeAlias = Literal["nn", "nt", "tn", "tt"]
 Epilogue: TypeAlias = Literal["none", "bias", "relu", "gelu", "relu-bias", "gelu-bias"]
 Library: TypeAlias = Literal["cublaslt", "cublas", "torch", "cupy"]
@@ -41,9 +41,9 @@ WORKSPACE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A data type by its name, such as ``bf16``: elements of A and B, possible types of D and accumulators.
+    """The types of a GEMM: elements of A and B, supported types of D and of accumulators.
 
-    The first of each is the default. The combinations are those of cuBLAS Library, "cublasLtMatmul".
+    The first of each is the default (cuBLAS Library, "cublasLtMatmul").
     """
 
     a: Element
@@ -60,7 +60,7 @@ DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
         "fp16": DataType(FP16, FP16, (FP16, FP32), ("fp32", "fp16")),
         "bf16": DataType(BF16, BF16, (BF16, FP32), ("fp32",)),
         "fp8_e4m3": DataType(FP8_E4M3, FP8_E4M3, (BF16, FP16, FP32, FP8_E4M3), ("fp32",)),
-        # Only one of the two factors may be e5m2.
+        # At most one of A and B may be e5m2.
         "fp8_e5m2": DataType(FP8_E5M2, FP8_E4M3, (BF16, FP16, FP32, FP8_E5M2), ("fp32",)),
         "int8": DataType(INT8, INT8, (INT32,), ("int32",)),
     }
@@ -69,17 +69,17 @@ DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One operand as stored: ``batch`` consecutive matrices."""
+    """A GEMM operand as stored: ``batch`` consecutive matrices."""
 
     element: Element
     rows: int
     columns: int
-    leading: int  # elements from one column to the next
+    leading: int  # leading dimension in elements
     batch: int = 1
 
     @property
     def stride(self) -> int:
-        """Elements from one matrix of the batch to the next."""
+        """The batch stride in elements."""
         return self.leading * self.columns
 
     @property
@@ -100,10 +100,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """D = epilogue(op(A) op(B)), where D is m by n and sums go over k.
+    """D = epilogue(op(A) op(B)), where D is m by n and k is the inner dimension.
 
-    A bias is a vector of m elements, added to every column of D. ``output`` and ``accumulate`` are the
-    usual ones of the data type where they are not named. Raises InputError for what makes no sense.
+    A bias is a vector of m elements, added to every column of D. ``output`` and ``accumulate``
+    default to those of the data type. Raises InputError for unknown names and sizes below 1.
     """
 
     dtype: str
@@ -112,7 +112,7 @@ class Gemm:
     k: int
     layout: Layout = "tn"
     batch: int = 1
-    padding: int = 0  # elements by which each leading dimension exceeds the least
+    padding: int = 0  # elements added to the smallest leading dimension
     epilogue: Epilogue = "none"
     output: str = ""
     accumulate: str = ""
@@ -157,18 +157,18 @@ class Gemm:
 
     @property
     def bias(self) -> Element:
-        """The type of a bias: that of D, or bf16 with fp8 (cuBLAS Library, "cublasLtMatmul", tables)."""
+        """The bias type: that of D, or bf16 with fp8 (cuBLAS Library, "cublasLtMatmul", tables)."""
         narrow = self.d.element.size_bytes == 1 or self.dtype.startswith("fp8")
         return BF16 if narrow and self.output != FP16.name else self.d.element
 
     @property
     def operations(self) -> int:
-        """The number of multiplications and additions, without the epilogue."""
+        """The number of floating-point operations, 2mnk per GEMM, without the epilogue."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
     def bytes_moved(self) -> int:
-        """The least number of bytes read and written: each operand once."""
+        """The minimum number of bytes read and written: each operand once."""
         bias = self.m * self.bias.size_bytes if self.has_bias else 0
         return self.a.used_bytes + self.b.used_bytes + self.d.used_bytes + bias
 
@@ -178,32 +178,34 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSettings:
-    """What a library may do. What it has no switch for it ignores; ``Multiplication.settings`` says so."""
+    """Options for a library, which ignores unsupported ones; ``Multiplication.settings`` reports them."""
 
-    workspace_bytes: int = WORKSPACE_BYTES  # at most
-    deterministic: bool = False  # the same bits in every run: no sums in an order that varies
-    reduced_precision: bool = True  # whether parts of a sum in fp16 or bf16 may be added as such
-    fast_accumulate: bool = False  # of fp8: sums in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM)
+    workspace_bytes: int = WORKSPACE_BYTES  # maximum
+    deterministic: bool = False  # bitwise reproducible: no reductions in varying order
+    reduced_precision: bool = True  # allow reductions in fp16 or bf16
+    fast_accumulate: bool = (
+        False  # fp8: accumulate with fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """A configuration of cuBLASLt (cuBLAS Library, "cublasLtMatmulAlgoConfigAttributes_t"): its numbers."""
+    """A cuBLASLt algorithm configuration (cuBLAS Library, "cublasLtMatmulAlgoConfigAttributes_t")."""
 
     id: int
     tile: int = 0
     stages: int = 0
     split_k: int = 1
-    reduction: int = 0  # scheme of split-k, cublasLtReductionScheme_t
+    reduction: int = 0  # split-k reduction, cublasLtReductionScheme_t
     swizzle: int = 0
     custom: int = 0
     inner: int = 0
     cluster: int = 0
-    workspace_bytes: int = 0  # that it needs
+    workspace_bytes: int = 0  # required workspace
 
 
 class Operands(Protocol):
-    """The addresses of the matrices; ``bias`` is read only if the epilogue has one."""
+    """Device addresses of the matrices; ``bias`` is used only if the epilogue has one."""
 
     @property
     def a(self) -> Ptr: ...
@@ -216,7 +218,7 @@ class Operands(Protocol):
 
 
 class Multiplication(Protocol):
-    """A GEMM prepared by a library, to be computed any number of times."""
+    """A prepared GEMM, which can be enqueued any number of times."""
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
@@ -225,25 +227,25 @@ class Multiplication(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings in effect, as words recorded with a result."""
+        """The settings in effect, as text recorded with results."""
         ...
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Enqueue one computation, which can be captured into a graph."""
+        """Enqueue the GEMM; the call may be captured into a graph."""
         ...
 
     def close(self) -> None:
-        """Free the workspace and everything else. A second time has no effect."""
+        """Free the workspace and all other resources. Has no effect the second time."""
         ...
 
 
 def never() -> bool:
-    """Return False: never stop."""
+    """Return False: the default of ``is_over``."""
     return False
 
 
 class Blas(Protocol):
-    """A library on one device. Raises Unsupported, with the reason, for a GEMM that it cannot compute."""
+    """A GEMM library on one device. Raises Unsupported, with the reason, for an unsupported GEMM."""
 
     @property
     def library(self) -> Library: ...
@@ -256,7 +258,7 @@ class Blas(Protocol):
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> Multiplication:
-        """Prepare a GEMM, by default with the algorithm that the library prefers."""
+        """Prepare a GEMM, by default with the library's preferred algorithm."""
         ...
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
@@ -266,9 +268,9 @@ class Blas(Protocol):
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
-        """Yield every configuration that the library can run, in any order; there may be thousands.
+        """Yield every supported configuration, in any order; there may be thousands.
 
-        ``is_over`` stops the search; it is called also while nothing is found, which can take seconds.
+        The search stops once ``is_over`` returns True, which is checked also while no match is found.
         """
         ...
 
@@ -277,9 +279,9 @@ class Blas(Protocol):
 
 def _check_name(what: str, name: str, known: Mapping[str, object] | Sequence[str]) -> None:
     if name not in known:
-        raise InputError(f"no such {what}: {name!r}", hint=f"there are {', '.join(known)}")
+        raise InputError(f"unknown {what} {name!r}", hint=f"choose from {', '.join(known)}")
 
 
 def _check_least(what: str, value: int, least: int) -> None:
     if value < least:
-        raise InputError(f"{what} is {value}, and must be at least {least}")
+        raise InputError(f"{what} is {value}, must be at least {least}")

@@ -91,9 +91,11 @@ class Launch(Protocol):
         """Add to the duration of the kernel, beyond that of its accesses."""
         ...
 
-    def hold(self, is_over: Callable[[], bool], limit_ns: int, give_up: Callable[[], None]) -> None:
-        """Keep the kernel running until ``is_over()``: a kernel that polls memory.
+    def poll(
+        self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]
+    ) -> None:
+        """Keep the kernel running until ``is_done()`` is true, as a kernel that polls memory does.
 
-        After ``limit_ns``, ``give_up`` is called, and the kernel ends.
+        After ``timeout_ns`` of virtual time, ``on_timeout`` is called and the kernel ends.
         """
         ...

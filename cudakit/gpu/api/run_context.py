@@ -1,6 +1,6 @@
-"""The context of a run: facts of host, driver, environment, limits, packages and processes.
+"""The run context: facts about host, driver, environment, limits, packages and processes.
 
-Plain values. ``cudakit.gpu.run_context`` gathers them, once; checks and results read them.
+``cudakit.gpu.run_context`` gathers these values once; checks and results read them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cudakit.gpu.api.facts import NOT_ASKED, CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.units import Unavailable
 
-_NOT_GATHERED = Unavailable("was not looked at")
+_NOT_GATHERED = Unavailable("not gathered")
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 the mount point of POSIX shared memory; nothing is written there
 MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIRECTORY
@@ -19,43 +19,43 @@ MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIR
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system and the hardware below it. "" is unknown."""
+    """The operating system and CPU. Unknown texts are ""."""
 
     cpu: str = ""  # model name
     system: str = ""  # "Linux"
     kernel: str = ""  # release: "6.8.0-60-generic"
     distribution: str = ""  # "Ubuntu 24.04.3 LTS"
     distribution_id: str = ""  # "ubuntu"
-    container: str = ""  # its runtime: "docker"; "" outside of a container
-    is_wsl: bool = False  # Linux under Windows; the GPU is reached through /dev/dxg
-    is_jetson: bool = False  # a Tegra system, whose GPU is no PCI device
-    secure_boot: bool = False  # kernel modules must be signed
+    container: str = ""  # container runtime: "docker"; "" outside containers
+    is_wsl: bool = False  # Windows Subsystem for Linux, with the GPU behind /dev/dxg
+    is_jetson: bool = False  # Tegra system; its GPU is not a PCI device
+    secure_boot: bool = False  # only signed kernel modules load
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of adapters
     available_bytes: int | Unavailable = NOT_ASKED  # memory available without swapping
     shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of SHARED_MEMORY
 
     def summary(self) -> dict[str, str]:
-        """Return what results record of the host, without unknown values."""
+        """Return the host facts that results record, without unknown values."""
         recorded = {"cpu": self.cpu, "system": self.system, "kernel": self.kernel}
         return {name: value for name, value in recorded.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelModule:
-    """The loaded kernel module of the driver."""
+    """The loaded NVIDIA kernel module."""
 
     version: str  # "580.65.06"
-    is_open: bool  # NVIDIA's open kernel module
+    is_open: bool  # the open-source variant
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A file under /dev by which a process reaches the driver."""
+    """A device file under /dev of the NVIDIA driver."""
 
     path: str
-    mode: str  # as ls -l shows it
-    error: str  # errno name of opening it for reading and writing; "" on success
+    mode: str  # permissions as in ls -l
+    error: str  # errno name if opening for read and write fails, else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,18 @@ class PciGpu:
     """An NVIDIA GPU on the PCI bus."""
 
     address: str  # "0000:65:00.0"
-    driver: str  # the kernel driver bound to it, "" for none
-    is_gone: bool  # its registers read as all ones: the GPU has fallen off the bus
+    driver: str  # bound kernel driver, "" if none
+    is_gone: bool  # registers read as all ones: fallen off the bus
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What the system shows of the NVIDIA driver in files, without calling it."""
+    """The state of the NVIDIA driver according to /proc, /sys and /dev."""
 
-    module: KernelModule | None = None  # None if not loaded, or not shown
+    module: KernelModule | None = None  # None if not loaded or not visible
     module_installed: bool = False  # nvidia.ko exists for the running kernel
     nouveau_loaded: bool = False
-    parameters: Mapping[str, str] | None = None  # of the module; None if not shown
+    parameters: Mapping[str, str] | None = None  # module parameters; None if not visible
     device_nodes: tuple[DeviceNode, ...] = ()
     pci_gpus: tuple[PciGpu, ...] = ()
     kernel_log: tuple[str, ...] | Unavailable = _NOT_GATHERED
@@ -88,7 +88,7 @@ class Distribution:
 
     name: str
     version: str
-    place: str  # the directory that holds its modules
+    place: str  # directory of its modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +102,17 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One copy of a CUDA library, under the name that programs load."""
+    """One installed copy of a CUDA library."""
 
     soname: str
     path: str
-    real: str  # with symbolic links resolved
-    source: str  # "LD_LIBRARY_PATH", "package", "system" (the loader's own list) or "toolkit"
+    real: str  # path with symbolic links resolved
+    source: str  # "LD_LIBRARY_PATH", "package", "system" (ldconfig cache) or "toolkit"
 
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """A CUDA toolkit below /usr/local."""
+    """A CUDA toolkit under /usr/local."""
 
     path: str
     cuda: tuple[int, int]
@@ -122,16 +122,16 @@ class Toolkit:
 class Software:
     """Installed packages, libraries and toolkits, and configuration files."""
 
-    distributions: tuple[Distribution, ...] | Unavailable = ()  # in the order of the search path
+    distributions: tuple[Distribution, ...] | Unavailable = ()  # in sys.path order
     builds: tuple[Build, ...] | Unavailable = ()
-    libraries: tuple[Library, ...] | Unavailable = ()  # in the order of the dynamic loader
+    libraries: tuple[Library, ...] | Unavailable = ()  # in dynamic loader order
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Soft limits of this process; None is no limit."""
+    """Soft resource limits of this process; None means unlimited."""
 
     address_space_bytes: int | None
     locked_memory_bytes: int | None
@@ -139,19 +139,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SelfTestStep:
-    """One step of the self-test (``doctor --deep``), on all devices."""
+    """The result of one self-test step (``doctor --deep``) on all devices."""
 
     name: str  # "context", "compile", "kernel" or "copy"
-    error: str = ""  # "" on success on all devices
+    error: str = ""  # "" if all devices passed
     hint: str = ""
-    seen: Mapping[str, str] = field(default_factory=dict)  # by device
+    seen: Mapping[str, str] = field(default_factory=dict)  # details by device
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """All facts around a run. The defaults describe an empty machine."""
+    """All facts about a run. The defaults describe an empty machine."""
 
-    simulated: bool = False  # the GPUs are
+    simulated: bool = False  # whether the GPUs are simulated
     variables: Mapping[str, str] = field(default_factory=dict)  # the process environment
     command: tuple[str, ...] = ()  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)  # driver, CUDA, cudakit, Python
@@ -160,7 +160,7 @@ class RunContext:
     software: Software = Software()
     limits: Limits | Unavailable = _NOT_GATHERED
     privileged: bool = False  # this process has CAP_SYS_ADMIN
-    processes: frozenset[str] | Unavailable = _NOT_GATHERED  # names of all running ones
+    processes: frozenset[str] | Unavailable = _NOT_GATHERED  # names of all running processes
     nvml: NvmlView | Unavailable = _NOT_GATHERED
     cuda: CudaView | Unavailable = _NOT_GATHERED
     telemetry: tuple[Telemetry | Unavailable, ...] = ()  # in the order of nvml.devices
@@ -170,16 +170,16 @@ class RunContext:
 
     @property
     def cuda_devices(self) -> tuple[DeviceFacts, ...]:
-        """The devices that CUDA sees; none if CUDA does not start."""
+        """The devices visible to CUDA; empty if CUDA is unavailable."""
         return () if isinstance(self.cuda, Unavailable) else self.cuda.devices
 
     @property
     def nvml_devices(self) -> tuple[DeviceFacts, ...]:
-        """The devices that NVML sees; none if it does not answer."""
+        """The devices visible to NVML; empty if NVML is unavailable."""
         return () if isinstance(self.nvml, Unavailable) else self.nvml.devices
 
     @property
     def cuda_error(self) -> int | None:
-        """The error code of cuInit, None if cuInit succeeded or was not called."""
+        """The error code of cuInit; None if it succeeded or was not called."""
         error = None if isinstance(self.cuda, Unavailable) else self.cuda.error
         return error[0] if error else None

@@ -1,6 +1,6 @@
-"""Plain values that calls on a device take and return: addresses, ids, launch shapes, sizes, shared memory.
+"""Parameter and result types of device calls: addresses, ids, launch shapes, sizes, shareable handles.
 
-An id is a number that means something only to the device that returned it.
+An id is valid only on the device that returned it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NewType, TypeAlias
 
 if TYPE_CHECKING:
-    import numpy as np  # slow to import; commands that launch no kernel do without it
+    import numpy as np  # slow to import, and not needed by commands that launch no kernel
 
-Ptr = NewType("Ptr", int)  # an address of the device, or of host memory
-Backing = NewType("Backing", int)  # a reference to physical memory that can be mapped
+Ptr = NewType("Ptr", int)  # device or host address
+Backing = NewType("Backing", int)  # reference to physical memory
 Stream = NewType("Stream", int)
 Event = NewType("Event", int)
 Module = NewType("Module", int)
@@ -25,14 +25,14 @@ GraphNode = NewType("GraphNode", int)
 LEGACY = Stream(1)
 PER_THREAD = Stream(2)
 
-# A kernel argument: a Ptr is passed as an address, a numpy scalar with its own width.
+# A kernel argument: an address, or a numpy scalar, which has a fixed size.
 Argument: TypeAlias = "Ptr | np.generic"
 Dim3: TypeAlias = tuple[int, int, int]
 
-# Bytes of a CUipcMemHandle and of a CUmemFabricHandle (CUDA Driver API, CU_IPC_HANDLE_SIZE).
+# Size of a CUipcMemHandle and of a CUmemFabricHandle (CUDA Driver API, CU_IPC_HANDLE_SIZE).
 HANDLE_BYTES = 64
 
-# Kinds of handles that physical memory is exported by (CUDA Driver API, CUmemAllocationHandleType).
+# Kinds of shareable handles of physical memory (CUDA Driver API, CUmemAllocationHandleType).
 HandleKind: TypeAlias = Literal["fabric", "descriptor"]
 
 
@@ -46,24 +46,24 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process of this machine; a later process with the same number differs in ``started``."""
+    """A process of this machine; ``started`` distinguishes processes that reuse a pid."""
 
     pid: int
-    started: int  # in clock ticks since the machine was (proc_pid_stat(5), starttime)
+    started: int  # in clock ticks since boot (proc_pid_stat(5), starttime)
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Physical memory as a file descriptor of the process that exports it."""
+    """A shareable handle: a POSIX file descriptor of the exporting process."""
 
     process: ProcessId
     number: int
-    serial: int  # of the export: a number is reused after it was closed
+    serial: int  # of the export, because descriptor numbers are reused
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Physical memory as a handle for every process of the NVLink fabric, other machines included."""
+    """A shareable handle for all processes of the NVLink fabric, also on other machines."""
 
     data: bytes
 
@@ -73,7 +73,7 @@ Exported: TypeAlias = Descriptor | Fabric
 
 @dataclass(frozen=True, slots=True)
 class IpcHandle:
-    """The handle of an allocation of cuMemAlloc for other processes, and an offset into it."""
+    """The IPC handle of a cuMemAlloc allocation, and an offset into the allocation."""
 
-    data: bytes  # of a CUipcMemHandle
+    data: bytes  # CUipcMemHandle
     offset_bytes: int

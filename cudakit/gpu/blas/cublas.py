@@ -127,7 +127,7 @@ class CublasMultiplication:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Compute once. Raises CudaError, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if self._closed:
-            raise closed("a product of cuBLAS")
+            raise closed("the cuBLAS GEMM")
         blas = self._blas
         handle = blas.handle
         blas.adopt(

@@ -26,7 +26,7 @@ from cudakit.gpu.blas.search import allowed_reductions, configurations, round_ro
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import format_bytes
 
-_TAKE_ANOTHER = "leave the choice to the library, or tune anew"
+_TAKE_ANOTHER = "let the library choose, or tune again"
 
 # More than any combination of types has.
 _MOST_IDS = 1000
@@ -107,7 +107,7 @@ class CublasLt:
         try:
             return Problem(self.vendor, gemm, settings, self._one)
         except self.vendor.lt.cuBLASLtError as error:
-            raise refused_call(error.status, "the description of a product") from error
+            raise refused_call(error.status, "the description of the GEMM") from error
 
     def _recommended(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
         """Return algorithms of the heuristics, as structures and numbers. Raises Unsupported without any."""
@@ -143,14 +143,15 @@ class CublasLt:
         scheme = algorithm.reduction
         if scheme and scheme not in allowed_reductions(problem.gemm, problem.settings):
             raise Unsupported(
-                f"algorithm {algorithm.id} adds up parts by reduction scheme {scheme}, which a "
-                "deterministic product, or one without reduced precision, does not allow",
+                f"algorithm {algorithm.id} uses reduction scheme {scheme}, which deterministic mode or "
+                "disabled reduced precision does not allow",
                 hint=_TAKE_ANOTHER,
             )
         check = _AlgorithmCheck(self, problem, algorithm.id)
         if not (checked := check.accepts(algorithm)):
             raise Unsupported(
-                f"cuBLASLt {self.version} refuses for this product {algorithm}", hint=_TAKE_ANOTHER
+                f"cuBLASLt {self.version} does not accept {algorithm} for this GEMM",
+                hint=_TAKE_ANOTHER,
             )
         return check.structure, checked
 
@@ -220,7 +221,7 @@ class LtMultiplication:
         The operands begin at multiples of 256 bytes, as what cuMemAlloc returns does.
         """
         if self._closed:
-            raise closed("a product of cuBLASLt")
+            raise closed("the cuBLASLt GEMM")
         problem, cuda = self._problem, self._blas.cuda
         if problem.gemm.has_bias:
             problem.place_bias(operands.bias)

@@ -102,14 +102,14 @@ class CupyMultiplication:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Compute once. Raises Unsupported with CuPy's reason if it refuses only now."""
         if self._closed:
-            raise closed("a product of CuPy")
+            raise closed("the CuPy GEMM")
         cupy = self._blas.cupy
         try:
             with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
                 left, right, result = self._arrays_of(operands)
                 run_with(self._switches, lambda: cupy.matmul(left, right, out=result))
         except (RuntimeError, ValueError, TypeError) as error:
-            raise Unsupported(f"CuPy refuses cupy.matmul: {error}") from error
+            raise Unsupported(f"cupy.matmul failed: {error}") from error
 
     def close(self) -> None:
         """Forget the arrays, which own no memory. A second time has no effect."""
@@ -145,28 +145,26 @@ def _check(gemm: Gemm, settings: GemmSettings) -> None:
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.
     """
     if reason := _objection(gemm):
-        raise Unsupported(f"CuPy {reason}", hint="take another library")
+        raise Unsupported(f"CuPy {reason}", hint="use another library")
     if not settings.reduced_precision and gemm.dtype in ("fp16", "bf16"):
-        raise Unsupported(
-            "CuPy has no switch against sums of reduced precision", hint="take --vs torch"
-        )
+        raise Unsupported("CuPy cannot disable reduced-precision sums", hint="use --vs torch")
 
 
 def _objection(gemm: Gemm) -> str:
     if gemm.dtype not in _DTYPES:
-        return f"does not multiply {gemm.dtype}"
+        return f"does not support {gemm.dtype}"
     if gemm.output != DATA_TYPES[gemm.dtype].outputs[0].name:
-        return f"multiplies {gemm.dtype} without output {gemm.output}"
+        return f"does not support output {gemm.output} for {gemm.dtype}"
     if gemm.accumulate == "fp16":
-        return "keeps no sums in fp16"
+        return "has no fp16 accumulator"
     if gemm.epilogue != "none":
-        return f"has no epilogues, {gemm.epilogue} was asked"
+        return f"has no epilogues, {gemm.epilogue} was requested"
     if gemm.batch > 1 and gemm.dtype == "tf32":
-        return "multiplies batches of fp32 without tf32"
+        return "does not support tf32 for batches"
     if gemm.padding:
-        return "copies matrices with padding before it multiplies them"
+        return "copies padded matrices first"
     if gemm.batch > 1 and gemm.layout != "nn":
-        return f"copies batches of layout {gemm.layout} before it multiplies them"
+        return f"copies batches of layout {gemm.layout} first"
     return ""
 
 
@@ -176,7 +174,7 @@ def _dtype(gemm: Gemm) -> np.dtype[Any]:
         return np.dtype(_DTYPES[gemm.dtype])
     except TypeError as error:
         raise Unsupported(
-            "this CuPy has no bf16", hint="CuPy 14 and newer has it together with ml_dtypes"
+            "this CuPy does not support bf16", hint="install CuPy 14 or newer, and ml_dtypes"
         ) from error
 
 

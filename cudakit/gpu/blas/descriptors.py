@@ -223,7 +223,7 @@ class Configurations:
                 cell.number = getattr(algorithm, field)
             except OverflowError:
                 raise Unsupported(
-                    f"{getattr(algorithm, field)} is no {field} of an algorithm of cuBLASLt"
+                    f"{field} {getattr(algorithm, field)} is out of range for cuBLASLt"
                 ) from None
             self._lt.matmul_algo_config_set_attribute(
                 address, cell.attribute, cell.address, cell.size_bytes

@@ -11,8 +11,8 @@ from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.types import is_fp8_output
 from cudakit.gpu.driver_errors import Status, cuda_error
 
-CHOOSES_ITSELF = "chooses an algorithm itself, and does not say which"
-TAKE_CUBLASLT = "cublaslt lists its algorithms, and takes one of them"
+CHOOSES_ITSELF = "chooses its algorithm internally"
+TAKE_CUBLASLT = "use cublaslt, which can list and select algorithms"
 
 # cuBLAS Library, "cublasLtMatmul": in fp8 A must be transposed and B not on Ada (8.9), Hopper (9.0) and
 # Blackwell GeForce (12.x).
@@ -69,9 +69,9 @@ def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
     all_layouts = capability.major in _FP8_ALL_LAYOUTS
     if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
         raise Unsupported(
-            f"{gemm.dtype} is multiplied in layout tn only, {gemm.layout} was asked: on compute capability "
-            f"{capability} both factors must be stored along k",
-            hint="take layout tn",
+            f"{gemm.dtype} supports only layout tn on compute capability {capability}, "
+            f"{gemm.layout} was requested",
+            hint="use layout tn",
         )
 
 
@@ -79,18 +79,18 @@ def refuse_for_cublas(gemm: Gemm) -> None:
     """Raise Unsupported for what cublasGemmEx does not compute (cuBLAS Library, "cublasGemmEx")."""
     _check_accumulator(gemm)
     if gemm.dtype.startswith("fp8"):
-        raise Unsupported(f"cuBLAS does not multiply {gemm.dtype}", hint="cublaslt does")
+        raise Unsupported(f"cuBLAS does not support {gemm.dtype}", hint="use cublaslt")
     if gemm.epilogue != "none":
         raise Unsupported(
-            f"cuBLAS has no epilogues, {gemm.epilogue} was asked", hint="cublaslt has them"
+            f"cuBLAS has no epilogues, {gemm.epilogue} was requested", hint="use cublaslt"
         )
     if gemm.dtype == "int8" and (
         gemm.a.leading % _INT8_ALIGNMENT or gemm.b.leading % _INT8_ALIGNMENT
     ):
         raise Unsupported(
-            f"int8 needs leading dimensions that are multiples of {_INT8_ALIGNMENT}, those of A and B are "
-            f"{gemm.a.leading} and {gemm.b.leading}",
-            hint=f"take m, n, k and padding as multiples of {_INT8_ALIGNMENT}",
+            f"int8 needs leading dimensions that are multiples of {_INT8_ALIGNMENT}; A has {gemm.a.leading}, "
+            f"B has {gemm.b.leading}",
+            hint=f"use multiples of {_INT8_ALIGNMENT} for m, n, k and padding",
         )
 
 
@@ -108,7 +108,7 @@ def refused_call(status: int, what: str) -> CudakitError:
     name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if known else f"CUBLAS_STATUS {status}"
     if status in UNSUPPORTED:
         return Unsupported(
-            f"{what} was refused: {name}", hint="take another type, layout, size or workspace"
+            f"{what} is not supported: {name}", hint="try another type, layout, size or workspace"
         )
     return CudaError(status, name, f"{what} failed")
 
@@ -124,14 +124,14 @@ def describe(gemm: Gemm) -> str:
     rest = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
     rest += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
     rest += [f"padding {gemm.padding}"] if gemm.padding else []
-    return f"{gemm.m} x {gemm.n} x {gemm.k} of {types}, {', '.join(rest)}"
+    return f"{gemm.m} x {gemm.n} x {gemm.k} in {types}, {', '.join(rest)}"
 
 
 def _check_accumulator(gemm: Gemm) -> None:
     if gemm.accumulate == "fp16" and gemm.output != "fp16":
         raise Unsupported(
-            f"sums kept in fp16 are stored as fp16, not as {gemm.output}",
-            hint="take output fp16, or accumulate in fp32",
+            f"an fp16 accumulator needs output fp16, {gemm.output} was requested",
+            hint="use output fp16, or accumulate in fp32",
         )
 
 
@@ -139,11 +139,13 @@ def _known_to_work(gemm: Gemm) -> str:
     """Return what works with a data type, from the tables of cuBLAS Library, "cublasLtMatmul"."""
     if gemm.dtype.startswith("fp8"):
         output = ", output bf16" if is_fp8_output(gemm) else ""
-        return f"fp8 works in layout tn, with m and k as multiples of 16, from 8.9 on{output}"
+        return (
+            f"fp8 needs compute capability 8.9, layout tn, and multiples of 16 for m and k{output}"
+        )
     if gemm.dtype == "int8":
-        return "int8 works without epilogue in layout tn, with m, k and padding as multiples of 4"
+        return "int8 needs epilogue none, layout tn, and multiples of 4 for m, k and padding"
     if gemm.epilogue != "none":
-        return "take epilogue none"
+        return "use epilogue none"
     if gemm.dtype in ("bf16", "tf32"):
-        return f"{gemm.dtype} works from compute capability 8.0 on"
-    return "allow more workspace, or take the usual output and accumulator"
+        return f"{gemm.dtype} needs compute capability 8.0"
+    return "allow more workspace, or use the default output and accumulator"

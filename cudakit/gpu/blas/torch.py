@@ -93,7 +93,7 @@ class TorchMultiplication:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Compute once. Raises Unsupported with torch's reason if it refuses only now."""
         if self._closed:
-            raise closed("a product of torch")
+            raise closed("the torch GEMM")
         torch, call = self._blas.torch, self._call
         tensors = self._tensors.of(operands)
         try:
@@ -101,7 +101,7 @@ class TorchMultiplication:
                 run_with(self._in_force, lambda: call.run(tensors))
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]
-            raise Unsupported(f"torch refuses {call.name}: {reason}") from error
+            raise Unsupported(f"{call.name} failed: {reason}") from error
 
     def close(self) -> None:
         """Forget the tensors, which own no memory. A second time has no effect."""
@@ -137,7 +137,7 @@ def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
         return {"allow_fp16_accumulation": wanted}
     if wanted:
         raise Unsupported(
-            f"torch {torch.__version__} keeps no sums in fp16", hint="torch 2.7 and newer do"
+            f"torch {torch.__version__} has no fp16 accumulator", hint="install torch 2.7 or newer"
         )
     return {}
 
@@ -145,7 +145,7 @@ def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
 def _deterministic(torch: Any) -> Switch:
     if os.environ.get(_WORKSPACE) not in _DETERMINISTIC:
         raise Unsupported(
-            f"torch is deterministic only where {_WORKSPACE} is set before it starts",
+            f"torch is deterministic only if {_WORKSPACE} is set before it starts",
             hint=f"set {_WORKSPACE}={_DETERMINISTIC[0]}",
         )
     return Switch(

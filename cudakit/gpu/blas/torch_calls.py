@@ -120,8 +120,8 @@ def choose_call(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> 
         case "relu-bias" | "gelu-bias":
             return _activated(torch, gemm)
     raise Unsupported(
-        f"torch fuses {gemm.epilogue} into a product only together with a bias",
-        hint=f"take epilogue {gemm.epilogue}-bias",
+        f"torch fuses {gemm.epilogue} only together with a bias",
+        hint=f"use epilogue {gemm.epilogue}-bias",
     )
 
 
@@ -136,7 +136,7 @@ def _widened(torch: Any, gemm: Gemm) -> Call:
     if gemm.epilogue != "none":
         raise Unsupported(
             f"torch has no epilogue {gemm.epilogue} for {gemm.dtype} to {gemm.output}",
-            hint="take epilogue none",
+            hint="use epilogue none",
         )
     name = "bmm" if gemm.batch > 1 else "mm"
     function, kind = getattr(torch, name), dtype(torch, gemm.output)
@@ -158,8 +158,8 @@ def _activated(torch: Any, gemm: Gemm) -> Call:
     """torch.nn.Linear fused with an activation; its gelu is the tanh form, as in cuBLASLt."""
     if gemm.batch > 1:
         raise Unsupported(
-            f"torch fuses {gemm.epilogue} into single products, a batch of {gemm.batch} was asked",
-            hint="take batch 1",
+            f"torch does not fuse {gemm.epilogue} into a batch, batch {gemm.batch} was requested",
+            hint="use batch 1",
         )
     gelu = gemm.epilogue.startswith("gelu")
     return Call(
@@ -195,36 +195,36 @@ def _scaled(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call
 def _check_scaled(gemm: Gemm) -> None:
     if gemm.layout != "tn":
         raise Unsupported(
-            f"torch multiplies {gemm.dtype} in layout tn only, {gemm.layout} was asked",
-            hint="take layout tn",
+            f"torch supports only layout tn for {gemm.dtype}, {gemm.layout} was requested",
+            hint="use layout tn",
         )
     if gemm.epilogue not in ("none", "bias") or gemm.batch > 1:
         raise Unsupported(
-            f"torch multiplies {gemm.dtype} one at a time, with a bias or nothing; epilogue "
-            f"{gemm.epilogue} and batch {gemm.batch} were asked",
-            hint="take epilogue none and batch 1",
+            f"torch supports only batch 1 and epilogue none or bias for {gemm.dtype}; "
+            f"batch {gemm.batch} and epilogue {gemm.epilogue} were requested",
+            hint="use epilogue none and batch 1",
         )
     if gemm.has_bias and gemm.output == "fp32":
         raise Unsupported(
-            f"torch adds no bias to {gemm.dtype} with output fp32", hint="take output bf16"
+            f"torch adds no bias to {gemm.dtype} with output fp32", hint="use output bf16"
         )
     if gemm.k % _FP8_MULTIPLE or gemm.m % _FP8_MULTIPLE:
         raise Unsupported(
-            f"torch multiplies {gemm.dtype} where m and k are multiples of {_FP8_MULTIPLE}, they are "
-            f"{gemm.m} and {gemm.k}"
+            f"torch needs multiples of {_FP8_MULTIPLE} for m and k with {gemm.dtype}, "
+            f"got {gemm.m} and {gemm.k}"
         )
 
 
 def _integers(torch: Any, gemm: Gemm) -> Call:
     if gemm.epilogue != "none" or gemm.batch > 1 or gemm.padding:
         raise Unsupported(
-            f"torch multiplies int8 one at a time, without epilogue and padding; epilogue {gemm.epilogue}, "
-            f"batch {gemm.batch} and padding {gemm.padding} were asked",
-            hint="take epilogue none, batch 1 and padding 0",
+            f"torch supports only epilogue none, batch 1 and padding 0 for int8; "
+            f"epilogue {gemm.epilogue}, batch {gemm.batch} and padding {gemm.padding} were requested",
+            hint="use epilogue none, batch 1 and padding 0",
         )
     if gemm.n <= _INT8_ROWS_ABOVE or gemm.k % _INT8_MULTIPLE or gemm.m % _INT8_MULTIPLE:
         raise Unsupported(
-            f"torch multiplies int8 where n is above {_INT8_ROWS_ABOVE} and m and k are multiples of "
-            f"{_INT8_MULTIPLE}, it is asked for {gemm.m} x {gemm.n} x {gemm.k}"
+            f"torch needs n above {_INT8_ROWS_ABOVE} and multiples of {_INT8_MULTIPLE} for m and k of int8, "
+            f"got {gemm.m} x {gemm.n} x {gemm.k}"
         )
     return Call("torch._int_mm", lambda at: torch._int_mm(at.left, at.right, out=at.result))

@@ -61,7 +61,7 @@ def load_nvmath() -> Nvmath:
         lt.get_version(), cublas.get_property(0)
     except RuntimeError as error:  # the bindings load it at the first call
         raise MissingDependency(
-            "cuBLAS", purpose="multiplying matrices", requirement=_cublas_requirement()
+            "cuBLAS", purpose="computing GEMMs", requirement=_cublas_requirement()
         ) from error
     return Nvmath(lt, cublas, nvmath.CudaDataType)
 
@@ -71,7 +71,7 @@ def load_torch() -> Any:
     try:
         torch = import_module("torch")
     except ImportError as error:
-        raise MissingDependency("torch", purpose="a product by torch") from error
+        raise MissingDependency("torch", purpose="computing GEMMs with torch") from error
     if torch.version.cuda is None:
         raise EnvironmentUnusable(
             f"torch {torch.__version__} was built without CUDA",
@@ -89,13 +89,15 @@ def torch_validators() -> Mapping[str, str]:
         torch = import_module("torch")
     except ImportError:
         raise MissingDependency(
-            "torch", purpose="a file for it", requirement=f"torch>={FIRST_TUNING_TORCH}"
+            "torch",
+            purpose="reading its tuning validators",
+            requirement=f"torch>={FIRST_TUNING_TORCH}",
         ) from None
     try:
         pairs = import_module("torch.cuda.tunable").get_validators()
     except (AttributeError, ImportError, RuntimeError):
         raise Unsupported(
-            f"torch {torch.__version__} is built without CUDA, and tunes nothing",
+            f"torch {torch.__version__} is built without CUDA and cannot be tuned",
             hint=f"install a torch {FIRST_TUNING_TORCH} or newer for CUDA",
         ) from None
     return {str(name): str(value) for name, value in pairs}
@@ -107,7 +109,9 @@ def load_cupy() -> Any:
         return import_module("cupy")
     except ImportError as error:
         wheel = f"cupy-cuda{_cuda_major()}x"
-        raise MissingDependency("cupy", purpose="a product by CuPy", requirement=wheel) from error
+        raise MissingDependency(
+            "cupy", purpose="computing GEMMs with CuPy", requirement=wheel
+        ) from error
 
 
 def _cublas_requirement() -> str:

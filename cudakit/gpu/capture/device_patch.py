@@ -1,4 +1,4 @@
-"""Build the device patch, which records accesses: CUDA C++ ▸ NVRTC ▸ PTX ▸ ptxas -astoolspatch ▸ cubin.
+"""Build the device patch: CUDA C++ ▸ NVRTC ▸ PTX ▸ ptxas -astoolspatch ▸ cubin.
 
 The Sanitizer API takes machine code that ptxas was told to assemble as a patch (Sanitizer API guide,
 "Write a Patch"); NVRTC alone cannot, and nvcc would need a C++ compiler of the host.
@@ -58,11 +58,11 @@ def add_device_patches(
     if wanted == "arguments":
         return ready, ""
     try:
-        images = _images((devices or device_capabilities)(), build or _built, ready)
+        images = _build_images((devices or device_capabilities)(), build or _build_cached, ready)
     except EnvironmentUnusable as error:
         if wanted == "exact":
             raise
-        return ready, f"accesses are assumed from arguments: {_in_one_line(error)}"
+        return ready, f"accesses are inferred from kernel arguments: {_in_one_line(error)}"
     patches = {}
     for number, image in images.items():
         patches[number] = directory / f"sm_{number}.cubin"
@@ -83,22 +83,22 @@ def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Cap
         if not device_count():
             return frozenset()
         raise EnvironmentUnusable(
-            f"the compute capability of the devices is not known: {found.reason}",
-            hint="see what cudakit doctor says",
+            f"the compute capability of the GPUs is unknown: {found.reason}",
+            hint="run cudakit doctor",
         )
     return found
 
 
-def _images(found: Collection[Capability], build: Build, ready: Ready) -> dict[int, bytes]:
+def _build_images(found: Collection[Capability], build: Build, ready: Ready) -> dict[int, bytes]:
     """Build the patches; a device that is too old is skipped if there are newer ones."""
     here = SearchPaths.of_this_process()
-    places = replace(here, packages=(*here.packages, *ready.packages))
+    paths = replace(here, packages=(*here.packages, *ready.packages))
     wanted = [one for one in sorted(found) if one >= _OLDEST] or sorted(found)
-    return {major * 10 + minor: build((major, minor), places) for major, minor in wanted}
+    return {major * 10 + minor: build((major, minor), paths) for major, minor in wanted}
 
 
-def _built(capability: Capability, places: SearchPaths) -> bytes:
-    return build_patch(capability, places=places, cache=user_cache(os.environ))
+def _build_cached(capability: Capability, paths: SearchPaths) -> bytes:
+    return build_patch(capability, paths=paths, cache=user_cache(os.environ))
 
 
 def _in_one_line(error: EnvironmentUnusable) -> str:
@@ -109,7 +109,7 @@ def _in_one_line(error: EnvironmentUnusable) -> str:
 def build_patch(
     capability: tuple[int, int],
     *,
-    places: SearchPaths | None = None,
+    paths: SearchPaths | None = None,
     options: Sequence[str] = (),
     cache: CompileCache | None = None,
 ) -> bytes:
@@ -120,32 +120,31 @@ def build_patch(
     """
     if capability < _OLDEST:
         raise EnvironmentUnusable(
-            f"accesses are recorded on compute capability 8.0 and newer, this device has"
-            f" {capability[0]}.{capability[1]}",
+            "exact accesses need compute capability 8.0 or newer;"
+            f" this device has {capability[0]}.{capability[1]}",
             hint="use --accesses arguments",
         )
     nvrtc = Nvrtc()
     compiler = nvrtc.version
-    found = find_assemblers(places or SearchPaths.of_this_process())
+    found = find_assemblers(paths or SearchPaths.of_this_process())
     number = capability[0] * 10 + capability[1]
     keys = {one: _key(compiler, one, number, options) for one in found}
     if cache and (cached := next(filter(None, map(cache.get, keys.values())), None)):
         return cached
     if not found:
         raise EnvironmentUnusable(
-            "ptxas, which assembles the patch that records accesses, is not installed:"
-            " looked in the packages of Python (nvidia-cuda-nvcc, torch, triton), in CUDA_HOME,"
-            " in PATH and in /usr/local/cuda*",
+            "ptxas, which assembles the device patch, was not found"
+            " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
             hint=_INSTALL.format(_dotted(compiler)),
         )
-    ptx = _ptx(nvrtc, options)
-    assembler, image = _assembled(found, ptx, f"sm_{number}", compiler)
+    ptx = _compile_ptx(nvrtc, options)
+    assembler, image = _assemble(found, ptx, f"sm_{number}", compiler)
     if cache:
         cache.keep(keys[assembler], image)
     return image
 
 
-def _assembled(
+def _assemble(
     found: Sequence[Assembler], ptx: bytes, target: str, compiler: tuple[int, int]
 ) -> tuple[Assembler, bytes]:
     errors = []
@@ -155,7 +154,7 @@ def _assembled(
         except AssemblerError as error:
             errors.append(f"{assembler}: {str(error).splitlines()[0]}")
     raise EnvironmentUnusable(
-        f"no ptxas that was found can assemble the patch for {target}: {'; '.join(errors)}",
+        f"no installed ptxas can assemble the device patch for {target}: {'; '.join(errors)}",
         hint=_INSTALL.format(_dotted(compiler)),
     )
 
@@ -177,9 +176,9 @@ def _sources() -> list[tuple[str, str]]:
     return [(name, (_SOURCES / name).read_text(encoding="utf-8")) for name in names]
 
 
-def _ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
+def _compile_ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
     (name, source), *headers = _sources()
-    asked = (*_OPTIONS, *options)
-    text = nvrtc.compile(source, "PTX", asked, name=name, headers=dict(headers)).rstrip(b"\0")
+    options = (*_OPTIONS, *options)
+    text = nvrtc.compile(source, "PTX", options, name=name, headers=dict(headers)).rstrip(b"\0")
     version = f".version {_PTX_VERSION}".encode()
     return re.sub(rb"(?m)^\.version .*$", version, text, count=1)

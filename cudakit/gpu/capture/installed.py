@@ -46,12 +46,12 @@ _PTXAS_SECONDS = 60  # timeout; a run takes a third of a second
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """Where to search."""
+    """The directories and environment variables that are searched."""
 
     environment: Mapping[str, str]
     packages: Sequence[str]  # directories of Python packages, as in sys.path
     root: Path = Path("/")
-    native: Path = Path(__file__).parent  # where cudakit's native modules are
+    native: Path = Path(__file__).parent  # directory of cudakit's native modules
 
     @classmethod
     def of_this_process(cls) -> SearchPaths:
@@ -71,20 +71,18 @@ class Library:
         return tuple(sorted(self.path.parent.glob(_HEADERS)))
 
     def __str__(self) -> str:
-        number = ".".join(map(str, self.version)) or "of an unknown version"
+        number = ".".join(map(str, self.version)) or "of unknown version"
         return f"Sanitizer API {number} ({self.path})"
 
 
-def find_sanitizer_library(places: SearchPaths) -> Library:
+def find_sanitizer_library(paths: SearchPaths) -> Library:
     """Return the newest library of the Sanitizer API, or the one that CUDAKIT_SANITIZER_LIBRARY names.
 
     Raises EnvironmentUnusable if there is none, or the newest is older than 13.4.
     """
-    named = places.environment.get(LIBRARY_OVERRIDE)
+    named = paths.environment.get(LIBRARY_OVERRIDE)
     library = (
-        _named_library(Path(named))
-        if named
-        else max(_libraries(places), key=_version, default=None)
+        _named_library(Path(named)) if named else max(_libraries(paths), key=_version, default=None)
     )
     if library is None:
         raise EnvironmentUnusable(
@@ -92,16 +90,20 @@ def find_sanitizer_library(places: SearchPaths) -> Library:
         )
     if library.version and library.version < OLDEST_LIBRARY:
         needed = ".".join(map(str, OLDEST_LIBRARY))
-        hint = f"unset {LIBRARY_OVERRIDE}, or name a newer library" if named else INSTALL_LIBRARY
-        raise EnvironmentUnusable(f"{library} is too old, {needed} is needed", hint=hint)
+        hint = (
+            f"unset {LIBRARY_OVERRIDE}, or set it to a newer library" if named else INSTALL_LIBRARY
+        )
+        raise EnvironmentUnusable(
+            f"{library} is too old; version {needed} or newer is required", hint=hint
+        )
     return library
 
 
 def _named_library(path: Path) -> Library:
     if not path.is_file():
         raise EnvironmentUnusable(
-            f"{LIBRARY_OVERRIDE} is {str(path)!r}, and that is no file",
-            hint=f"unset {LIBRARY_OVERRIDE}, or name the {_LIBRARY} to use",
+            f"{LIBRARY_OVERRIDE} is {str(path)!r}, which is not a file",
+            hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY}",
         )
     return Library(path.absolute(), _version_around(path))
 
@@ -110,10 +112,10 @@ def _version(library: Library) -> tuple[int, ...]:
     return library.version
 
 
-def _libraries(places: SearchPaths) -> Iterator[Library]:
-    for directory in _unique(map(Path, places.packages)):
+def _libraries(paths: SearchPaths) -> Iterator[Library]:
+    for directory in _unique(map(Path, paths.packages)):
         yield from _libraries_in(directory, _IN_PACKAGES)
-    for toolkit in _unique(_toolkits(places)):
+    for toolkit in _unique(_toolkits(paths)):
         yield from _libraries_in(toolkit, _IN_TOOLKIT)
 
 
@@ -122,16 +124,16 @@ def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
         yield Library(path, _version_around(path))
 
 
-def _toolkits(places: SearchPaths) -> Iterator[Path]:
+def _toolkits(paths: SearchPaths) -> Iterator[Path]:
     for name in ("CUDA_HOME", "CUDA_PATH"):
-        if place := places.environment.get(name):
+        if place := paths.environment.get(name):
             yield Path(place)
     for pattern in _TOOLKITS:
-        yield from places.root.glob(pattern)
+        yield from paths.root.glob(pattern)
 
 
-def _unique(places: Iterable[Path]) -> Iterator[Path]:
-    return iter(dict.fromkeys(place.resolve() for place in places if place.is_dir()))
+def _unique(paths: Iterable[Path]) -> Iterator[Path]:
+    return iter(dict.fromkeys(place.resolve() for place in paths if place.is_dir()))
 
 
 def _version_around(library: Path) -> tuple[int, ...]:
@@ -157,24 +159,24 @@ def _toolkit_version(toolkit: Path) -> str:
         return named[1] if named else ""
 
 
-def find_recorder(places: SearchPaths) -> Path:
+def find_recorder(paths: SearchPaths) -> Path:
     """Return the native recorder. Raises EnvironmentUnusable if it was not built."""
-    spec = PathFinder.find_spec("_recorder", [str(places.native)])
+    spec = PathFinder.find_spec("_recorder", [str(paths.native)])
     if spec is None or not spec.origin:
         raise EnvironmentUnusable(
-            "the recorder was not built, because no C compiler was there when cudakit was installed",
+            "the recorder is missing: no C compiler was found when cudakit was installed",
             hint="install a C compiler, then"
             " pip install --force-reinstall --no-binary cudakit cudakit",
         )
     return Path(spec.origin)
 
 
-def find_frame_readers(places: SearchPaths) -> dict[str, Path]:
+def find_frame_readers(paths: SearchPaths) -> dict[str, Path]:
     """Return the native modules that read Python frames, by the interpreter that each was built for.
 
     Keys are values of ``sys.implementation.cache_tag``, such as ``cpython-312``. The result may be empty.
     """
-    built = sorted(places.native.glob("_frames.*.so"))
+    built = sorted(paths.native.glob("_frames.*.so"))
     return {"-".join(path.name.split(".")[1].split("-")[:2]): path for path in built}
 
 
@@ -201,15 +203,15 @@ class Assembler:
         return f"ptxas {'.'.join(map(str, self.version))} ({self.path})"
 
 
-def find_assemblers(places: SearchPaths) -> list[Assembler]:
+def find_assemblers(paths: SearchPaths) -> list[Assembler]:
     """Return every ptxas that runs, newest first, or only the one that CUDAKIT_PTXAS names.
 
     Raises EnvironmentUnusable if CUDAKIT_PTXAS names no working ptxas.
     """
-    named = places.environment.get(PTXAS_OVERRIDE)
+    named = paths.environment.get(PTXAS_OVERRIDE)
     if named:
         return [_named_assembler(Path(named))]
-    found = (_assembler(path) for path in dict.fromkeys(_ptxas_files(places)))
+    found = (_assembler(path) for path in dict.fromkeys(_ptxas_files(paths)))
     return sorted((one for one in found if one), key=lambda one: one.version, reverse=True)
 
 
@@ -217,24 +219,24 @@ def _named_assembler(path: Path) -> Assembler:
     assembler = _assembler(path.absolute())
     if assembler is None:
         raise EnvironmentUnusable(
-            f"{PTXAS_OVERRIDE} is {str(path)!r}, and that does not run as ptxas",
-            hint=f"unset {PTXAS_OVERRIDE}, or name the ptxas to use",
+            f"{PTXAS_OVERRIDE} is {str(path)!r}, which does not run as ptxas",
+            hint=f"unset {PTXAS_OVERRIDE}, or set it to the path of a ptxas",
         )
     return assembler
 
 
-def _ptxas_files(places: SearchPaths) -> Iterator[Path]:
-    for directory in places.packages:
+def _ptxas_files(paths: SearchPaths) -> Iterator[Path]:
+    for directory in paths.packages:
         for pattern in _PTXAS_IN_PACKAGES:
             yield from _executables(Path(directory), pattern)
     for name in ("CUDA_HOME", "CUDA_PATH"):
-        if toolkit := places.environment.get(name):
+        if toolkit := paths.environment.get(name):
             yield from _executables(Path(toolkit), "bin/ptxas")
-    for directory in places.environment.get("PATH", "").split(os.pathsep):
+    for directory in paths.environment.get("PATH", "").split(os.pathsep):
         if directory:
             yield from _executables(Path(directory), "ptxas")
     for pattern in _TOOLKITS:
-        yield from _executables(places.root, f"{pattern}/bin/ptxas")
+        yield from _executables(paths.root, f"{pattern}/bin/ptxas")
 
 
 def _executables(directory: Path, pattern: str) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Check that recording works, before the program starts."""
+"""Check that recording works before the program starts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _DRIVER = "proc/driver/nvidia/version"
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+((\d+)\.[\d.]+)")
 
 _OLDEST_PYTHON = (3, 11)
-_TRIAL = Path(__file__).with_name("try_recorder.py")
-_TRIAL_SECONDS = 30
+_TRIAL_SCRIPT = Path(__file__).with_name("try_recorder.py")
+_TRIAL_TIMEOUT_S = 30
 
-# A process has one subscriber of the Sanitizer API, which excludes CUPTI.
-_INJECTION = "CUDA_INJECTION64_PATH"
-_LOADING = ("LD_PRELOAD", "NVTX_INJECTION64_PATH")
+# A process can have one subscriber: of the Sanitizer API or of CUPTI, not of both.
+_INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
+_PRELOAD_VARIABLES = ("LD_PRELOAD", "NVTX_INJECTION64_PATH")
 _TOOLS = re.compile(r"sanitizer|nsys|nsight|ncu\b|ToolsInjection|TreeLauncher|cupti", re.IGNORECASE)
-_RUNNING_UNDER = {
+_TOOL_VARIABLES = {
     "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
     "NV_TPS_LAUNCH_TOKEN": "Nsight Compute or Compute Sanitizer",
     "NV_SANITIZER_INJECTION_PORT_BASE": "Compute Sanitizer",
@@ -45,7 +45,7 @@ _RUNNING_UNDER = {
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Recording works; the paths of what it uses."""
+    """Recording works: the paths of the libraries that it uses."""
 
     library: Path  # libsanitizer-public.so
     version: tuple[int, ...]  # of the library; empty: unknown
@@ -66,7 +66,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the program cannot be recorded, and what to do about it."""
+    """The reason why the program cannot be recorded, and a remedy."""
 
     message: str
     hint: str
@@ -75,43 +75,43 @@ class Refusal:
         return EnvironmentUnusable(self.message, hint=self.hint)
 
 
-def preflight(python: str | None, *, places: SearchPaths | None = None) -> Ready | Refusal:
+def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Ready | Refusal:
     """Check whether programs of an interpreter can be recorded on this machine.
 
-    ``python`` is the path of the interpreter, None for cudakit's own. ``places`` replaces the search paths.
+    ``python`` is the path of the interpreter, None for cudakit's own. ``paths`` replaces the search paths.
     Does not load CUDA into this process: the recorder is tried in another one.
     """
     try:
-        return _ready(python or sys.executable, places or SearchPaths.of_this_process())
+        return _ready(python or sys.executable, paths or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
         return Refusal(error.message, error.hint)
 
 
-def _ready(python: str, places: SearchPaths) -> Ready:
-    _refuse_other_tools(places.environment)
-    _refuse_old_driver(places.root)
-    packages = [] if python == sys.executable else _packages(python, places.environment)
-    places = replace(places, packages=(*places.packages, *packages))
-    native, library = find_recorder(places), find_sanitizer_library(places)
-    check_structures(_layouts(python, places.environment, native, library), library)
-    return Ready(library.path, library.version, native, find_frame_readers(places), packages)
+def _ready(python: str, paths: SearchPaths) -> Ready:
+    _refuse_other_tools(paths.environment)
+    _refuse_old_driver(paths.root)
+    packages = [] if python == sys.executable else _search_path(python, paths.environment)
+    paths = replace(paths, packages=(*paths.packages, *packages))
+    native, library = find_recorder(paths), find_sanitizer_library(paths)
+    check_structures(_layouts(python, paths.environment, native, library), library)
+    return Ready(library.path, library.version, native, find_frame_readers(paths), packages)
 
 
 def _refuse_other_tools(environment: Mapping[str, str]) -> None:
-    if tool := environment.get(_INJECTION):
-        raise _occupied(_INJECTION, f"loads {tool} into CUDA programs")
-    for name in _LOADING:
+    if tool := environment.get(_INJECTION_VARIABLE):
+        raise _other_tool(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
+    for name in _PRELOAD_VARIABLES:
         if _TOOLS.search(environment.get(name, "")):
-            raise _occupied(name, f"loads another tool: {environment[name]}")
-    for name, tool in _RUNNING_UNDER.items():
+            raise _other_tool(name, f"loads another tool: {environment[name]}")
+    for name, tool in _TOOL_VARIABLES.items():
         if name in environment:
-            raise _occupied(name, f"says that {tool} runs this program")
+            raise _other_tool(name, f"is set, so {tool} is attached to this program")
 
 
-def _occupied(variable: str, what: str) -> EnvironmentUnusable:
+def _other_tool(variable: str, what: str) -> EnvironmentUnusable:
     return EnvironmentUnusable(
-        f"{variable} {what}, and only one tool can watch a process",
-        hint=f"run cudakit outside of that tool, or unset {variable}",
+        f"{variable} {what}; only one tool can attach to a process",
+        hint=f"run cudakit without that tool, or unset {variable}",
     )
 
 
@@ -123,39 +123,39 @@ def _refuse_old_driver(root: Path) -> None:
     found = _DRIVER_VERSION.search(text)
     if found and int(found[2]) < _OLDEST_DRIVER:
         raise EnvironmentUnusable(
-            f"the driver is {found[1]}, and events are reported from {_OLDEST_DRIVER} on",
-            hint=f"install a driver of the {_OLDEST_DRIVER} series or newer",
+            f"driver {found[1]} is too old: it does not report CUDA events",
+            hint=f"install driver {_OLDEST_DRIVER} or newer",
         )
 
 
-def _packages(python: str, environment: Mapping[str, str]) -> list[str]:
+def _search_path(python: str, environment: Mapping[str, str]) -> list[str]:
     """Return the search path of the program's interpreter."""
-    answer = _answer([python, str(_TRIAL)], environment)
-    version = ".".join(map(str, answer["version"]))
-    if answer["name"] != "cpython" or tuple(answer["version"]) < _OLDEST_PYTHON:
+    result = _run_json([python, str(_TRIAL_SCRIPT)], environment)
+    version = ".".join(map(str, result["version"]))
+    if result["name"] != "cpython" or tuple(result["version"]) < _OLDEST_PYTHON:
         raise EnvironmentUnusable(
-            f"{python} is {answer['name']} {version}, and the recorder needs CPython 3.11 or newer",
-            hint="name another interpreter with --python",
+            f"{python} is {result['name']} {version}; the recorder needs CPython 3.11 or newer",
+            hint="choose another interpreter with --python",
         )
-    return [str(place) for place in answer["packages"]]
+    return [str(place) for place in result["packages"]]
 
 
 def _layouts(
     python: str, environment: Mapping[str, str], recorder: Path, library: Library
 ) -> Mapping[str, Layout]:
     """Try the recorder; return the struct layouts that it was compiled with."""
-    command = [python, "-I", "-S", str(_TRIAL), str(recorder), str(library.path)]
-    answer = _answer(command, environment)
-    if "error" in answer:
+    command = [python, "-I", "-S", str(_TRIAL_SCRIPT), str(recorder), str(library.path)]
+    result = _run_json(command, environment)
+    if "error" in result:
         raise EnvironmentUnusable(
-            f"the recorder does not work with {library}: {answer['error']}",
+            f"the recorder does not work with {library}: {result['error']}",
             hint="pip install --upgrade cudakit nvidia-cuda-sanitizer-api",
         )
-    layouts: Mapping[str, Layout] = answer["offsets"]
+    layouts: Mapping[str, Layout] = result["offsets"]
     return layouts
 
 
-def _answer(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         done = subprocess.run(  # noqa: S603 the program's interpreter, on a file of ours
             command,
@@ -164,27 +164,27 @@ def _answer(command: Sequence[str], environment: Mapping[str, str]) -> dict[str,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TRIAL_SECONDS,
+            timeout=_TRIAL_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _unanswered(command, str(error)) from error
+        raise _no_result(command, str(error)) from error
     try:
-        answer = json.loads(done.stdout.rstrip().rpartition("\n")[2])
+        result = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise _unanswered(command, _end(done.returncode, done.stderr))
-    return answer
+        result = None
+    if not isinstance(result, dict):
+        raise _no_result(command, _describe_exit(done.returncode, done.stderr))
+    return result
 
 
-def _end(status: int, complaints: str) -> str:
+def _describe_exit(status: int, stderr: str) -> str:
     how = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
-    return ": ".join([how, *complaints.strip().splitlines()[-1:]])
+    return ": ".join([how, *stderr.strip().splitlines()[-1:]])
 
 
-def _unanswered(command: Sequence[str], why: str) -> EnvironmentUnusable:
+def _no_result(command: Sequence[str], why: str) -> EnvironmentUnusable:
     return EnvironmentUnusable(
-        f"the recorder could not be tried with {command[0]}: {why}",
-        hint=f"see what this says: {shlex.join(command)}",
+        f"the recorder could not be tested with {command[0]}: {why}",
+        hint=f"run this command to see the error: {shlex.join(command)}",
     )

@@ -1,4 +1,4 @@
-"""Record the current process, for blocks of code and for tests."""
+"""Record the current process: for ``cudakit.sanitize()`` and the pytest plugin."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from typing import Any, TypeAlias
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
-from cudakit.gpu.sim.recorder import VARIABLE as SPOOL
+from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.trace.spool import Batch, Spool
 
 Consume: TypeAlias = Callable[[Batch], object]
 
-# The trace of a long block must not fill the disk; a second of it is some megabytes at most.
+# Reading deletes the trace, so that a long block does not fill the disk. A second is a few megabytes.
 _READ_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CudaRecording:
-    """How CUDA is recorded, besides simulated devices."""
+    """How CUDA is recorded in this process."""
 
     accesses: Accesses | None = None  # how accesses are known; None: CUDA is not recorded
     notes: tuple[str, ...] = ()  # why CUDA is not recorded, or accesses are not exact
@@ -76,7 +76,7 @@ class Recording:
             yield
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
+    def synchronized(self) -> Iterator[None]:
         """Like ``drained``, after waiting for all launches and recording their accesses."""
         if self.cuda.flush and os.getpid() == self._process:
             self.cuda.flush()
@@ -93,7 +93,7 @@ class Recording:
             self._spool.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def watch_simulated(self, *, wanted: bool) -> None:
+    def record_simulated(self, *, wanted: bool) -> None:
         """Start or stop recording simulated devices that are opened from now on."""
         if wanted:
             os.environ[SPOOL] = str(self._directory)
@@ -125,8 +125,8 @@ def begin(
     """
     if SPOOL in os.environ:
         raise UsageError(
-            "this process is watched already: by cudakit run --sanitize, pytest --cuda-sanitize or a block",
-            hint="one of them is enough: it finds the races of all",
+            "this process is already recorded: by cudakit run --sanitize, pytest or another block",
+            hint="remove all but one of them: one recording covers the whole process",
         )
     directory = Path(mkdtemp(prefix="cudakit-"))
     try:
@@ -135,7 +135,7 @@ def begin(
         if on_missing == "refuse":
             shutil.rmtree(directory)
             raise
-        cuda = CudaRecording(notes=(f"CUDA was not watched: {error.message}",))
+        cuda = CudaRecording(notes=(f"CUDA was not recorded: {error.message}",))
     return Recording(consume, directory, cuda)
 
 
@@ -148,8 +148,8 @@ def _record_cuda(
 
     if is_initialized():
         raise UsageError(
-            "CUDA is in use in this process already: what was enqueued before is not known",
-            hint="begin before CUDA is first used, or watch all of it: cudakit run --sanitize SCRIPT",
+            "CUDA is already initialized in this process, so earlier GPU work was not recorded",
+            hint="start before the first use of CUDA, or run the whole script: cudakit run --sanitize SCRIPT",
         )
     found = found or preflight(None)
     if isinstance(found, Ready):

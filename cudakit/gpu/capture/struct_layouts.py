@@ -100,25 +100,25 @@ class Header:
             if tokens[0] in ("struct", "union") and "{" in tokens[1:3]:
                 self._add_inner(outer, tokens)
             else:
-                self._declare(outer, _upto(tokens, ";"))
+                self._declare(outer, _take_until(tokens, ";"))
 
     def _add_inner(self, outer: _Aggregate, tokens: list[str]) -> None:
-        inner = _Aggregate(is_union=_upto(tokens, "{")[0] == "union")
+        inner = _Aggregate(is_union=_take_until(tokens, "{")[0] == "union")
         self._fill(inner, tokens)
-        match _upto(tokens, ";"):
+        match _take_until(tokens, ";"):
             case ["}"]:
                 outer.add_unnamed(inner)
             case ["}", name]:
                 outer.add(name, inner.size, inner.alignment)
             case words:
-                raise ValueError(f"the declaration {' '.join(words)!r} is not understood")
+                raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
     def _declare(self, outer: _Aggregate, words: list[str]) -> None:
         """Add the members of one declaration without its semicolon: ``const TYPE *name, other[4]``."""
         words = [word for word in words if word not in ("const", "struct", "enum", "volatile")]
         kind, declarators = words[0], words[1:]
         while declarators:
-            match _upto(declarators, ","):
+            match _take_until(declarators, ","):
                 case ["*", *_, name]:
                     outer.add(name, _POINTER, _POINTER)
                 case [name]:
@@ -126,7 +126,7 @@ class Header:
                 case [name, "[", count, "]"] if count.isdecimal():
                     outer.add(name, *self._measure(kind), count=int(count))
                 case _:
-                    raise ValueError(f"the declaration {' '.join(words)!r} is not understood")
+                    raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
     def _measure(self, kind: str) -> tuple[int, int]:
         if kind in self._structs:
@@ -137,7 +137,7 @@ class Header:
         if kind in self._handles or (kind.startswith("CU") and kind not in _NUMBERS):
             return _POINTER, _POINTER
         if kind not in _NUMBERS:
-            raise ValueError(f"the type {kind} is not understood")
+            raise ValueError(f"unknown type {kind}")
         return _NUMBERS[kind], _NUMBERS[kind]
 
 
@@ -153,7 +153,7 @@ def _bodies(text: str) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _upto(tokens: list[str], end: str) -> list[str]:
+def _take_until(tokens: list[str], end: str) -> list[str]:
     """Remove and return the tokens before the next ``end``; also remove ``end``."""
     index = tokens.index(end) if end in tokens else len(tokens)
     taken = tokens[:index]
@@ -170,7 +170,7 @@ def difference(compiled: Mapping[str, Layout], header: Header) -> str:
     for name in filter(_is_of_the_api, compiled):
         installed = header.layout(name)
         if installed is None:
-            return f"{name} is gone"
+            return f"{name} is missing"
         for part, offset in compiled[name].items():
             if problem := _moved(part, offset, installed.get(part)):
                 return f"{name}{problem}"
@@ -184,11 +184,11 @@ def _is_of_the_api(name: str) -> bool:
 def _moved(part: str, offset: int, installed: int | None) -> str:
     if part == SIZE:
         short = installed is not None and installed < offset
-        return f" has {installed} bytes, the recorder reads {offset}" if short else ""
+        return f" has {installed} bytes; the recorder reads {offset}" if short else ""
     if installed is None:
-        return f".{part} is gone, the recorder reads it at byte {offset}"
+        return f".{part} is missing; the recorder reads it at byte {offset}"
     if installed != offset:
-        return f".{part} is at byte {installed}, the recorder reads it at byte {offset}"
+        return f".{part} is at byte {installed}; the recorder reads it at byte {offset}"
     return ""
 
 
@@ -204,7 +204,7 @@ def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
         problem = str(error)
     if problem:
         raise EnvironmentUnusable(
-            f"the recorder was built for other structures than those of {library}: {problem}",
+            f"{library} has struct layouts that this recorder does not support: {problem}",
             hint=f"pip install --upgrade cudakit, or {_INSTALL_KNOWN}",
         )
     return None
@@ -213,6 +213,6 @@ def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
 def _check_version(library: Library) -> None:
     if library.version[:2] not in _KNOWN:
         raise EnvironmentUnusable(
-            f"{library} comes without its headers, and its structures are not known",
+            f"{library} has no headers and is not a release with known struct layouts",
             hint=INSTALL_LIBRARY,
         )

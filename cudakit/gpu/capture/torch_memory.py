@@ -1,4 +1,4 @@
-"""Memory snapshots of torch, recorded by the program itself."""
+"""Record memory snapshots of PyTorch in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record(path: str, *, max_entries: int, stacks: str) -> Iterator[None]:
     memory = _torch().cuda.memory
     memory._record_memory_history(stacks=stacks, max_entries=max_entries)
     try:
-        with _saved_when_it_runs_out("-oom".join(os.path.splitext(path))):
+        with _snapshot_on_out_of_memory("-oom".join(os.path.splitext(path))):
             yield
     finally:
         try:
@@ -29,7 +29,7 @@ def record(path: str, *, max_entries: int, stacks: str) -> Iterator[None]:
 
 
 @contextmanager
-def _saved_when_it_runs_out(path: str) -> Iterator[None]:
+def _snapshot_on_out_of_memory(path: str) -> Iterator[None]:
     torch, waiting = _torch(), True
 
     def observe(*_: int) -> None:
@@ -42,7 +42,7 @@ def _saved_when_it_runs_out(path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        waiting = False  # there is no call that takes an observer away
+        waiting = False  # PyTorch has no call that removes an observer
 
 
 def _torch() -> Any:

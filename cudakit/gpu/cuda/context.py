@@ -72,4 +72,4 @@ class Context:
 
 
 def _how_many(ordinal: int) -> str:
-    return f"cuda:{ordinal} asked, and {check(cu.cuDeviceGetCount())} visible to CUDA"
+    return f"cuda:{ordinal} requested, CUDA sees {check(cu.cuDeviceGetCount())}"

@@ -20,7 +20,7 @@ from cudakit.gpu.cuda.driver import check, cu, initialize
 from cudakit.gpu.probe import start_probe
 
 _STREAM: ContextVar[int] = ContextVar("cudakit_stream", default=LEGACY)
-_STREAM_HINT = "give a stream of torch, CuPy, Numba or cuda.core, or its handle as a number"
+_STREAM_HINT = "pass a stream of torch, CuPy, Numba or cuda.core, or a driver handle (int)"
 
 
 def is_available() -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
-from cudakit.errors import EnvironmentUnusable
+from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api import Stream
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
@@ -69,7 +70,7 @@ class Cuda(Device):
             json.loads(json.dumps(found)), None, visible_devices=None, device_order=None
         )
         if not isinstance(view, CudaView) or self.ordinal >= len(view.devices):
-            raise EnvironmentUnusable(f"the driver says nothing of {self.name}: {view}")
+            raise EnvironmentUnusable(f"the driver reports nothing about {self.name}: {view}")
         return view.devices[self.ordinal]
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
@@ -107,17 +108,26 @@ class Cuda(Device):
         return self.streams.address(stream)
 
     def close(self) -> None:
-        """Wait for all work, and release what is left. A second time has no effect."""
+        """Wait for the work that uses what is left, and release it. A second time has no effect.
+
+        With plain memory, streams and events alone, graph captures of other libraries go on: the driver waits
+        in cuMemFree by itself, and cuCtxSynchronize, which ends every capture, is not called.
+        """
         if self.closed:
             return
-        self.ask(cu.cuCtxSynchronize)
-        self.ipc.close()
-        self.virtual.close()
-        self.memory.close()
-        self.peers.close()
-        self.kernels.close()
-        self.graphs.close()
-        self.streams.close()
+        waits = self.ipc.in_use or self.virtual.in_use or self.kernels.in_use
+        with ExitStack() as stack:
+            with suppress(CudaError):  # a sticky error of the context
+                stack.enter_context(self.streams.relaxed())
+            if waits or self.memory.is_registered:
+                self.ask(cu.cuCtxSynchronize)
+            self.ipc.close()
+            self.virtual.close()
+            self.memory.close()
+            self.peers.close()
+            self.kernels.close()
+            self.graphs.close()
+            self.streams.close()
         self.context.close()
 
     def _memory_only(self) -> Telemetry:

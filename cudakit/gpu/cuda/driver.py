@@ -28,7 +28,7 @@ def initialize() -> None:
         result = cu.cuInit(0)
     except RuntimeError as error:
         raise EnvironmentUnusable(
-            "there is no CUDA driver: libcuda.so.1 is not found",
+            "no CUDA driver found: libcuda.so.1 cannot be loaded",
             hint="install the NVIDIA driver, or give the container its GPUs (docker run --gpus all)",
         ) from error
     check(result)

@@ -71,7 +71,8 @@ class CudaIpc:
     def ipc_close(self, ptr: Ptr) -> None:
         if not self._opened[ptr]:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"nothing is open at {ptr:#x}; it may have been closed"
+                Status.INVALID_VALUE,
+                seen=f"no open mapping begins at {ptr:#x}; it may already be closed",
             )
         self._context.call(cu.cuIpcCloseMemHandle, ptr, seen=lambda: f"{ptr:#x}")
         self._opened[ptr] -= 1
@@ -90,7 +91,7 @@ class CudaIpc:
             )
         if int(kind) != int(HANDLE_TYPES["descriptor"]):
             raise Unsupported(
-                "this memory was created without a handle, and other processes cannot open it"
+                "the memory was created without a shareable handle and cannot be exported"
             )
         number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
         os.set_inheritable(number, False)  # a child process would keep the memory alive
@@ -112,6 +113,11 @@ class CudaIpc:
             return self._imported(taken, "descriptor")
         finally:
             os.close(taken)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether memory of another process is open."""
+        return any(self._opened.values())
 
     def close(self) -> None:
         """Close what is open, and withdraw every export."""
@@ -144,9 +150,7 @@ class CudaIpc:
         return bool(check(result))
 
 
-_NOT_HERE = (
-    "memory of another process; it may have given it back, or ended, or be this process itself"
-)
+_NOT_HERE = "the exporting process may have freed the memory, may have ended, or is this process"
 
 
 def _content(handle: Any) -> bytes:
@@ -156,6 +160,6 @@ def _content(handle: Any) -> bytes:
 
 def _checked(handle: bytes) -> bytes:
     if len(handle) != HANDLE_BYTES:
-        seen = f"a handle of {len(handle)} bytes, and it has {HANDLE_BYTES}"
+        seen = f"the handle has {len(handle)} bytes, {HANDLE_BYTES} expected"
         raise cuda_error(Status.INVALID_VALUE, seen=seen)
     return handle

@@ -91,6 +91,11 @@ class CudaKernels:
             seen=lambda: self._shape(loaded, grid, block, shared_bytes),
         )
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a module is loaded."""
+        return len(self._modules) > 0
+
     def close(self) -> None:
         """Unload all modules."""
         self._kernels.clear()

@@ -13,7 +13,7 @@ from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, forget
+from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.units import format_bytes
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
@@ -50,7 +50,7 @@ class CudaMemory:
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         order = () if stream is None else (self._streams.handle(stream),)
         # Removed before the free: another thread may get the same address at once.
-        size_bytes = forget(self.allocated, ptr, f"no allocation of {self._context.name}")
+        size_bytes = pop_allocation(self.allocated, ptr, f"no allocation of {self._context.name}")
         try:
             self._context.call(cu.cuMemFreeAsync if order else cu.cuMemFree, ptr, *order)
         except CudaError:
@@ -72,7 +72,7 @@ class CudaMemory:
                 Status.INVALID_VALUE,
                 seen=f"the memory at {ptr:#x} is registered: unregister it first",
             )
-        size_bytes = forget(self._pinned, ptr, "no memory of the host")
+        size_bytes = pop_allocation(self._pinned, ptr, "no host allocation")
         try:
             self._context.call(cu.cuMemFreeHost, ptr)
         except CudaError:
@@ -80,7 +80,7 @@ class CudaMemory:
             raise
 
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
-        memory = _taken(self._pageable, ptr, "no pageable memory of the host")
+        memory = _taken(self._pageable, ptr, "no pageable host allocation")
         try:
             _populate(memory, threads)
             self._register(ptr, len(memory))
@@ -90,7 +90,7 @@ class CudaMemory:
         self._registered[ptr] = memory
 
     def host_unregister(self, ptr: Ptr) -> None:
-        memory = _taken(self._registered, ptr, "no registered memory of the host")
+        memory = _taken(self._registered, ptr, "no registered host allocation")
         try:
             self._streams.sync()  # not documented for work that still uses the memory
             self._context.call(cu.cuMemHostUnregister, ptr)
@@ -106,7 +106,7 @@ class CudaMemory:
         if not 0 <= size_bytes <= known_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"{size_bytes} bytes at {ptr:#x} were not allocated as memory of the host",
+                seen=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
             )
         return memoryview((ctypes.c_ubyte * size_bytes).from_address(ptr)).cast("B")
 
@@ -122,7 +122,9 @@ class CudaMemory:
 
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{value} is no value of a byte")
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"fill value {value} is not a byte (0 to 255)"
+            )
         self._context.call(
             cu.cuMemsetD8Async,
             ptr,
@@ -134,13 +136,18 @@ class CudaMemory:
 
     def shortage(self, size_bytes: int) -> str:
         """Describe the requested and the available memory in a message."""
-        asked = f"{format_bytes(size_bytes)} asked"
+        requested = f"{format_bytes(size_bytes)} requested"
         try:
             info = self.memory_info()
         except CudaError:
-            return f"{asked} on {self._context.name}"
+            return f"{requested} on {self._context.name}"
         free, total = format_bytes(info.free_bytes), format_bytes(info.total_bytes)
-        return f"{asked}, {free} of {total} free on {self._context.name}"
+        return f"{requested}, {free} of {total} free on {self._context.name}"
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether host memory is registered, or pageable."""
+        return bool(self._registered or self._pageable)
 
     def close(self) -> None:
         """Free all memory that was allocated here."""
@@ -161,7 +168,7 @@ class CudaMemory:
                 cu.cuMemHostAlloc,
                 size_bytes,
                 cu.CU_MEMHOSTALLOC_PORTABLE,
-                seen=lambda: f"{format_bytes(size_bytes)} of pinned host memory asked",
+                seen=lambda: f"{format_bytes(size_bytes)} of pinned host memory requested",
             )
         )
         self._pinned[ptr] = size_bytes
@@ -174,14 +181,13 @@ class CudaMemory:
             ptr,
             size_bytes,
             _REGISTERED,
-            seen=lambda: f"{format_bytes(size_bytes)} of host memory to be registered",
+            seen=lambda: f"{format_bytes(size_bytes)} of host memory to register",
         )
         # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, of all devices (cuMemHostRegister).
         if int(self._context.call(cu.cuMemHostGetDevicePointer, ptr, 0)) != ptr:
             self._context.call(cu.cuMemHostUnregister, ptr)
             raise Unsupported(
-                f"{self._context.name} reaches registered memory of the host at other addresses "
-                "than the host",
+                f"{self._context.name} cannot use registered host memory at the addresses of the host",
                 hint="allocate pinned memory instead",
             )
 
@@ -193,8 +199,8 @@ class CudaMemory:
             raise CudaError(
                 Status.OUT_OF_MEMORY,
                 "CUDA_ERROR_OUT_OF_MEMORY",
-                f"the host has not enough memory: {format_bytes(size_bytes)} asked",
-                hint="free memory, or ask for less; `free -h` shows how much there is",
+                f"the host has not enough memory: {format_bytes(size_bytes)} requested",
+                hint="free memory, or allocate less; `free -h` shows what is available",
             ) from None
         memory = (ctypes.c_ubyte * size_bytes).from_buffer(pages)  # keeps the pages alive
         ptr = Ptr(ctypes.addressof(memory))

@@ -10,7 +10,7 @@ from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, forget
+from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.units import format_bytes
 
 
@@ -23,7 +23,7 @@ class CudaPeers:
 
     def can_access_peer(self, ordinal: int) -> bool:
         """Return whether kernels of this device can use the memory of another."""
-        other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
+        other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} requested")
         return _can_access(self._context.device, other)
 
     def enable_peer(self, ordinal: int) -> None:
@@ -31,7 +31,7 @@ class CudaPeers:
         if not _can_access(other.device, self._context.device):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
-                seen=f"memory of {self._context.name} from {other.name}",
+                seen=f"access from {other.name} to memory of {self._context.name}",
             )
 
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
@@ -55,7 +55,7 @@ class CudaPeers:
 
     def _peer(self, ordinal: int) -> _Peer:
         if ordinal == self._context.ordinal:
-            raise cuda_error(Status.INVALID_DEVICE, seen=f"cuda:{ordinal} is no peer of itself")
+            raise cuda_error(Status.INVALID_DEVICE, seen=f"cuda:{ordinal} is not a peer of itself")
         if ordinal not in self._peers:
             peer = _Peer(ordinal)
             try:
@@ -91,7 +91,7 @@ class _Peer(Context):
         return ptr
 
     def free(self, ptr: Ptr) -> None:
-        size_bytes = forget(self._allocated, ptr, f"no allocation of {self.name}")
+        size_bytes = pop_allocation(self._allocated, ptr, f"no allocation of {self.name}")
         try:
             self.call(cu.cuMemFree, ptr)
         except CudaError:
@@ -106,7 +106,7 @@ class _Peer(Context):
 
     def _shortage(self, size_bytes: int) -> str:
         free, total = (format_bytes(amount) for amount in self.call(cu.cuMemGetInfo))
-        return f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self.name}"
+        return f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self.name}"
 
 
 def _reach(context: Context, other: Context) -> bool:

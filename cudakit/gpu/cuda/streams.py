@@ -87,13 +87,13 @@ class CudaStreams:
         for event in (begin, end):
             if event not in self._timed:
                 raise cuda_error(
-                    Status.INVALID_HANDLE, seen=f"event {event} was made with timing=False"
+                    Status.INVALID_HANDLE, seen=f"event {event} was created with timing=False"
                 )
         milliseconds: float = self._context.call(
             cu.cuEventElapsedTime,
             first,
             last,
-            seen=lambda: f"events {begin} and {end} must both be recorded, and reached",
+            seen=lambda: f"events {begin} and {end} must both be recorded and complete",
         )
         return milliseconds / 1e3
 
@@ -159,7 +159,7 @@ class HandleStreams(CudaStreams):
         if stream not in self._own:
             raise cuda_error(
                 Status.INVALID_HANDLE,
-                seen=f"stream {stream:#x} is another library's, or was destroyed",
+                seen=f"stream {stream:#x} belongs to another library, or was destroyed",
             )
         super().destroy_stream(self._own.pop(stream))
 

@@ -110,6 +110,11 @@ class CudaVirtualMemory:
         for start in starts:
             self._mapped.pop(start, None)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether memory is mapped."""
+        return bool(self._mapped)
+
     def close(self) -> None:
         """Unmap and release everything, and return all reserved addresses."""
         for ptr, size_bytes in self._mapped.items():
@@ -129,7 +134,8 @@ class CudaVirtualMemory:
             at = Ptr(at + self._mapped[at])
         if not starts or at != ptr + size_bytes:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"{_range(ptr, size_bytes)} are not whole mappings"
+                Status.INVALID_VALUE,
+                seen=f"{_range(ptr, size_bytes)} do not consist of whole mappings",
             )
         return starts
 
@@ -153,7 +159,7 @@ class CudaVirtualMemory:
         )
 
     def _location_of(self, ordinal: int) -> Any:
-        check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} asked")
+        check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} requested")
         location = self._location()
         location.id = ordinal
         return location
@@ -167,7 +173,7 @@ class CudaVirtualMemory:
     def _asked(self, size_bytes: int) -> str:
         page = self.granularity()
         if size_bytes <= 0 or size_bytes % page:
-            return f"{size_bytes} bytes asked, which is no multiple of {page}"
+            return f"{size_bytes} bytes requested; sizes are positive multiples of {page}"
         return self._memory.shortage(size_bytes)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
 
-_HINT = "pass arrays of a device, or addresses, and bind all else by functools.partial or a lambda"
+_HINT = "pass device arrays or addresses; bind other arguments with functools.partial or a lambda"
 # kDLCUDA and kDLCUDAManaged.
 DLPACK_DEVICES = frozenset({2, 13})
 _CAPSULE_NAME = b"dltensor"
@@ -55,7 +55,7 @@ def buffer_of(given: object, place: int) -> Buffer:
         return Buffer(Ptr(given))
     read = _reader(given)
     if read is None:
-        raise UsageError(f"buffer {place} is no buffer of a device: {_shown(given)}", hint=_HINT)
+        raise UsageError(f"buffer {place} is not a device buffer: {_shown(given)}", hint=_HINT)
     return read(given)
 
 
@@ -66,13 +66,13 @@ def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
     for buffer, which in ((captured, "was captured as"), (new, "is")):
         if buffer.form is None:
             raise UsageError(
-                f"buffer {place} {which} a mere address, of which nobody knows the size",
+                f"buffer {place} {which} a plain address, whose size is unknown",
                 hint="pass arrays, or fill the buffer yourself and call replay()",
             )
     if new.form != captured.form or (new.form and not new.form.dense):
         raise UsageError(
-            f"buffer {place} was captured as {captured.form}, and given is {new.form}",
-            hint="contents are copied as they are: same dtype and shape, one element behind the other",
+            f"buffer {place} was captured as {captured.form}, got {new.form}",
+            hint="contents must have the same dtype and shape, and be contiguous",
         )
 
 
@@ -143,7 +143,7 @@ def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
 def _shown(given: object) -> str:
     text = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
     on_host = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__")
-    return f"{text}, in memory of the host" if on_host else text
+    return f"{text} in host memory" if on_host else text
 
 
 class _DlDevice(ctypes.Structure):

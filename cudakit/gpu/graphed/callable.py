@@ -105,8 +105,8 @@ class Graphed(Generic[_T]):
     def _checked(self, contents: tuple[object, ...]) -> tuple[Buffer, ...]:
         if len(contents) != len(self._buffers):
             raise UsageError(
-                f"{len(self._buffers)} buffers were captured, and {len(contents)} given",
-                hint="pass one for each, or none at all to replay()",
+                f"{len(self._buffers)} buffers were captured, {len(contents)} given",
+                hint="pass one array per buffer, or call replay() to keep the contents",
             )
         new = tuple(buffer_of(given, place) for place, given in enumerate(contents))
         for place, pair in enumerate(zip(new, self._buffers, strict=True)):
@@ -175,7 +175,7 @@ def graph(
     ...     cleared.replay()
     """
     if warmup < 0:
-        raise UsageError(f"warmup is {warmup}, and must be at least 0")
+        raise UsageError(f"warmup is {warmup}, must be at least 0")
     owned = ExitStack()
     try:
         captured = _graph(buffers, device, owned)
@@ -205,7 +205,7 @@ def _real(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda
         return device
     if not isinstance(device, int | None):
         raise UsageError(
-            f"no device: {device!r}", hint="give CUDA's number of one, or a device itself"
+            f"not a device: {device!r}", hint="pass a CUDA device index or a device object"
         )
     gpu = Cuda(_ordinal_of(buffers) if device is None else device)
     owned.callback(gpu.close)

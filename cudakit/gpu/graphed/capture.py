@@ -19,19 +19,19 @@ Work: TypeAlias = Callable[[StreamHandle], _T]
 _G = TypeVar("_G")
 
 _HOST = (
-    "leave out of the function what waits for the device, asks the driver for memory, or copies from and to "
-    "the host; what is made at the first call only is made by warmup=1 or more"
+    "move synchronization, driver allocations and host copies out of the function; with warmup=1 or more, "
+    "one-time initialization runs before the capture"
 )
-_STREAM = "enqueue on the stream that is current inside, or take a parameter named `stream` and enqueue there"
+_STREAM = "enqueue on the function's current stream, or on its parameter named `stream`"
 
 _HINTS: Mapping[Status, str] = MappingProxyType(
     {
         Status.STREAM_CAPTURE_UNSUPPORTED: _HOST,
-        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST}; and {_STREAM}",
-        Status.STREAM_CAPTURE_UNJOINED: "let the stream of the capture wait for the other ones at the end",
-        Status.STREAM_CAPTURE_ISOLATION: "wait for no event from before the function inside of it",
+        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST}; {_STREAM}",
+        Status.STREAM_CAPTURE_UNJOINED: "let the captured stream wait for all forked streams at the end",
+        Status.STREAM_CAPTURE_ISOLATION: "do not wait inside the function for an event recorded before it",
         Status.STREAM_CAPTURE_IMPLICIT: f"it used the legacy default stream: {_STREAM}",
-        Status.CAPTURED_EVENT: "ask or wait for no event at the host inside the function",
+        Status.CAPTURED_EVENT: "do not query or synchronize events from the host inside the function",
     }
 )
 # Texts of cudaGetErrorString, and of CuPy: some libraries report nothing else.
@@ -105,7 +105,7 @@ class DriverGraph:
 
     def _ready(self) -> GraphExec:
         if self._executable is None:
-            raise UsageError("nothing was captured yet")
+            raise UsageError("nothing has been captured yet")
         return self._executable
 
     def _captured(self, work: Work[_T]) -> tuple[Graph, _T]:
@@ -120,9 +120,7 @@ class DriverGraph:
             )
         if not gpu.count_nodes(graph):
             gpu.destroy_graph(graph)
-            raise UsageError(
-                "the function enqueued nothing on the stream that was captured", hint=_STREAM
-            )
+            raise UsageError("the function enqueued nothing on the captured stream", hint=_STREAM)
         return graph, value
 
 

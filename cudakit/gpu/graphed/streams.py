@@ -25,7 +25,7 @@ class SimulatedStreams:
         if given is None:
             return LEGACY
         if not isinstance(given, int):
-            raise UsageError(f"no stream of the simulated device: {given!r}")
+            raise UsageError(f"not a stream of the simulated device: {given!r}")
         return Stream(given)
 
     def entered(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002

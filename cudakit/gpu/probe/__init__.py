@@ -92,7 +92,7 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
             errors="replace",
         )
     except OSError as error:
-        return f"no process can be started to ask the CUDA driver in: {error}"
+        return f"cannot start the process that queries the CUDA driver: {error}"
 
 
 def _read(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
@@ -132,19 +132,19 @@ def _death(code: int, complaints: str) -> str:
         return "the CUDA driver did not answer in time"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return f"the CUDA driver crashed when it was asked ({name}){last}"
-    return f"the process that asks the CUDA driver ended with {code}{last}"
+        return f"the CUDA driver crashed during the query ({name}){last}"
+    return f"the process that queries the CUDA driver exited with {code}{last}"
 
 
 # --- the child's JSON as a CudaView ----------------------------------------------------------------
 
 
-_UNKNOWN = Unavailable("this driver does not know the attribute")
+_UNKNOWN = Unavailable("not supported by this driver")
 
 # CUcomputemode and CUdeviceNumaConfig (cuda.h).
 _WORDS: Mapping[str, Mapping[int, str]] = {
     "compute_mode": {0: "default", 2: "prohibited", 3: "exclusive process"},
-    "numa_config": {0: "none", 1: "a node of its own"},
+    "numa_config": {0: "none", 1: "own node"},
 }
 
 
@@ -159,7 +159,7 @@ def cuda_view(
     if isinstance(visible, str):
         return Unavailable(visible)
     if "missing" in visible:
-        return Unavailable(f"the CUDA driver's library cannot be loaded: {visible['missing']}")
+        return Unavailable(f"libcuda cannot be loaded: {visible['missing']}")
     devices = tuple(_devices(visible))
     seen = {device.uuid for device in devices}
     rest = tuple(_devices(everything)) if isinstance(everything, dict) else ()
@@ -173,7 +173,7 @@ def cuda_view(
         peer_access=tuple((one, other) for one, other, _ in visible.get("peers", ())),
         peer_atomics=tuple((one, other) for one, other, full in visible.get("peers", ()) if full),
         error=tuple(visible["error"]) if "error" in visible else None,
-        libcuda=visible["libcuda"] or Unavailable("/proc/self/maps does not say"),
+        libcuda=visible["libcuda"] or Unavailable("not listed in /proc/self/maps"),
         visible_devices=visible_devices,
         device_order=device_order,
         order=tuple(device.uuid for device in rest or devices if isinstance(device.uuid, str)),

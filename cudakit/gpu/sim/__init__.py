@@ -1,7 +1,7 @@
-"""A simulated device: the protocols, rules of order and errors of the real one, without a GPU.
+"""A simulated device: the protocols, stream ordering and errors of a real one, without a GPU.
 
-``Sim()`` is the device; ``@host_kernel("name")`` makes a function of numpy run in place of a kernel. Time is
-virtual, and nothing here is a measurement.
+``Sim()`` is the device; ``@host_kernel("name")`` registers a numpy function that runs in place of a kernel.
+Time is virtual: durations are estimates, not measurements.
 """
 
 from __future__ import annotations

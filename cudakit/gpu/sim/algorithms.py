@@ -1,7 +1,7 @@
-"""The algorithms of the simulated library: their workspace, and their duration in virtual time.
+"""GEMM algorithms of the simulated library: workspace size and duration in virtual time.
 
-A GEMM is divided into tiles, one per SM at a time: the last wave may leave SMs idle. Split-k makes more
-tiles of the same GEMM, whose partial sums are then reduced.
+A GEMM is divided into tiles, one per SM and wave; the last wave may leave SMs idle. Split-k creates more
+tiles, whose partial sums are then reduced.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 from cudakit.gpu.sim.costs import Rates
 from cudakit.units import format_bytes
 
-# cublasLtReductionScheme_t: partial sums are added in D in order of arrival, or in the workspace.
+# cublasLtReductionScheme_t: partial sums are added to D in arrival order, or in the workspace.
 _IN_PLACE, _IN_WORKSPACE = 1, 2
 _COUNTER_BYTES = 4
-_COST_OF_A_PART = 0.02  # of a partial sum in the heuristic, relative to the whole
-_SLOWER_THAN_A_COPY = 1 / 8
-# Elements of k per step of an SM.
-_STEP = 32
+_REDUCTION_COST = 0.02  # per partial sum in the heuristic, relative to the GEMM
+_MEMORY_OVERHEAD = 1 / 8  # of a memory-bound GEMM, relative to a copy
+_K_STEP = 32  # elements of k per step of an SM
 
 
 class Tile(NamedTuple):
-    """The part of D that an SM computes at a time; larger tiles reuse more of what they load."""
+    """The part of D that an SM computes at a time; larger tiles reuse more of the loaded operands."""
 
     rows: int
     columns: int
@@ -59,53 +58,54 @@ _ALGORITHMS = (
 
 
 def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
-    """Return the algorithms that can compute a GEMM, with their workspace."""
-    fitting = (each for each in _ALGORITHMS if each.split_k == 1 or gemm.k >= each.split_k * _STEP)
+    """Return the algorithms that can compute a GEMM, with their workspace sizes."""
+    fitting = (
+        each for each in _ALGORITHMS if each.split_k == 1 or gemm.k >= each.split_k * _K_STEP
+    )
     return tuple(replace(each, workspace_bytes=_workspace_bytes(gemm, each)) for each in fitting)
 
 
-def objection(algorithm: Algorithm, settings: GemmSettings) -> str:
-    """Return why settings do not allow an algorithm, or ""."""
+def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
+    """Return the reason why settings exclude an algorithm, or ""."""
     if algorithm.workspace_bytes > settings.workspace_bytes:
         needed, most = algorithm.workspace_bytes, settings.workspace_bytes
-        return f"needs {format_bytes(needed)} of workspace, and {format_bytes(most)} are allowed"
+        return f"needs {format_bytes(needed)} of workspace, {format_bytes(most)} is allowed"
     if settings.deterministic and algorithm.reduction == _IN_PLACE:
-        return "adds in an order that varies, and is not deterministic"
+        return "is not deterministic: the order of its additions varies"
     return ""
 
 
-def recommended(gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates) -> tuple[Algorithm, ...]:
-    """Sort by a heuristic that ignores idle SMs: good, and not always right."""
+def sort_by_estimate(
+    gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates
+) -> tuple[Algorithm, ...]:
+    """Sort by estimated duration; the estimate ignores idle SMs, so that the first is not always fastest."""
     return tuple(sorted(candidates, key=lambda each: _estimate(gemm, each, rates)))
 
 
-def blocks(gemm: Gemm, algorithm: Algorithm) -> int:
-    """Return the number of tiles."""
+def count_blocks(gemm: Gemm, algorithm: Algorithm) -> int:
+    """Return the number of thread blocks, one per tile."""
     tile = TILES[algorithm.tile]
-    of_one = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
-    return of_one * gemm.batch * algorithm.split_k
+    tiles = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
+    return tiles * gemm.batch * algorithm.split_k
 
 
-def busy_ns(gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int) -> int:
-    """Return the time of a GEMM beyond that of its reads and writes, which overlap with arithmetic.
-
-    A GEMM bound by memory is still somewhat slower than a copy.
-    """
-    waves = ceil(blocks(gemm, algorithm) / rates.multiprocessors)
+def extra_ns(gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int) -> int:
+    """Return the duration of a GEMM in excess of its memory accesses, with which arithmetic overlaps."""
+    waves = ceil(count_blocks(gemm, algorithm) / rates.multiprocessors)
     arithmetic_s = waves * _tile_s(gemm, algorithm, rates)
     memory_s = gemm.bytes_moved / memory_bytes_per_s
-    return int(1e9 * max(arithmetic_s - memory_s, _SLOWER_THAN_A_COPY * memory_s))
+    return int(1e9 * max(arithmetic_s - memory_s, _MEMORY_OVERHEAD * memory_s))
 
 
 def _estimate(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
-    waves = max(blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
-    additions = 1 + _COST_OF_A_PART * (algorithm.split_k - 1)
+    waves = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
+    additions = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
     return waves * additions * _tile_s(gemm, algorithm, rates)
 
 
 def _tile_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
     tile = TILES[algorithm.tile]
-    depth = ceil(gemm.k / algorithm.split_k / _STEP) * _STEP
+    depth = ceil(gemm.k / algorithm.split_k / _K_STEP) * _K_STEP
     operations = 2 * tile.rows * tile.columns * depth
     return operations / (rates.operations_per_s * tile.efficiency)
 
@@ -115,5 +115,5 @@ def _workspace_bytes(gemm: Gemm, algorithm: Algorithm) -> int:
         sums = gemm.m * gemm.n * gemm.batch * algorithm.split_k
         return sums * ELEMENTS[gemm.accumulate].size_bytes
     if algorithm.reduction == _IN_PLACE:
-        return blocks(gemm, algorithm) // algorithm.split_k * _COUNTER_BYTES
+        return count_blocks(gemm, algorithm) // algorithm.split_k * _COUNTER_BYTES
     return 0

@@ -1,4 +1,4 @@
-"""cuBLAS and cuBLASLt of a simulated device, in numpy and in virtual time."""
+"""Simulated cuBLAS and cuBLASLt: GEMM in numpy, durations in virtual time."""
 
 from __future__ import annotations
 
@@ -34,19 +34,25 @@ from cudakit.gpu.blas.refusals import (
     refuse_for_cublaslt,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.algorithms import algorithms, blocks, busy_ns, objection, recommended
+from cudakit.gpu.sim.algorithms import (
+    algorithms,
+    count_blocks,
+    extra_ns,
+    rejection_reason,
+    sort_by_estimate,
+)
 from cudakit.gpu.sim.costs import capability, rates_of
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.product import Products
 from cudakit.units import Unavailable, format_bytes
 
-_ITS_OWN_CHOICE = f"cuBLAS {CHOOSES_ITSELF}"
-_TAKE_ANOTHER = "leave the choice to the library, or tune anew"
+_NO_CHOICE = f"cuBLAS {CHOOSES_ITSELF}"
+_CHOOSE_ANOTHER = "let the library choose, or tune again"
 _THREADS = 256
-# The least compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8 cuBLAS Library,
+# Minimum compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8: cuBLAS Library,
 # "cublasLtMatmul").
-_LEAST: Mapping[str, Capability] = MappingProxyType(
+_MIN_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
     {
         "fp16": Capability(5, 3),
         "int8": Capability(6, 1),
@@ -56,20 +62,20 @@ _LEAST: Mapping[str, Capability] = MappingProxyType(
         "fp8_e5m2": Capability(8, 9),
     }
 )
-# Of columns (cuBLAS Library, "cublasLtMatmul").
+# Alignment of columns (cuBLAS Library, "cublasLtMatmul").
 _FP8_ALIGNMENT_BYTES = 16
 _INT8_ALIGNMENT_BYTES = 4
 
 
 class SimBlas:
-    """A library of a simulated device. Raises Unsupported for torch and CuPy, which need a real one."""
+    """A BLAS library of a simulated device. Raises Unsupported for torch and CuPy, which need a real GPU."""
 
     version = "simulated"
 
     def __init__(self, library: Library, memory: SimMemory, kernels: SimKernels) -> None:
         if library not in ("cublaslt", "cublas"):
             raise Unsupported(
-                f"{library} needs a real device, and this one is simulated", hint="take --vs cublas"
+                f"{library} needs a real GPU; this device is simulated", hint="use --vs cublas"
             )
         self.library = library
         self._context, self._memory, self._kernels = memory.context, memory, kernels
@@ -80,52 +86,52 @@ class SimBlas:
     def multiplication(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> SimMultiplication:
-        """Prepare a GEMM. Raises Unsupported for an algorithm that ``algorithms`` does not yield."""
+        """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check(gemm)
         if algorithm is not None:
             chosen = self._known(gemm, settings, algorithm)
         else:
-            chosen = self._recommended(gemm, settings)[0]
-        shown = Unavailable(_ITS_OWN_CHOICE) if self.library == "cublas" else chosen
-        words = _words(settings, chosen, given=algorithm is not None)
+            chosen = self._by_estimate(gemm, settings)[0]
+        shown = Unavailable(_NO_CHOICE) if self.library == "cublas" else chosen
+        described = _describe_settings(settings, chosen, given=algorithm is not None)
         return SimMultiplication(
-            self._memory, self._kernels, self._products, gemm, chosen, shown, words
+            self._memory, self._kernels, self._products, gemm, chosen, shown, described
         )
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """Return the ``most`` best algorithms by an estimate; the first is not always the fastest."""
+        """Return at most ``most`` algorithms by estimated duration; the first is not always the fastest."""
         self._check(gemm)
         self._check_choice()
-        return self._recommended(gemm, settings)[:most]
+        return self._by_estimate(gemm, settings)[:most]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
-        """Yield every algorithm that settings allow."""
+        """Yield every algorithm that the settings allow."""
         self._check(gemm)
         self._check_choice()
         return takewhile(lambda _: not is_over(), self._allowed(gemm, settings))
 
     def close(self) -> None:
-        """Refuse every later call. A second time has no effect."""
+        """Reject later calls. Has no effect the second time."""
         self._closed = True
 
     def _allowed(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
-        return tuple(each for each in algorithms(gemm) if not objection(each, settings))
+        return tuple(each for each in algorithms(gemm) if not rejection_reason(each, settings))
 
-    def _recommended(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
+    def _by_estimate(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
         rates = rates_of(self._context.facts, gemm.dtype)
-        return recommended(gemm, self._allowed(gemm, settings), rates)
+        return sort_by_estimate(gemm, self._allowed(gemm, settings), rates)
 
     def _known(self, gemm: Gemm, settings: GemmSettings, asked: Algorithm) -> Algorithm:
-        """Return the known algorithm with these numbers, whatever workspace they name."""
+        """Return the algorithm with these parameters, ignoring their workspace size."""
         self._check_choice()
         for each in algorithms(gemm):
             if replace(each, workspace_bytes=asked.workspace_bytes) == asked:
-                if reason := objection(each, settings):
-                    raise Unsupported(f"algorithm {each.id} {reason}", hint=_TAKE_ANOTHER)
+                if reason := rejection_reason(each, settings):
+                    raise Unsupported(f"algorithm {each.id} {reason}", hint=_CHOOSE_ANOTHER)
                 return each
-        raise Unsupported(f"no algorithm for this product is {asked}", hint=_TAKE_ANOTHER)
+        raise Unsupported(f"no such algorithm for this GEMM: {asked}", hint=_CHOOSE_ANOTHER)
 
     def _check(self, gemm: Gemm) -> None:
         self._check_open()
@@ -133,7 +139,7 @@ class SimBlas:
 
     def _check_choice(self) -> None:
         if self.library == "cublas":
-            raise Unsupported(_ITS_OWN_CHOICE, hint=TAKE_CUBLASLT)
+            raise Unsupported(_NO_CHOICE, hint=TAKE_CUBLASLT)
 
     def _check_open(self) -> None:
         if self._context.closed:
@@ -143,10 +149,9 @@ class SimBlas:
 
 
 class SimMultiplication:
-    """One kernel per GEMM, which reads its operands and writes D, and nothing between their columns.
+    """A prepared GEMM: one kernel that reads the operands and writes D, without their padding.
 
-    The workspace of the algorithm is device memory that every GEMM writes, as on a real device: two streams
-    that use it at once race.
+    Each call writes the algorithm's workspace, as on a real device: concurrent calls on two streams race.
     """
 
     def __init__(
@@ -165,9 +170,9 @@ class SimMultiplication:
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
         self._products = products
-        self._grid = (blocks(gemm, chosen), 1, 1)
+        self._grid = (count_blocks(gemm, chosen), 1, 1)
         rates = rates_of(memory.context.facts, gemm.dtype)
-        self._busy_ns = busy_ns(gemm, chosen, rates, memory.context.costs.memory_bytes_per_s)
+        self._busy_ns = extra_ns(gemm, chosen, rates, memory.context.costs.memory_bytes_per_s)
         self._workspace_bytes = chosen.workspace_bytes
         self._workspace = (
             memory.malloc(chosen.workspace_bytes) if chosen.workspace_bytes else Ptr(0)
@@ -175,17 +180,17 @@ class SimMultiplication:
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises what a launch does, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """Enqueue one GEMM. Raises the errors of a launch, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if self._closed:
             raise closed(self._name)
-        places = (operands.a, operands.b, operands.d, operands.bias)
+        addresses = (operands.a, operands.b, operands.d, operands.bias)
         block = (_THREADS, 1, 1)
         self._kernels.launch_host_kernel(
-            self._multiply, self._name, self._grid, block, places, stream
+            self._multiply, self._name, self._grid, block, addresses, stream
         )
 
     def close(self) -> None:
-        """Free the workspace. A second time, or after the device was closed, has no effect."""
+        """Free the workspace. Has no effect the second time, or after the device was closed."""
         if not self._closed and self._workspace and not self._memory.context.closed:
             self._memory.free(self._workspace)
         self._closed = True
@@ -200,12 +205,12 @@ class SimMultiplication:
         launch.busy(self._busy_ns)
 
 
-def _read(launch: Launch, place: Ptr, matrix: Matrix) -> Bits:
-    return launch.read(place, *_columns(matrix), step_bytes=_step_bytes(matrix))["column"]
+def _read(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
+    return launch.read(address, *_columns(matrix), step_bytes=_step_bytes(matrix))["column"]
 
 
 def _columns(matrix: Matrix) -> tuple[np.dtype[Any], int]:
-    """Return a column as an element of a numpy array, and how many of them all the batch has."""
+    """Return the dtype of one column as an array element, and the number of columns in the batch."""
     column = np.dtype([("column", matrix.element.bits, (matrix.rows,))], align=True)
     return column, matrix.columns * matrix.batch
 
@@ -214,11 +219,13 @@ def _step_bytes(matrix: Matrix) -> int:
     return matrix.leading * matrix.element.size_bytes
 
 
-def _words(settings: GemmSettings, chosen: Algorithm, *, given: bool) -> Mapping[str, str]:
+def _describe_settings(
+    settings: GemmSettings, chosen: Algorithm, *, given: bool
+) -> Mapping[str, str]:
     used, most = format_bytes(chosen.workspace_bytes), format_bytes(settings.workspace_bytes)
     not_simulated = "not simulated: every sum is rounded once"
     return {
-        "chosen_by": "the user" if given else "the heuristics of the simulator",
+        "chosen_by": "the user" if given else "the simulator's heuristics",
         "workspace": f"{used} used, {most} at most",
         "deterministic": "yes" if settings.deterministic else "no",
         "reduced_precision": not_simulated,
@@ -227,7 +234,7 @@ def _words(settings: GemmSettings, chosen: Algorithm, *, given: bool) -> Mapping
 
 
 def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
-    """Raise Unsupported, with the reason, for a GEMM that the library does not compute on a device."""
+    """Raise Unsupported if the library cannot compute a GEMM on this device."""
     _check_device(gemm, facts)
     if library == "cublas":
         refuse_for_cublas(gemm)
@@ -240,22 +247,22 @@ def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> Non
 
 
 def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
-    have, least = capability(facts), _LEAST.get(gemm.dtype, Capability(0, 0))
+    have, least = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
     if have < least:
         name = facts.fields.get("name")
-        possible = [dtype for dtype in DATA_TYPES if have >= _LEAST.get(dtype, (0, 0))]
+        possible = [dtype for dtype in DATA_TYPES if have >= _MIN_CAPABILITY.get(dtype, (0, 0))]
         raise Unsupported(
             f"{gemm.dtype} needs compute capability {least}, {name} has {have}",
-            hint=f"it multiplies {', '.join(possible)}",
+            hint=f"supported here: {', '.join(possible)}",
         )
 
 
 def _check_int8(gemm: Gemm) -> None:
-    """Check what cuBLAS Library, "cublasLtMatmul", demands of int8 in column-major order."""
+    """Raise Unsupported unless a GEMM meets the requirements of int8 (cuBLAS Library, "cublasLtMatmul")."""
     if gemm.epilogue != "none":
         raise Unsupported(
-            f"int8 is multiplied without an epilogue, {gemm.epilogue} was asked",
-            hint="take epilogue none",
+            f"int8 supports only epilogue none, {gemm.epilogue} was requested",
+            hint="use epilogue none",
         )
     _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)
 
@@ -264,13 +271,13 @@ def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
     for name, matrix in (("A", gemm.a), ("B", gemm.b), ("D", gemm.d)):
         if any(size_bytes % alignment_bytes for size_bytes in _column_bytes(matrix)):
             raise Unsupported(
-                f"{gemm.dtype} needs columns of a multiple of {alignment_bytes} bytes, those of {name} "
-                f"have {matrix.rows} elements of {matrix.element.size_bytes}, {matrix.leading} apart",
-                hint=f"take m, n, k and padding as multiples of {alignment_bytes}",
+                f"{gemm.dtype} needs columns of a multiple of {alignment_bytes} B; columns of {name} "
+                f"have {matrix.rows} elements of {matrix.element.size_bytes} B, {matrix.leading} apart",
+                hint=f"use multiples of {alignment_bytes} for m, n, k and padding",
             )
 
 
 def _column_bytes(matrix: Matrix) -> tuple[int, int]:
-    """Return the bytes of a column, and those from one column to the next."""
+    """Return the bytes of a column, and the leading dimension in bytes."""
     size_bytes = matrix.element.size_bytes
     return matrix.rows * size_bytes, matrix.leading * size_bytes

@@ -1,4 +1,4 @@
-"""The context that the parts of a simulated device share: time, work, faults, and the entry of every call."""
+"""The state shared by the components of a simulated device: clock, schedule, injected errors, recorder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudakit.gpu.api.facts import CudaView, DeviceFacts
 from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.costs import costs_of
-from cudakit.gpu.sim.recorder import Recorder, Sink, Sources, attachment
+from cudakit.gpu.sim.recorder import Recorder, Sink, Sources, attach_to_spool
 from cudakit.gpu.sim.schedule import Clock, Schedule, Task
 from cudakit.trace.events import Event, Fact
 
@@ -40,13 +40,13 @@ class Context:
         self.lock = threading.RLock()
         self.clock = Clock()
         self.schedule = Schedule(self.clock, seed=seed)
-        self._attached = None if sink else attachment(os.environ)
-        if self._attached:
-            sink, site = self._attached.sink, self._attached.site
+        self._spool = None if sink else attach_to_spool(os.environ)
+        if self._spool:
+            sink, site = self._spool.sink, self._spool.site
             atexit.register(self._finish_at_exit)
         self.recorder = Recorder(sink)
         self.view = _cuda_view(model)
-        self.facts = self.device(ordinal)
+        self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
         self._site = site or (lambda: 0)
         self._seq = 0
@@ -54,16 +54,16 @@ class Context:
         self._failures: defaultdict[str, deque[CudaError]] = defaultdict(deque)
 
     def fail_next(self, call: str, error: CudaError) -> None:
-        """Make the next call of that name fail; several errors are kept in order."""
+        """Queue an error for the next call with this name."""
         self._failures[call].append(error)
 
     def enter(self, call: str) -> None:
-        """Begin a call: advance time, run what is due, and raise what has failed by then."""
+        """Begin a driver call: advance the clock, run due tasks, and raise injected or sticky errors."""
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
         self.clock.advance(self.costs.call_ns)
-        self.schedule.catch_up()
-        self.check()
+        self.schedule.run_due()
+        self.raise_fault()
         self._seq += 1
         if self._failures[call]:
             error = self._failures[call].popleft()
@@ -71,34 +71,34 @@ class Context:
                 self.schedule.fault = error
             raise error
 
-    def check(self) -> None:
-        """Raise the fault of the device, if it has one; it stays."""
+    def raise_fault(self) -> None:
+        """Raise the sticky error of the device, if there is one."""
         if self.schedule.fault is not None:
             raise self.schedule.fault.with_traceback(None)
 
     def wait_for(self, tasks: tuple[Task, ...]) -> None:
-        """Make the host wait for tasks, and raise what failed meanwhile."""
+        """Block the host until tasks complete. Raises the error of a task that failed."""
         self.schedule.wait(tasks)
-        self.check()
+        self.raise_fault()
 
     def wait_for_all(self) -> None:
-        """Make the host wait for all enqueued work, and raise what failed meanwhile."""
+        """Block the host until all enqueued work completes. Raises the error of a task that failed."""
         self.schedule.wait_for_all()
-        self.check()
+        self.raise_fault()
 
     def emit(
         self, fact: Fact, sources: Sources | None = None, *, device: int | None = None
     ) -> None:
-        """Record what this call did, here or on another ``device``; the accesses of ``sources`` follow."""
-        where = self.ordinal if device is None else device
+        """Record an event on this or another ``device``, followed by the memory accesses of ``sources``."""
+        ordinal = self.ordinal if device is None else device
         event = Event(
             fact,
             seq=self._seq,
             time_ns=self.clock.now_ns,
             thread=self.thread,
-            context=where + 1,
+            context=ordinal + 1,
             site=self._site(),
-            device=where,
+            device=ordinal,
         )
         self.recorder.record(event, sources or {})
 
@@ -107,23 +107,23 @@ class Context:
         """The number of the calling thread: 1 for the first thread that made a call, and so on."""
         return self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
 
-    def limit(self, name: str, default: int) -> int:
-        """Return a fact that is an integer, or the default if the model does not have it."""
+    def integer_fact(self, name: str, default: int) -> int:
+        """Return an integer field of the model's facts, or the default."""
         value = self.facts.fields.get(name)
         return value if isinstance(value, int) else default
 
-    def device(self, ordinal: int) -> DeviceFacts:
-        """Return the facts of a device of the machine. Raises CUDA_ERROR_INVALID_DEVICE."""
+    def facts_of(self, ordinal: int) -> DeviceFacts:
+        """Return the facts of a device of this machine. Raises CUDA_ERROR_INVALID_DEVICE."""
         devices = self.view.devices
         if not 0 <= ordinal < len(devices):
             raise cuda_error(
                 Status.INVALID_DEVICE,
-                seen=f"{self.name} has {len(devices)} devices, number {ordinal} was asked",
+                seen=f"device {ordinal} requested, {self.name} has {len(devices)}",
             )
         return devices[ordinal]
 
     def close(self) -> None:
-        """Complete all work, and refuse every later call. A second time has no effect."""
+        """Complete all work and reject later calls. Has no effect the second time."""
         with self.lock:
             self.schedule.wait_for_all()
             self._end_recording()
@@ -131,15 +131,15 @@ class Context:
         atexit.unregister(self._finish_at_exit)
 
     def _finish_at_exit(self) -> None:
-        """Complete and record the work of a device that the program never closed."""
-        with suppress(Exception):  # nobody waits any more for what its kernels raise
+        """Complete and record the work of a device that the program did not close."""
+        with suppress(Exception):  # no caller is left to receive errors of kernels
             self.schedule.wait_for_all()
         self._end_recording()
 
     def _end_recording(self) -> None:
-        self.recorder.flush(all_of_it=True)
-        if self._attached:
-            self._attached.close()
+        self.recorder.flush(force=True)
+        if self._spool:
+            self._spool.close()
 
 
 class _Part(Protocol):
@@ -155,7 +155,7 @@ _T = TypeVar("_T")
 def driver_call(
     method: Callable[Concatenate[_Self, _P], _T],
 ) -> Callable[Concatenate[_Self, _P], _T]:
-    """Make a method a driver call: one at a time, and refused if the context is closed or has failed."""
+    """Wrap a method as a driver call: serialized, and rejected if the context is closed or has failed."""
 
     @wraps(method)
     def call(part: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -173,5 +173,5 @@ def driver_call(
 def _cuda_view(model: str) -> CudaView:
     view = model_record(model).cuda
     if not isinstance(view, CudaView):
-        raise EnvironmentUnusable(f"sim:{model} is a machine without CUDA: {view.reason}")
+        raise EnvironmentUnusable(f"sim:{model} models a machine without CUDA: {view.reason}")
     return view

@@ -13,7 +13,7 @@ from cudakit.gpu.device import Device
 from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.graphs import SimGraphs
-from cudakit.gpu.sim.ipc import Machine, SimIpc
+from cudakit.gpu.sim.ipc import IpcRegistry, SimIpc
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.peers import SimPeers
@@ -24,14 +24,15 @@ from cudakit.gpu.sim.virtual import SimVirtualMemory
 
 
 class Sim(Device):
-    """A device of a recorded machine, simulated; may be used from any thread.
+    """Simulate a device of a recorded machine; any thread may call it.
 
-    ``model`` names the machine and ``ordinal`` a device of it. ``seed`` picks the schedule; without one,
-    everything runs as early as it can. ``sink`` is given an event for every call, ``site`` returns the number
-    of the call stack (see ``trace.log.Writer.stack``); without a sink, a device of a traced program writes to
-    the spool that the environment names. ``capacity_bytes`` replaces the size of the memory, ``host_kernels``
-    are kernels of this device only. Each device is one of a simulated process of its own, on the machine of
-    the device ``beside`` it, or on a new one; ``handle_kinds`` are the ways in which it exports memory.
+    ``model`` names the machine, ``ordinal`` selects a device of it. With a ``seed``, ready tasks run in a
+    reproducible random order; without one, each task runs as early as possible. ``sink`` receives the events
+    of every call, ``site`` returns the number of the current call stack (see ``trace.log.Writer.stack``);
+    without a sink, a traced program writes to the spool directory named by the environment.
+    ``capacity_bytes`` overrides the memory size; ``host_kernels`` are visible to this device only.
+    Each device belongs to a simulated process of its own, on the machine of ``same_machine_as`` or on a new
+    one; ``handle_kinds`` are the kinds of shareable handles that it supports.
     """
 
     context: Context
@@ -53,19 +54,19 @@ class Sim(Device):
         site: Callable[[], int] | None = None,
         capacity_bytes: int | None = None,
         host_kernels: Mapping[str, HostKernel] | None = None,
-        beside: Sim | None = None,
+        same_machine_as: Sim | None = None,
         handle_kinds: tuple[HandleKind, ...] = ("descriptor",),
     ) -> None:
         context = Context(model, ordinal=ordinal, seed=seed, sink=sink, site=site)
         streams, heap = SimStreams(context), Heap(context, capacity_bytes)
-        machine = beside.ipc.machine if beside else Machine()
+        registry = same_machine_as.ipc.registry if same_machine_as else IpcRegistry()
         self.context, self.heap, self.streams = context, heap, streams
         self.graphs = SimGraphs(context, streams)
         self.kernels = SimKernels(context, streams, heap, host_kernels)
         self.peers = SimPeers(context, streams, heap)
         self.memory = SimMemory(context, streams, heap, self.peers)
         self.virtual = SimVirtualMemory(context, heap, self.peers)
-        self.ipc = SimIpc(context, streams, heap, self.memory, self.virtual, machine, handle_kinds)
+        self.ipc = SimIpc(context, streams, heap, self.memory, self.virtual, registry, handle_kinds)
         self.clock, self.costs = context.clock, context.costs
 
     @property
@@ -73,7 +74,7 @@ class Sim(Device):
         return True
 
     def facts(self) -> DeviceFacts:
-        """Return what was recorded of the device."""
+        """Return the recorded facts of the device."""
         return self.context.facts
 
     @driver_call
@@ -88,26 +89,26 @@ class Sim(Device):
         return Telemetry(self.clock.now_ns, wanted)
 
     def blas(self, library: Library = "cublaslt") -> Blas:
-        """Open a simulated library that multiplies matrices."""
+        """Open a simulated BLAS library. Raises Unsupported unless it is cublas or cublaslt."""
         from cudakit.gpu.sim.blas import SimBlas
 
         return SimBlas(library, self.memory, self.kernels)
 
     def fail_next(self, call: str, error: CudaError) -> None:
-        """Make the next call of that name fail. After a sticky error all calls fail.
+        """Make the next call with this name raise ``error``; after a sticky error all calls fail.
 
-        Several errors are kept in order. Raises UsageError if no call has that name.
+        Further errors for the same name are raised in order. Raises UsageError for an unknown call.
         """
         parts = (self, self.streams, self.graphs, self.kernels, self.peers)
         memory = (self.memory, self.virtual, self.ipc)
         if not any(
             hasattr(getattr(type(part), call, None), "__wrapped__") for part in (*parts, *memory)
         ):
-            raise UsageError(f"the simulated device has no call {call!r} that could fail")
+            raise UsageError(f"the simulated device has no call {call!r} that can fail")
         self.context.fail_next(call, error)
 
     def close(self) -> None:
-        """Complete all work, and refuse every later call. A second time has no effect."""
+        """Complete all work and reject later calls. Has no effect the second time."""
         self.context.close()
         for part in (self.streams, self.graphs, self.kernels, self.peers, self.memory):
             part.close()

@@ -1,4 +1,4 @@
-"""The captures and graphs of a simulated device."""
+"""Stream capture and graphs of a simulated device."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.queues import Capture, Node, Nodes, Queue, difference
+from cudakit.gpu.sim.queues import Capture, Node, Nodes, Queue, update_error
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
-# Of one graph: the numbers of two never meet.
-_MOST_NODES = 1 << 32
+# GraphNode ids are graph number times this, plus node number.
+_NODES_PER_GRAPH = 1 << 32
 
 
 @dataclass(slots=True, eq=False)
 class _Executable:
-    """A graph that can be launched, and how far its last launch is: it never overlaps itself."""
+    """An executable graph and its last launch, which the next launch waits for."""
 
     graph: int
     nodes: Nodes
     last: tuple[Task, ...] = ()
-    uploaded: tuple[Task, ...] = ()  # what the next upload waits for besides that
+    uploaded: tuple[Task, ...] = ()  # the next upload also waits for this one
 
 
 class SimGraphs:
@@ -43,9 +43,9 @@ class SimGraphs:
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNSUPPORTED, seen="the legacy default stream cannot capture"
             )
-        queue = self._streams.queue(stream)
+        queue = self._streams.checked_queue(stream)
         if queue.capture:
-            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is capturing already")
+            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is already capturing")
         capture = self._graphs.make(
             lambda number: Capture(number, self.context.thread, queue.number)
         )
@@ -55,8 +55,8 @@ class SimGraphs:
 
     @driver_call
     def capture_end(self, stream: Stream) -> Graph:
-        queue = self._streams.queue(stream)
-        capture = self._ending(queue)
+        queue = self._streams.checked_queue(stream)
+        capture = self._capture_to_end(queue)
         joined = capture.is_joined(queue.nodes)
         self._release(capture)
         self.context.emit(facts.CaptureEnd(capture.graph, queue.number))
@@ -75,15 +75,15 @@ class SimGraphs:
     @driver_call
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         target, nodes = self._executables[executable], tuple(self._graphs[graph].nodes)
-        if reason := difference(target.nodes, nodes):
+        if reason := update_error(target.nodes, nodes):
             raise cuda_error(Status.GRAPH_EXEC_UPDATE_FAILURE, seen=reason)
-        # What was launched goes on as it was.
+        # Launches in flight keep the old nodes.
         target.graph, target.nodes = graph, nodes
 
     @driver_call
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
         target, queue = self._executables[executable], self._streams.uncaptured_queue(stream)
-        after = (*self._streams.queues.before(queue), *target.last, *target.uploaded)
+        after = (*self._streams.queues.dependencies_of(queue), *target.last, *target.uploaded)
         delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
         queue.tail = target.uploaded = (
             self.context.schedule.add(
@@ -93,7 +93,7 @@ class SimGraphs:
 
     @driver_call
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
-        executable, queue = self._executables[graph], self._streams.queue(stream)
+        executable, queue = self._executables[graph], self._streams.checked_queue(stream)
         if queue.capture:
             self._inline(queue, queue.capture, executable)
             return
@@ -106,7 +106,7 @@ class SimGraphs:
 
     @driver_call
     def count_nodes(self, graph: Graph) -> int:
-        """Count the nodes of a graph."""
+        """Return the number of nodes of a graph."""
         return len(self._graphs[graph].nodes)
 
     @driver_call
@@ -130,23 +130,24 @@ class SimGraphs:
 
     @driver_call
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
-        graph, number = divmod(node, _MOST_NODES)
-        return _known(graph, self._graphs[graph].nodes[number - 1].before)
+        graph, number = divmod(node, _NODES_PER_GRAPH)
+        return _known(graph, self._graphs[graph].nodes[number - 1].dependencies)
 
     def close(self) -> None:
-        """Forget all graphs and executables."""
+        """Remove all graphs and executables."""
         self._graphs.clear()
         self._executables.clear()
 
-    def _ending(self, queue: Queue) -> Capture:
-        """Return the capture that may end in a stream now."""
+    def _capture_to_end(self, queue: Queue) -> Capture:
+        """Return the capture of a stream. Raises a CudaError if it may not end here."""
         capture = queue.capture
         if capture is None:
             raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {queue.number} is not capturing")
         if capture.origin != queue.number:
             capture.invalidated = True
             raise cuda_error(
-                Status.STREAM_CAPTURE_UNMATCHED, seen=f"it began in stream {capture.origin}"
+                Status.STREAM_CAPTURE_UNMATCHED,
+                seen=f"the capture began in stream {capture.origin}",
             )
         if capture.thread != self.context.thread:
             raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {queue.number}")
@@ -160,11 +161,11 @@ class SimGraphs:
                 queue.capture, queue.nodes = None, ()
 
     def _enqueue_nodes(self, queue: Queue, executable: _Executable) -> dict[Node, Task]:
-        """Enqueue what a graph does, between what is in a stream and what will be."""
-        begin = (*self._streams.queues.before(queue), *executable.last)
+        """Enqueue the nodes of a graph after the earlier work of a stream and the previous launch."""
+        begin = (*self._streams.queues.dependencies_of(queue), *executable.last)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
-            after = [tasks[before] for before in node.before] or begin
+            after = [tasks[before] for before in node.dependencies] or begin
             delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(tasks)
             tasks[node] = self.context.schedule.add(
                 node.job, after, delay_ns=delay_ns, priority=queue.priority
@@ -174,12 +175,12 @@ class SimGraphs:
         return tasks
 
     def _inline(self, queue: Queue, capture: Capture, executable: _Executable) -> None:
-        """Append the nodes of a graph to the one that is being captured."""
+        """Append the nodes of a launched graph to the captured graph."""
         begin, copies = queue.nodes, dict[Node, Node]()
         for node in executable.nodes:
-            before = tuple(copies[each] for each in node.before) or begin
+            before = tuple(copies[each] for each in node.dependencies) or begin
             copies[node] = self._streams.append(capture, node.job, before)
-        waited_for = {each for node in executable.nodes for each in node.before}
+        waited_for = {each for node in executable.nodes for each in node.dependencies}
         ends = tuple(copies[node] for node in executable.nodes if node not in waited_for)
         queue.nodes = ends or begin
 
@@ -189,5 +190,5 @@ def _active(queue: Queue) -> Capture | None:
 
 
 def _known(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:
-    """Number nodes among those of all graphs."""
-    return tuple(GraphNode(graph * _MOST_NODES + node.number) for node in nodes)
+    """Return ids that are unique among all graphs."""
+    return tuple(GraphNode(graph * _NODES_PER_GRAPH + node.number) for node in nodes)

@@ -1,10 +1,11 @@
-"""Memory that simulated processes share.
+"""Memory sharing between simulated processes.
 
-CUDA Driver API, Memory Management (cuIpc*) and Virtual Memory Management (shareable handles).
+CUDA Driver API, "Memory Management" (cuIpc*) and "Virtual Memory Management" (shareable handles).
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from cudakit.gpu.api import (
     Ptr,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import forget
+from cudakit.gpu.handles import pop_allocation
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.space import Heap, Region
@@ -36,18 +37,23 @@ _FIRST_PID = 1000
 
 @dataclass(slots=True, eq=False)
 class _Handle:
-    """An allocation with a handle, and its mirrors in other processes."""
+    """An exported allocation and its mappings in other processes."""
 
     process: ProcessId
     ordinal: int
     region: Region
-    mirrors: list[Region] = field(default_factory=list)
+    mappings: list[Region] = field(default_factory=list)
 
 
-class Machine:
-    """What the processes of one simulated machine share."""
+class IpcRegistry:
+    """The processes of one simulated machine and the handles that they exported.
+
+    ``boot`` keeps processes and handles of machines in other Python processes distinct from those of this
+    one.
+    """
 
     def __init__(self) -> None:
+        self.boot = secrets.randbits(48)
         self.lock = threading.Lock()
         self.alive: set[ProcessId] = set()
         self.handles: dict[bytes, _Handle] = {}
@@ -55,17 +61,22 @@ class Machine:
         self.fabric: dict[bytes, Physical] = {}
         self.numbers = count(1)
 
-    def start(self) -> ProcessId:
-        """Start a process, and return its id."""
+    def start_process(self) -> ProcessId:
+        """Register a new process; return its id."""
         with self.lock:
             number = next(self.numbers)
-            process = ProcessId(_FIRST_PID + number, number)
+            process = ProcessId(_FIRST_PID + number, self.boot + number)
             self.alive.add(process)
             return process
 
+    def handle(self, kind: str, number: int) -> bytes:
+        """Return the handle with this number, of HANDLE_BYTES bytes."""
+        text = f"simulated {kind} handle {self.boot:x}.{number}"
+        return text.encode().ljust(HANDLE_BYTES, b"\0")
+
 
 class SimIpc:
-    """The memory that one simulated process shares, and what it has opened of others."""
+    """The allocations that one simulated process exports, and its mappings of others."""
 
     def __init__(
         self,
@@ -74,18 +85,18 @@ class SimIpc:
         heap: Heap,
         memory: SimMemory,
         virtual: SimVirtualMemory,
-        machine: Machine,
+        registry: IpcRegistry,
         handle_kinds: tuple[HandleKind, ...],
     ) -> None:
         self.context = context
-        self.machine = machine
+        self.registry = registry
         self.opened: dict[int, tuple[bytes, Region]] = {}
         self._streams, self._heap, self._memory, self._virtual = streams, heap, memory, virtual
-        self._process = machine.start()
+        self._process = registry.start_process()
         self._handle_kinds = handle_kinds
-        self._handles: dict[int, bytes] = {}  # of own allocations
-        self._times: Counter[int] = Counter()  # the number of times that each is open
-        memory.on_free = self._disown
+        self._handles: dict[int, bytes] = {}  # by own allocation
+        self._open_counts: Counter[int] = Counter()  # by mapping
+        memory.on_free = self._invalidate_handle
 
     @property
     def process(self) -> ProcessId:
@@ -100,24 +111,27 @@ class SimIpc:
             seen = f"no allocation of {self.context.name} begins at {ptr:#x}"
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if ptr not in self._handles:
-            with self.machine.lock:
-                handle = _sixty_four_bytes("ipc", next(self.machine.numbers))
-                self.machine.handles[handle] = _Handle(self._process, self.context.ordinal, region)
+            with self.registry.lock:
+                handle = self.registry.handle("ipc", next(self.registry.numbers))
+                self.registry.handles[handle] = _Handle(self._process, self.context.ordinal, region)
             self._handles[ptr] = handle
         return self._handles[ptr]
 
     @driver_call
     def ipc_open(self, handle: bytes) -> Ptr:
         self._streams.refuse_in_capture()
-        known = self.machine.handles.get(handle)
+        known = self.registry.handles.get(handle)
         if known is None:
-            seen = "memory of another process; it may have given it back, or ended"
+            seen = (
+                "unknown handle; the exporting process may have freed the memory or ended, and simulated"
+                " devices of another Python process cannot be opened"
+            )
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
         if known.process == self._process:
-            raise cuda_error(Status.INVALID_CONTEXT, seen="the memory is of this process itself")
+            raise cuda_error(Status.INVALID_CONTEXT, seen="this process exported the memory itself")
         for begin, (opened, _) in self.opened.items():
             if opened == handle:
-                self._times[begin] += 1
+                self._open_counts[begin] += 1
                 return Ptr(begin)
         return self._open(handle, known)
 
@@ -125,12 +139,12 @@ class SimIpc:
     def ipc_close(self, ptr: Ptr) -> None:
         self._streams.refuse_in_capture()
         regions = {begin: region for begin, (_, region) in self.opened.items()}
-        region = forget(regions, ptr, "nothing that is open")
+        region = pop_allocation(regions, ptr, "no open mapping")
         self.context.wait_for_all()
-        self._times[ptr] -= 1
-        if not self._times[ptr]:
+        self._open_counts[ptr] -= 1
+        if not self._open_counts[ptr]:
             handle, _ = self.opened.pop(ptr)
-            self._forget_mirror(handle, region)
+            self._remove_mapping(handle, region)
             self._heap.space.remove(region)
             self.context.emit(Free(ptr, len(region.data)))
 
@@ -141,19 +155,19 @@ class SimIpc:
     @driver_call
     def export(self, backing: Backing) -> Exported:
         physical = self._virtual.backings[backing]
-        with self.machine.lock:
-            number = next(self.machine.numbers)
+        with self.registry.lock:
+            number = next(self.registry.numbers)
             if physical.handle == "fabric":
-                fabric = Fabric(_sixty_four_bytes("fabric", number))
-                self.machine.fabric[fabric.data] = physical
+                fabric = Fabric(self.registry.handle("fabric", number))
+                self.registry.fabric[fabric.data] = physical
                 return fabric
             if physical.handle is None:
                 raise Unsupported(
-                    "this memory was created without a handle, and other processes cannot open it"
+                    "the memory was created without a shareable handle and cannot be exported"
                 )
             exported = Descriptor(self._process, number, number)
-            self.machine.descriptors[exported] = physical
-        physical.hold()
+            self.registry.descriptors[exported] = physical
+        physical.retain()
         return exported
 
     @driver_call
@@ -163,57 +177,55 @@ class SimIpc:
     @driver_call
     def import_backing(self, exported: Exported) -> Backing:
         if isinstance(exported, Fabric):
-            there = self.machine.fabric.get(exported.data)
+            there = self.registry.fabric.get(exported.data)
             if there is None or not there.references:
-                raise cuda_error(Status.INVALID_VALUE, seen="memory that was given back")
+                raise cuda_error(
+                    Status.INVALID_VALUE, seen="the exporting process has freed the memory"
+                )
             return self._virtual.backing_of(there)
-        if exported.process not in self.machine.alive:
+        if exported.process not in self.registry.alive:
             raise file_descriptors.ended(exported.process)
-        physical = self.machine.descriptors.get(exported)
+        physical = self.registry.descriptors.get(exported)
         if physical is None:
             raise file_descriptors.withdrawn(exported)
         return self._virtual.backing_of(physical)
 
     def close(self) -> None:
-        """End this process: other ones can no longer use its memory."""
-        self.machine.alive.discard(self._process)
+        """End this process and invalidate its handles and exports."""
+        self.registry.alive.discard(self._process)
         for ptr in [*self._handles]:
-            self._disown(ptr)
-        for exported in [*self.machine.descriptors]:
+            self._invalidate_handle(ptr)
+        for exported in [*self.registry.descriptors]:
             if exported.process == self._process:
                 self._withdraw(exported)
         for handle, region in self.opened.values():
-            self._forget_mirror(handle, region)
+            self._remove_mapping(handle, region)
         self.opened.clear()
 
-    def _disown(self, ptr: int) -> None:
-        """Invalidate the handle of a freed allocation, and its mirrors."""
+    def _invalidate_handle(self, ptr: int) -> None:
+        """Invalidate the handle and the mappings of a freed allocation."""
         handle = self._handles.pop(ptr, None)
         if handle is not None:
-            known = self.machine.handles.pop(handle)
-            for mirror in known.mirrors:
-                mirror.live = False
+            known = self.registry.handles.pop(handle)
+            for mapping in known.mappings:
+                mapping.live = False
 
     def _open(self, handle: bytes, known: _Handle) -> Ptr:
         peer = None if known.ordinal == self.context.ordinal else known.ordinal
         region = self._heap.add(known.region.data, peer=peer)
-        known.mirrors.append(region)
+        known.mappings.append(region)
         self.opened[region.begin] = handle, region
-        self._times[region.begin] = 1
+        self._open_counts[region.begin] = 1
         self.context.emit(Alloc(region.begin, len(region.data)))
         return Ptr(region.begin)
 
-    def _forget_mirror(self, handle: bytes, region: Region) -> None:
-        known = self.machine.handles.get(handle)
+    def _remove_mapping(self, handle: bytes, region: Region) -> None:
+        known = self.registry.handles.get(handle)
         if known is not None:
-            known.mirrors.remove(region)
+            known.mappings.remove(region)
 
     def _withdraw(self, exported: Exported) -> None:
         if isinstance(exported, Descriptor):
-            physical = self.machine.descriptors.pop(exported, None)
+            physical = self.registry.descriptors.pop(exported, None)
             if physical is not None:
                 physical.release()
-
-
-def _sixty_four_bytes(kind: str, number: int) -> bytes:
-    return f"simulated {kind} handle {number}".encode().ljust(HANDLE_BYTES, b"\0")

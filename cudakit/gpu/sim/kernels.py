@@ -1,4 +1,4 @@
-"""The kernels of a simulated device: functions of numpy, launched with checked shapes and arguments."""
+"""Modules and kernels of a simulated device: launches run registered numpy functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
-# Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models that
-# do not say.
+# Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models
+# without these facts.
 _LIMITS = {
     "max_threads_per_block": 1024,
     "max_block_dim_x": 1024,
@@ -34,13 +34,13 @@ _LIMITS = {
 }
 
 
-class _Loaded(NamedTuple):
+class _LoadedKernel(NamedTuple):
     module: Module
     name: str
     sizes: tuple[int, ...] | None
 
 
-class _Shape(NamedTuple):
+class _LaunchShape(NamedTuple):
     name: str
     grid: Dim3
     block: Dim3
@@ -48,7 +48,7 @@ class _Shape(NamedTuple):
 
 
 class SimKernels:
-    """The modules and kernels of one device, and their launches."""
+    """The modules, kernels and launches of one device."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class SimKernels:
         self.context = context
         self._streams, self._heap = streams, heap
         self._own_host_kernels = dict(host_kernels or {})
-        self._limits = {name: context.limit(name, known) for name, known in _LIMITS.items()}
-        self._clock_khz = context.limit("clock_rate_khz", 1_000_000)
+        self._limits = {name: context.integer_fact(name, known) for name, known in _LIMITS.items()}
+        self._clock_khz = context.integer_fact("clock_rate_khz", 1_000_000)
         self._modules: Handles[Signatures] = Handles("module")
-        self._kernels: Handles[_Loaded] = Handles("kernel")
+        self._kernels: Handles[_LoadedKernel] = Handles("kernel")
 
     @driver_call
     def compile(self, source: str) -> bytes:
@@ -85,7 +85,7 @@ class SimKernels:
                 Status.NOT_FOUND,
                 seen=f'kernel {name}; declare it extern "C" so that its name is kept',
             )
-        return Kernel(self._kernels.add(_Loaded(module, name, signatures[name])))
+        return Kernel(self._kernels.add(_LoadedKernel(module, name, signatures[name])))
 
     @driver_call
     def launch(
@@ -100,10 +100,10 @@ class SimKernels:
     ) -> None:
         loaded = self._kernels[kernel]
         self._modules[loaded.module]  # raises if the module was unloaded
-        queue = self._streams.queue(stream)
+        queue = self._streams.checked_queue(stream)
         check_arguments(loaded.name, loaded.sizes, args)
         self._check_shape(loaded.name, grid, block, shared_bytes)
-        shape = _Shape(loaded.name, grid, block, shared_bytes)
+        shape = _LaunchShape(loaded.name, grid, block, shared_bytes)
         self._enqueue(queue, shape, self._host_kernel(loaded.name), args)
 
     @driver_call
@@ -116,13 +116,13 @@ class SimKernels:
         args: Sequence[Any],
         stream: Stream,
     ) -> None:
-        """Launch a kernel of a simulated library, which is in no module, with its arguments."""
-        queue = self._streams.queue(stream)
+        """Launch a host kernel of a simulated library, without a module."""
+        queue = self._streams.checked_queue(stream)
         self._check_shape(name, grid, block, 0)
-        self._enqueue(queue, _Shape(name, grid, block), host_kernel, args)
+        self._enqueue(queue, _LaunchShape(name, grid, block), host_kernel, args)
 
     def close(self) -> None:
-        """Forget all kernels and modules."""
+        """Remove all kernels and modules."""
         self._kernels.clear()
         self._modules.clear()
 
@@ -130,13 +130,13 @@ class SimKernels:
         found = self._own_host_kernels.get(name) or registered().get(name)
         if found is None:
             raise UsageError(
-                f"the simulated device cannot run kernel {name!r}: it has no host kernel",
-                hint=f'write what it does in numpy, and register it: @host_kernel("{name}")',
+                f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",
+                hint=f'implement it in numpy and register it with @host_kernel("{name}")',
             )
         return found
 
     def _enqueue(
-        self, queue: Queue, shape: _Shape, host_kernel: HostKernel, args: Sequence[Any]
+        self, queue: Queue, shape: _LaunchShape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
         values = tuple(args)
         job = Job(Work.LAUNCH, lambda: self._run(host_kernel, shape, values), shape.name)
@@ -145,7 +145,7 @@ class SimKernels:
                 facts.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}
             )
 
-    def _run(self, host_kernel: HostKernel, shape: _Shape, args: Sequence[Any]) -> Outcome:
+    def _run(self, host_kernel: HostKernel, shape: _LaunchShape, args: Sequence[Any]) -> Outcome:
         launch = SimLaunch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
         try:
             host_kernel(launch, *args)
@@ -157,8 +157,8 @@ class SimKernels:
             ) from error
         launch.finish()
         moved = sum(access.hi - access.lo for access in launch.accesses)
-        cost_ns = self.context.costs.in_memory_ns(moved) + launch.busy_ns
-        return Outcome(cost_ns, tuple(launch.accesses), launch.held)
+        duration_ns = self.context.costs.in_memory_ns(moved) + launch.busy_ns
+        return Outcome(duration_ns, tuple(launch.accesses), launch.poll_loop)
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         most = self._limits

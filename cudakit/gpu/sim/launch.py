@@ -1,4 +1,4 @@
-"""The launch that the host kernels of a simulated device are called with."""
+"""The ``Launch`` that is passed to host kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cudakit.gpu.api import Dim3
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.sim.schedule import Hold
+from cudakit.gpu.sim.schedule import Poll
 from cudakit.gpu.sim.space import Bytes, Span
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import Mode
@@ -30,7 +30,7 @@ class SimLaunch:
     begin_ns: int = 0  # in virtual time
     clock_khz: int = 1_000_000  # of the SMs
     busy_ns: int = 0
-    held: Hold | None = None
+    poll_loop: Poll | None = None
     accesses: list[Access] = field(default_factory=list)
     _copies: list[tuple[Span, Bytes]] = field(default_factory=list)
 
@@ -70,12 +70,11 @@ class SimLaunch:
         """Add to the duration of the kernel, beyond that of its accesses."""
         self.busy_ns += int(nanoseconds)
 
-    def hold(self, is_over: Callable[[], bool], limit_ns: int, give_up: Callable[[], None]) -> None:
-        """Keep the kernel running until a condition is met: a kernel that polls memory.
-
-        After ``limit_ns``, ``give_up`` is called, and the kernel ends.
-        """
-        self.held = Hold(is_over, limit_ns, give_up)
+    def poll(
+        self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]
+    ) -> None:
+        """Keep the kernel running until a condition is met, or call ``on_timeout`` after ``timeout_ns``."""
+        self.poll_loop = Poll(is_done, timeout_ns, on_timeout)
 
     @property
     def begin_cycles(self) -> int:
@@ -83,7 +82,7 @@ class SimLaunch:
         return self.begin_ns * self.clock_khz // 1_000_000
 
     def finish(self) -> None:
-        """Write back ranges that span several regions."""
+        """Write back the copies of ranges that span several regions."""
         for span, copy in self._copies:
             span.scatter(copy)
 
@@ -99,7 +98,7 @@ class SimLaunch:
         size_bytes = step * (count - 1) + dtype.itemsize
         found = self.span(ptr, size_bytes, self.name)
         content = found.gather()
-        if len(found.pieces) > 1 and mode != Mode.READ:
+        if len(found.parts) > 1 and mode != Mode.READ:
             self._copies.append((found, content))
         strided = step != dtype.itemsize
         self.accesses.append(

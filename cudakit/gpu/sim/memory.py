@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, forget
+from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.queues import Queue
@@ -32,38 +32,40 @@ _ENGINES = {
 }
 
 
-# A copy of no more pageable memory is staged and returns at once (CUDA Runtime API, "API synchronization
-# behavior", of cudaMemcpy).
+# Pageable copies to the device up to this size are staged, and the call returns before the copy completes
+# (CUDA Runtime API, "API synchronization behavior").
 _STAGED_BYTES = 64 << 10
 
 
 class _Route(NamedTuple):
-    """The kinds of memory that a copy goes between, its engine and its duration."""
+    """Direction, host memory kind, copy engine and duration of a copy."""
 
     direction: Direction
     host: HostMemory
     engine: Engine | None
-    cost_ns: int
+    duration_ns: int
 
     def is_staged(self, size_bytes: int) -> bool:
-        """Return whether the source is read before the call returns, without waiting for the copy."""
+        """Return whether the source is read before the call returns."""
         to_device = self.direction is Direction.HOST_TO_DEVICE
         return to_device and self.host is HostMemory.PAGEABLE and size_bytes <= _STAGED_BYTES
 
     def waits(self, size_bytes: int) -> bool:
-        """Return whether the call waits for the copy."""
+        """Return whether the call blocks until the copy completes."""
         return self.host is HostMemory.PAGEABLE and not self.is_staged(size_bytes)
 
 
 class SimMemory:
-    """Allocations of one device and of its host, copies and fills. The trace has no pageable allocations."""
+    """Device and host allocations, copies and fills. Pageable allocations are not traced."""
 
     def __init__(self, context: Context, streams: SimStreams, heap: Heap, peers: SimPeers) -> None:
         self.context = context
         self.allocated: dict[int, Region] = {}
-        self.on_free: Callable[[int], None] = _ignore  # is called when memory becomes free
+        self.on_free: Callable[[int], None] = (
+            _ignore  # called with the address of a freed allocation
+        )
         self._streams, self._heap, self._peers = streams, heap, peers
-        self._of_host: dict[int, Region] = {}
+        self._host_allocations: dict[int, Region] = {}
         self._registered: set[int] = set()
 
     @driver_call
@@ -80,7 +82,7 @@ class SimMemory:
         if queue is None:
             self.context.emit(facts.Alloc(region.begin, size_bytes))
         else:
-            self._streams.enqueue(queue, Job(Work.ALLOC, lambda: self._begin(region)))
+            self._streams.enqueue(queue, Job(Work.ALLOC, lambda: self._make_live(region)))
             how = How.STREAM_ORDERED
             self.context.emit(facts.Alloc(region.begin, size_bytes, how, queue.number))
         return Ptr(region.begin)
@@ -88,14 +90,14 @@ class SimMemory:
     @driver_call
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         queue = self._allocation_queue(stream)
-        region = forget(self.allocated, ptr, f"no allocation of {self.context.name}")
+        region = pop_allocation(self.allocated, ptr, f"no allocation of {self.context.name}")
         size_bytes = len(region.data)
         if queue is None:
             self.context.wait_for_all()
-            self._end(region)
+            self._release(region)
             self.context.emit(facts.Free(ptr, size_bytes))
         else:
-            self._streams.enqueue(queue, Job(Work.FREE, lambda: self._end(region)))
+            self._streams.enqueue(queue, Job(Work.FREE, lambda: self._release(region)))
             self.context.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, queue.number))
 
     @driver_call
@@ -107,9 +109,9 @@ class SimMemory:
                 memory(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
         except (OSError, OverflowError):
-            seen = f"{format_bytes(size_bytes)} asked of the host, which has not as much"
+            seen = f"{format_bytes(size_bytes)} of host memory requested, less is available"
             raise cuda_error(Status.OUT_OF_MEMORY, seen=seen) from None
-        self._of_host[region.begin] = region
+        self._host_allocations[region.begin] = region
         if pinned:
             self.context.emit(facts.Alloc(region.begin, size_bytes, How.PINNED))
         return Ptr(region.begin)
@@ -122,7 +124,7 @@ class SimMemory:
                 Status.INVALID_VALUE,
                 seen=f"the memory at {ptr:#x} is registered: unregister it first",
             )
-        region = forget(self._of_host, ptr, "no memory of the host")
+        region = pop_allocation(self._host_allocations, ptr, "no host allocation")
         self.context.wait_for_all()
         self._heap.space.remove(region)
         if region.host is HostMemory.PINNED:
@@ -130,10 +132,10 @@ class SimMemory:
 
     @driver_call
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:  # noqa: ARG002
-        region = self._of_host.get(ptr)
+        region = self._host_allocations.get(ptr)
         if region is None or region.host is not HostMemory.PAGEABLE:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no pageable memory of the host begins at {ptr:#x}"
+                Status.INVALID_VALUE, seen=f"no pageable host allocation begins at {ptr:#x}"
             )
         self._streams.refuse_in_capture()
         region.host = HostMemory.PINNED
@@ -144,37 +146,37 @@ class SimMemory:
     def host_unregister(self, ptr: Ptr) -> None:
         if ptr not in self._registered:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no registered memory of the host begins at {ptr:#x}"
+                Status.INVALID_VALUE, seen=f"no registered host allocation begins at {ptr:#x}"
             )
         self._streams.refuse_in_capture()
         self.context.wait_for_all()
-        region = self._of_host[ptr]
+        region = self._host_allocations[ptr]
         region.host = HostMemory.PAGEABLE
         self._registered.discard(ptr)
         self.context.emit(facts.Free(ptr, len(region.data), How.PINNED))
 
     @driver_call
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
-        region = self._of_host.get(ptr)
+        region = self._host_allocations.get(ptr)
         if region is None or not 0 <= size_bytes <= len(region.data):
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"{size_bytes} bytes at {ptr:#x} were not allocated as memory of the host",
+                seen=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
             )
         return region.data[:size_bytes].data
 
     @driver_call
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        queue = self._streams.queue(stream)
+        queue = self._streams.checked_queue(stream)
         seen = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
-        target = self._heap.known(dst, size_bytes, seen)
-        source = self._heap.known(src, size_bytes, seen)
+        target = self._heap.check_allocated(dst, size_bytes, seen)
+        source = self._heap.check_allocated(src, size_bytes, seen)
         if size_bytes == 0:
             return
         route = self._route(target[0], source[0], size_bytes)
         if route.host is HostMemory.PAGEABLE:
             queue = self._streams.uncaptured_queue(stream)
-        task = self._streams.submit(queue, self._job(route, dst, src, size_bytes))
+        task = self._streams.submit(queue, self._copy_job(route, dst, src, size_bytes))
         if task is None:
             return
         fact = facts.Copy(
@@ -187,11 +189,15 @@ class SimMemory:
     @driver_call
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{value} is no value of a byte")
-        queue = self._streams.queue(stream)
-        regions = self._heap.known(ptr, size_bytes, f"{format_bytes(size_bytes)} at {ptr:#x}")
+            raise cuda_error(
+                Status.INVALID_VALUE, seen=f"fill value {value} is not a byte (0 to 255)"
+            )
+        queue = self._streams.checked_queue(stream)
+        regions = self._heap.check_allocated(
+            ptr, size_bytes, f"{format_bytes(size_bytes)} at {ptr:#x}"
+        )
         if any(region.host is HostMemory.PAGEABLE for region in regions):
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable memory of the host")
+            raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable host memory")
         if size_bytes == 0:
             return
         job = Job(
@@ -203,39 +209,39 @@ class SimMemory:
             self.context.emit(facts.Fill(queue.number, ptr, size_bytes))
 
     def close(self) -> None:
-        """Forget all allocations."""
+        """Remove all allocations."""
         self.allocated.clear()
-        self._of_host.clear()
+        self._host_allocations.clear()
         self._registered.clear()
 
     def _allocation_queue(self, stream: Stream | None) -> Queue | None:
         if stream is None:
             self._streams.refuse_in_capture()
             return None
-        queue = self._streams.queue(stream)
+        queue = self._streams.checked_queue(stream)
         if queue.capture:
             raise cuda_error(
-                Status.NOT_SUPPORTED, seen="a simulated graph does not allocate or free memory"
+                Status.NOT_SUPPORTED, seen="simulated graphs cannot contain allocations or frees"
             )
         return queue
 
-    def _begin(self, region: Region) -> Outcome:
+    def _make_live(self, region: Region) -> Outcome:
         region.live = True
         return Outcome()
 
-    def _end(self, region: Region) -> Outcome:
+    def _release(self, region: Region) -> Outcome:
         self.on_free(region.begin)
         region.live = False
         self._heap.space.remove(region)
-        self._heap.credit(len(region.data))
+        self._heap.uncharge(len(region.data))
         return Outcome()
 
     def _route(self, target: Region, source: Region, size_bytes: int) -> _Route:
         direction = _DIRECTIONS[bool(source.host), bool(target.host)]
         host, costs = max(target.host, source.host), self.context.costs
         if host:
-            cost_ns = costs.over_link_ns if host is HostMemory.PINNED else costs.pageable_ns
-            return _Route(direction, host, _ENGINES.get(direction), cost_ns(size_bytes))
+            duration_ns = costs.host_link_ns if host is HostMemory.PINNED else costs.pageable_ns
+            return _Route(direction, host, _ENGINES.get(direction), duration_ns(size_bytes))
         if target.peer == source.peer:
             return _Route(direction, host, None, costs.in_memory_ns(2 * size_bytes))
         to_peer = source.peer is None
@@ -244,28 +250,28 @@ class SimMemory:
         engine = Engine.TO_PEER if to_peer else Engine.FROM_PEER
         return _Route(direction, host, engine, costs.to_peer_ns(size_bytes, nvlinks))
 
-    def _job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
+    def _copy_job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
         staged = self._read(src, size_bytes).copy() if route.is_staged(size_bytes) else None
 
         def run() -> Outcome:
             content = self._read(src, size_bytes) if staged is None else staged
-            self._heap.copied(dst, size_bytes, "a copy writes").scatter(content)
-            return Outcome(route.cost_ns)
+            self._heap.copy_span(dst, size_bytes, "a copy writes").scatter(content)
+            return Outcome(route.duration_ns)
 
         accesses = (_access(src, size_bytes, Mode.READ), _access(dst, size_bytes, Mode.WRITE))
         return Job(Work.COPY, run, engine=route.engine, accesses=accesses)
 
     def _read(self, ptr: int, size_bytes: int) -> Bytes:
-        return self._heap.copied(ptr, size_bytes, "a copy reads").gather()
+        return self._heap.copy_span(ptr, size_bytes, "a copy reads").gather()
 
     def _fill(self, ptr: int, value: int, size_bytes: int) -> Outcome:
-        for piece in self._heap.copied(ptr, size_bytes, "a fill writes").pieces:
-            piece[:] = value
+        for part in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
+            part[:] = value
         return Outcome(self.context.costs.in_memory_ns(size_bytes))
 
 
 def _ignore(ptr: int) -> None:
-    """Do nothing about an allocation that is freed."""
+    """Ignore a freed allocation: the default of ``on_free``."""
 
 
 def _access(ptr: int, size_bytes: int, mode: Mode) -> Access:

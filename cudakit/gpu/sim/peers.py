@@ -1,4 +1,4 @@
-"""The memory of the other devices of a simulated machine, and how they are linked with this one."""
+"""Memory of the peer devices of a simulated machine, and the NVLinks to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.handles import check_size, forget
+from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, memory, rounded
@@ -16,38 +16,40 @@ from cudakit.units import Unavailable, format_bytes
 
 
 class SimPeers:
-    """Memory of other devices, which only copies in the streams of this one use."""
+    """Allocations on peer devices, for copies in the streams of this device."""
 
     def __init__(self, context: Context, streams: SimStreams, heap: Heap) -> None:
         self.context = context
         self._streams, self._heap = streams, heap
-        self._of_peers: dict[int, Region] = {}
-        self._used_of_peers: Counter[int] = Counter()
-        self.enabled: set[int] = set()  # devices whose kernels may use memory of this one
+        self._peer_allocations: dict[int, Region] = {}
+        self._used_bytes_of: Counter[int] = Counter()
+        self.enabled: set[int] = set()  # peers with access to memory of this device
 
     @driver_call
     def can_access_peer(self, ordinal: int) -> bool:
-        """Return whether kernels of this device can use the memory of another one of the machine."""
-        self.context.device(ordinal)
+        """Return whether kernels of this device can access memory of a peer."""
+        self.context.facts_of(ordinal)
         return (self.context.ordinal, ordinal) in self.context.view.peer_access
 
     @driver_call
     def enable_peer(self, ordinal: int) -> None:
         if ordinal == self.context.ordinal:
-            raise cuda_error(Status.INVALID_DEVICE, seen=f"device {ordinal} is no peer of itself")
-        self.check_reached_by(ordinal)
+            raise cuda_error(
+                Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
+            )
+        self.check_access_from(ordinal)
         self.enabled.add(ordinal)
 
-    def check_reached_by(self, ordinal: int) -> None:
-        """Raise CUDA_ERROR_PEER_ACCESS_UNSUPPORTED if a device's kernels cannot use memory of this one."""
-        self.context.device(ordinal)
+    def check_access_from(self, ordinal: int) -> None:
+        """Raise CUDA_ERROR_PEER_ACCESS_UNSUPPORTED unless a device can access memory of this one."""
+        self.context.facts_of(ordinal)
         if (
             ordinal != self.context.ordinal
             and (ordinal, self.context.ordinal) not in self.context.view.peer_access
         ):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
-                seen=f"memory of device {self.context.ordinal} from device {ordinal}",
+                seen=f"access from device {ordinal} to memory of device {self.context.ordinal}",
             )
 
     @driver_call
@@ -56,44 +58,48 @@ class SimPeers:
         self._streams.refuse_in_capture()
         self._charge_peer(ordinal, size_bytes)
         region = self._heap.add(memory(size_bytes), peer=ordinal)
-        self._of_peers[region.begin] = region
+        self._peer_allocations[region.begin] = region
         self.context.emit(Alloc(region.begin, size_bytes), device=ordinal)
         return Ptr(region.begin)
 
     @driver_call
     def peer_free(self, ordinal: int, ptr: Ptr) -> None:
         self._streams.refuse_in_capture()
-        of_peer = {at: one for at, one in self._of_peers.items() if one.peer == ordinal}
-        region = forget(of_peer, ptr, f"no allocation of device {ordinal}")
+        of_peer = {at: one for at, one in self._peer_allocations.items() if one.peer == ordinal}
+        region = pop_allocation(of_peer, ptr, f"no allocation of device {ordinal}")
         self.context.wait_for_all()
-        del self._of_peers[ptr]
+        del self._peer_allocations[ptr]
         self._heap.space.remove(region)
-        self._used_of_peers[ordinal] -= rounded(len(region.data))
+        self._used_bytes_of[ordinal] -= rounded(len(region.data))
         self.context.emit(Free(ptr, len(region.data)), device=ordinal)
 
     def nvlinks(self, ordinal: int) -> int:
-        """Return the number of NVLinks to another device; 0 over PCIe or through the host."""
+        """Return the number of NVLinks to a peer; 0 if the path is PCIe or the host."""
         if (self.context.ordinal, ordinal) not in self.context.view.peer_access:
             return 0
         view = model_record(self.context.model).nvml
         if isinstance(view, Unavailable):
             return 0
-        uuids = {self.context.device(number).uuid for number in (self.context.ordinal, ordinal)}
+        uuids = {self.context.facts_of(number).uuid for number in (self.context.ordinal, ordinal)}
         pair = {one.index for one in view.devices if one.uuid in uuids}
         counts = [link.nvlinks for link in view.links if {link.first, link.second} == pair]
         return next((count for count in counts if isinstance(count, int)), 0)
 
     def close(self) -> None:
-        """Forget all allocations."""
-        self._of_peers.clear()
+        """Remove all allocations."""
+        self._peer_allocations.clear()
 
     def _charge_peer(self, ordinal: int, size_bytes: int) -> None:
         if ordinal == self.context.ordinal:
-            raise cuda_error(Status.INVALID_DEVICE, seen=f"device {ordinal} is no peer of itself")
-        known = self.context.device(ordinal).fields.get("usable_memory_bytes")
+            raise cuda_error(
+                Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
+            )
+        known = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
         capacity_bytes = known if isinstance(known, int) else DEFAULT_CAPACITY_BYTES
-        free_bytes = capacity_bytes - self._used_of_peers[ordinal]
+        free_bytes = capacity_bytes - self._used_bytes_of[ordinal]
         if rounded(size_bytes) > free_bytes:
             seen = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
-            raise cuda_error(Status.OUT_OF_MEMORY, seen=f"{format_bytes(size_bytes)} asked, {seen}")
-        self._used_of_peers[ordinal] += rounded(size_bytes)
+            raise cuda_error(
+                Status.OUT_OF_MEMORY, seen=f"{format_bytes(size_bytes)} requested, {seen}"
+            )
+        self._used_bytes_of[ordinal] += rounded(size_bytes)

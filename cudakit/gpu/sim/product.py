@@ -1,8 +1,8 @@
-"""Products of matrices in numpy, with the rounding of each type.
+"""GEMM in numpy, with the rounding of each data type.
 
-A sum is computed in fp64, rounded once to the accumulator's type, and, after the epilogue, once to the
-output's. A device rounds more often, and in an order of its own: it comes near to this, not to the bit.
-Sums of int8 are exact, and wrap around in int32.
+Sums are computed in fp64, rounded once to the accumulator type, and after the epilogue once to the output
+type. A real device rounds more often and in an unspecified order, so its results differ in the last bits.
+Sums of int8 are exact and wrap around in int32.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _TF32_MANTISSA_BITS = 10
 _BF16_MANTISSA_BITS = 7
 # In both formats of 8 bits ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
 _FP8_NAN = 0x7F
-# Of host memory; the last product is kept whatever its size.
-_REMEMBERED_BYTES = 256 << 20
+# Limit of host memory for results; the last result is always kept.
+_CACHE_BYTES = 256 << 20
 
 
 def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
-    """Return D as the bits of its columns, from those of A and B as they are stored.
+    """Return the bits of D, given those of A and B.
 
-    The columns of all matrices of a batch are the rows of one array, one matrix behind the other and
-    without what is between columns. ``bias`` has m elements.
+    Each row of an array is one column of a matrix, without padding; the matrices of a batch follow one
+    another. ``bias`` has m elements.
     """
     with np.errstate(all="ignore"):  # overflow and NaN are results, as on a device
         sums = _sums(_factors(gemm, a, gemm.a), _factors(gemm, b, gemm.b), gemm.layout)
@@ -56,9 +56,9 @@ def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
 
 
 def round_to(values: Floats, element: Element) -> Bits:
-    """Return the nearest values of a type, ties to even, as bits.
+    """Round values to an element type, ties to even; return the bits.
 
-    Overflow gives infinity, in fp8 the largest finite value; int32 wraps around.
+    Overflow gives infinity, or the largest finite value in fp8; int32 wraps around.
     """
     if element is FP64:
         return values
@@ -70,29 +70,29 @@ def round_to(values: Floats, element: Element) -> Bits:
     if element is FP32:
         return singles
     if element is BF16:
-        return (_shortened(singles, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(np.uint16)
+        return (_truncate_mantissa(singles, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(np.uint16)
     bits = encode(np.nan_to_num(singles), element)
     bits[np.isnan(singles)] = _FP8_NAN
     return bits
 
 
 def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
-    """Return the matrices of a batch, transposed, in the values that enter the sums."""
+    """Return the transposed matrices of a batch as the values that enter the sums."""
     if gemm.dtype == "tf32":
-        columns = _shortened(columns, _TF32_MANTISSA_BITS).view(np.float32)
+        columns = _truncate_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
     return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
 
 
 def _sums(a: Floats, b: Floats, layout: str) -> Floats:
-    """Return the products, transposed, of factors that are stored transposed: b times a."""
+    """Return the transposed products: op(B)ᵀ op(A)ᵀ, from factors stored transposed."""
     first = b if layout[1] == "n" else b.swapaxes(1, 2)
     second = a if layout[0] == "n" else a.swapaxes(1, 2)
     product: Floats = np.matmul(first, second)
     return product
 
 
-def _shortened(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
-    """Round fp32 to fewer bits of the mantissa, ties to even; the rest becomes zero."""
+def _truncate_mantissa(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
+    """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
     dropped = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
     bits = singles.view(np.uint32)
     odd = (bits >> dropped) & np.uint32(1)
@@ -103,22 +103,22 @@ def _shortened(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.
 
 
 class Products:
-    """Computed products by the bits of their operands: a benchmark repeats one hundreds of times."""
+    """A cache of GEMM results by operand bits: a benchmark repeats the same GEMM hundreds of times."""
 
-    def __init__(self, most_bytes: int = _REMEMBERED_BYTES) -> None:
+    def __init__(self, most_bytes: int = _CACHE_BYTES) -> None:
         self._most_bytes = most_bytes
         self._known: dict[tuple[Gemm, bytes], Bits] = {}
 
     def multiply(self, gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
-        """Return the result of the function ``multiply``, computed once; do not write to it."""
+        """Return the cached result of ``multiply``; callers must not modify it."""
         operands = (a, b) if bias is None else (a, b, bias)
         key = (gemm, _digest(*operands))
         if key not in self._known:
-            self._remember(key, multiply(gemm, a, b, bias))
+            self._store(key, multiply(gemm, a, b, bias))
         return self._known[key]
 
-    def _remember(self, key: tuple[Gemm, bytes], product: Bits) -> None:
-        """Keep a product, and drop the oldest ones."""
+    def _store(self, key: tuple[Gemm, bytes], product: Bits) -> None:
+        """Store a result, and evict the oldest ones."""
         self._known[key] = product
         left_bytes = sum(known.nbytes for known in self._known.values())
         for oldest in [*self._known][:-1]:
@@ -135,7 +135,7 @@ def _digest(*operands: Bits) -> bytes:
 
 
 def _gelu(values: Floats) -> Floats:
-    """Return the tanh form, which is cuBLAS's (cuBLAS Library, "cublasLtEpilogue_t")."""
+    """Return GELU in its tanh approximation, as cuBLAS does (cuBLAS Library, "cublasLtEpilogue_t")."""
     inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
     result: Floats = 0.5 * values * (1 + np.tanh(inner))
     return result
@@ -145,10 +145,10 @@ def _relu(values: Floats) -> Floats:
     return np.maximum(values, 0.0)
 
 
-def _as_it_is(values: Floats) -> Floats:
+def _identity(values: Floats) -> Floats:
     return values
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = MappingProxyType(
-    {"none": _as_it_is, "bias": _as_it_is, "relu": _relu, "gelu": _gelu}
+    {"none": _identity, "bias": _identity, "relu": _relu, "gelu": _gelu}
 )

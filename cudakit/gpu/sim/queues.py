@@ -1,4 +1,4 @@
-"""Streams, events and captured graphs as the simulator keeps them: what the next task has to wait for.
+"""State of streams, events and stream captures: the dependencies of the next task.
 
 CUDA C++ Programming Guide, "Default Stream" and "Creating a Graph Using Stream Capture".
 """
@@ -15,23 +15,23 @@ from cudakit.trace.kinds import StreamFlag
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A node of a graph, and the nodes that it depends on. Numbers begin at 1 in each graph."""
+    """A graph node and its dependencies. Numbers start at 1 in each graph."""
 
     number: int
     job: Job
-    before: tuple[Node, ...]
+    dependencies: tuple[Node, ...]
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The numbers of the nodes that it depends on."""
-        return tuple(node.number for node in self.before)
+        """The numbers of the dependencies."""
+        return tuple(node.number for node in self.dependencies)
 
 
 Nodes: TypeAlias = tuple[Node, ...]
 
 
-def difference(these: Nodes, others: Nodes) -> str:
-    """Return why an executable of one graph cannot become the other: a CUgraphExecUpdateResult, or "".
+def update_error(these: Nodes, others: Nodes) -> str:
+    """Return the CUgraphExecUpdateResult that prevents an update between two graphs, or "".
 
     Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
     """
@@ -44,89 +44,89 @@ def difference(these: Nodes, others: Nodes) -> str:
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """A capture in progress, and the graph that it makes."""
+    """A stream capture and its graph."""
 
     graph: int  # the number of the graph
     thread: int
-    origin: int  # the stream where it began
+    origin: int  # the stream that began the capture
     nodes: list[Node] = field(default_factory=list)
     invalidated: bool = False
     ended: bool = False
 
-    def add(self, job: Job, before: Iterable[Node]) -> Node:
+    def add(self, job: Job, dependencies: Iterable[Node]) -> Node:
         """Append a node."""
-        node = Node(len(self.nodes) + 1, job, tuple(dict.fromkeys(before)))
+        node = Node(len(self.nodes) + 1, job, tuple(dict.fromkeys(dependencies)))
         self.nodes.append(node)
         return node
 
     def is_joined(self, end: Nodes) -> bool:
-        """Return whether the end depends on every node."""
+        """Return whether the last nodes of the origin stream depend, transitively, on every node."""
         seen: set[Node] = set()
         left = list(end)
         while left:
             node = left.pop()
             if node not in seen:
                 seen.add(node)
-                left += node.before
+                left += node.dependencies
         return len(seen) == len(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """A stream: its order, and the end of its work."""
+    """The state of a stream."""
 
     number: int
     flag: StreamFlag
     priority: int = 0
-    tail: tuple[Task, ...] = ()  # the tasks that the next one waits for
+    tail: tuple[Task, ...] = ()  # dependencies of the next task
     capture: Capture | None = None
-    nodes: Nodes = ()  # likewise, in a capture
+    nodes: Nodes = ()  # dependencies of the next node during a capture
 
     @property
     def blocks(self) -> bool:
-        """Whether the stream and the legacy stream wait for each other."""
+        """Whether the stream synchronizes with the legacy default stream."""
         return self.flag in (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 
 
 @dataclass(slots=True, eq=False)
 class Queues:
-    """The streams of a device, and the rules of order among them.
+    """The streams of a device and their implicit synchronization.
 
-    CUDA C++ Programming Guide, "Default Stream": work in the legacy stream waits for all earlier work in
-    blocking streams, and later work in blocking streams waits for it.
+    Work in the legacy stream waits for earlier work in blocking streams, and later work in blocking streams
+    waits for it (CUDA C++ Programming Guide, "Default Stream").
     """
 
     legacy: Queue
     others: list[Queue] = field(default_factory=list)
-    _left: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
+    _destroyed_tails: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
-    def before(self, queue: Queue) -> tuple[Task, ...]:
-        """Return the tasks that a new task of a stream waits for."""
+    def dependencies_of(self, queue: Queue) -> tuple[Task, ...]:
+        """Return the tasks that a new task of a stream depends on."""
         if queue is self.legacy:
             blocking = (task for other in self.others if other.blocks for task in other.tail)
-            return _without_past([*queue.tail, *self._left, *blocking])
+            return _prune_finished([*queue.tail, *self._destroyed_tails, *blocking])
         if queue.blocks:
-            return _without_past([*queue.tail, *self.legacy.tail])
-        return _without_past(queue.tail)
+            return _prune_finished([*queue.tail, *self.legacy.tail])
+        return _prune_finished(queue.tail)
 
-    def work_of(self, queue: Queue) -> tuple[Task, ...]:
-        """Return the tasks to wait for until a stream is complete."""
-        return self.before(queue) if queue is self.legacy else queue.tail
+    def unfinished_work(self, queue: Queue) -> tuple[Task, ...]:
+        """Return the tasks that must complete before a stream is complete."""
+        return self.dependencies_of(queue) if queue is self.legacy else queue.tail
 
     def destroy(self, queue: Queue) -> None:
-        """Remove a stream; its work completes."""
+        """Remove a stream; its enqueued work still completes."""
         self.others.remove(queue)
         if queue.blocks:
-            self._left = _without_past([*self._left, *queue.tail])
+            self._destroyed_tails = _prune_finished([*self._destroyed_tails, *queue.tail])
 
     def captures(self) -> list[Capture]:
-        """List the captures that blocking streams take part in."""
+        """Return the captures that include a blocking stream."""
         return [queue.capture for queue in self.others if queue.blocks and queue.capture]
 
 
 @dataclass(slots=True, eq=False)
 class EventState:
-    """An event: where it was last recorded, in a stream or in a capture."""
+    """An event and its last record: a task of a stream, or nodes of a capture."""
 
     number: int
     timing: bool
@@ -135,8 +135,8 @@ class EventState:
     nodes: Nodes = ()
 
 
-def _without_past(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Keep unfinished tasks and, of the finished ones, the last to end."""
+def _prune_finished(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Return the unfinished tasks and the finished task that ended last."""
     left = dict.fromkeys(tasks)
     done = [task for task in left if task.done]
     last = max(done, key=lambda task: task.end_ns, default=None)

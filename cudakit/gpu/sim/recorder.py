@@ -1,4 +1,4 @@
-"""The events of a simulated device, in the order of its calls: into a sink or the spool of a traced run."""
+"""Trace events of a simulated device, in the order of its calls, to a sink or the spool of a traced run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cudakit.trace.spool import SpoolWriter
 
 Sink: TypeAlias = Callable[[Event], None]
 
-# The tasks that an event's accesses come from, by the number of the graph's node; 0 outside of graphs.
+# The tasks whose accesses belong to an event, by graph node number (0 outside of graphs).
 Sources: TypeAlias = Mapping[int, Task]
 
 
 class Recorder:
     """Passes events to a sink in order, each followed by its accesses.
 
-    The accesses of a kernel are known once it has run; until then its launch and all later events wait here.
+    The accesses of a kernel are known after it has run; until then its launch and later events are queued.
     """
 
     def __init__(self, sink: Sink | None) -> None:
@@ -36,9 +36,9 @@ class Recorder:
         if self._sink is not None:
             self._waiting.append((event, sources))
 
-    def flush(self, *, all_of_it: bool = False) -> None:
-        """Pass on the events whose accesses are known; at the end, all events."""
-        while self._sink and self._waiting and (all_of_it or _are_known(self._waiting[0][1])):
+    def flush(self, *, force: bool = False) -> None:
+        """Pass on the events whose accesses are known, or all events with ``force``."""
+        while self._sink and self._waiting and (force or _are_known(self._waiting[0][1])):
             event, sources = self._waiting.popleft()
             self._sink(event)
             for node, task in sources.items():
@@ -50,39 +50,39 @@ def _are_known(sources: Sources) -> bool:
     return all(task.done for task in sources.values())
 
 
-VARIABLE = "CUDAKIT_SPOOL"
-# Set if child processes are not traced: the number of the process that is.
-ONLY = "CUDAKIT_SPOOL_PROCESS"
+SPOOL_VARIABLE = "CUDAKIT_SPOOL"
+# Set if child processes are not traced: the id of the traced process.
+PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 
-_OURS = str(Path(__file__).parent.parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 _MOST_FRAMES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
-    """Where events go, and which function numbers the call stack that they come from."""
+class SpoolSink:
+    """The sink of a spool directory, and the function that numbers call stacks."""
 
     sink: Sink
     site: Callable[[], int]
     close: Callable[[], None]
 
 
-def attachment(environment: Mapping[str, str]) -> Attachment | None:
-    """Return the spool that the environment names; None in a program that is not traced."""
-    directory = environment.get(VARIABLE)
-    if not directory or environment.get(ONLY) not in (None, str(os.getpid())):
+def attach_to_spool(environment: Mapping[str, str]) -> SpoolSink | None:
+    """Return the sink of the spool directory in the environment; None if this process is not traced."""
+    directory = environment.get(SPOOL_VARIABLE)
+    if not directory or environment.get(PROCESS_VARIABLE) not in (None, str(os.getpid())):
         return None
     writer = SpoolWriter(Path(directory), clock=Clock.VIRTUAL)
-    return Attachment(writer.write, Sites(writer.stack), writer.close)
+    return SpoolSink(writer.write, StackNumbers(writer.stack), writer.close)
 
 
-class Sites:
-    """Numbers of the Python stacks that call this package; each stack is formatted once."""
+class StackNumbers:
+    """Numbers Python call stacks; each distinct stack is formatted once."""
 
     def __init__(self, number: Callable[[Stack], int]) -> None:
         self._number = number
         self._known: dict[tuple[int, ...], int] = {}
-        self._kept: list[CodeType] = []  # alive, so that no other code object gets a known id
+        self._kept: list[CodeType] = []  # kept alive, so that ids of code objects stay unique
 
     def __call__(self) -> int:
         """Return the number of the caller's stack, without frames of this package."""
@@ -90,7 +90,7 @@ class Sites:
         key = tuple(part for frame in frames for part in (id(frame.f_code), frame.f_lasti))
         if key not in self._known:
             self._kept += (frame.f_code for frame in frames)
-            self._known[key] = self._number(tuple(map(_shown, frames)))
+            self._known[key] = self._number(tuple(map(_to_frame, frames)))
         return self._known[key]
 
 
@@ -98,7 +98,7 @@ def _frames() -> list[FrameType]:
     """Return the frames outside this package, innermost first."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
-    while frame and frame.f_code.co_filename.startswith(_OURS):
+    while frame and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     while frame and len(found) < _MOST_FRAMES:
         found.append(frame)
@@ -106,5 +106,5 @@ def _frames() -> list[FrameType]:
     return found
 
 
-def _shown(frame: FrameType) -> Frame:
+def _to_frame(frame: FrameType) -> Frame:
     return Frame(frame.f_code.co_qualname, frame.f_code.co_filename, frame.f_lineno or 0)

@@ -1,7 +1,7 @@
-"""The work of a simulated device in virtual time: tasks, what each waits for, and which one runs next.
+"""The task scheduler of a simulated device, in virtual time.
 
-The rules of order of CUDA are applied when work is enqueued: they decide which tasks a new one waits for.
-Any order of execution that respects these dependencies may occur on a real device; the policy chooses one.
+Stream ordering is applied when work is enqueued: it determines the dependencies of each task. A real device
+may execute tasks in any order that respects the dependencies; the scheduler picks one such order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cudakit.errors import CudaError
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import Work
 
-# The probability that a device runs one more task before the next call; never 0, so that polling ends.
-_PACES = (0.02, 0.2, 0.5, 0.9)
+# Probabilities to run one more task before the next driver call; above 0, so that host polling ends.
+_RUN_PROBABILITIES = (0.02, 0.2, 0.5, 0.9)
 
 
 @dataclass(slots=True)
 class Clock:
-    """The time at the host, in integer nanoseconds since the device was opened; only calls advance it."""
+    """The virtual time of the host, in nanoseconds since the device was opened; only calls advance it."""
 
     now_ns: int = 0
 
@@ -31,7 +31,7 @@ class Clock:
         self.now_ns += max(nanoseconds, 0)
 
     def reach(self, time_ns: int) -> None:
-        """Advance to a time, unless it is past."""
+        """Advance to a time, unless it has passed."""
         self.now_ns = max(self.now_ns, time_ns)
 
 
@@ -44,31 +44,31 @@ class Engine(Enum):
     FROM_PEER = 4
 
 
-class Hold(NamedTuple):
-    """A condition that a running job waits for, and what ends the job after a time limit."""
+class Poll(NamedTuple):
+    """The condition that a running kernel polls for, with a timeout and its callback."""
 
-    is_over: Callable[[], bool]
-    limit_ns: int
-    give_up: Callable[[], None]
+    is_done: Callable[[], bool]
+    timeout_ns: int
+    on_timeout: Callable[[], None]
 
 
 class Outcome(NamedTuple):
     """The duration of a job, and the memory that it accessed."""
 
-    cost_ns: int = 0
+    duration_ns: int = 0
     accesses: tuple[Access, ...] = ()
-    hold: Hold | None = None  # the job runs until it is over, and no less than its cost
+    poll: Poll | None = None  # the job runs until the poll is done, at least for its duration
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work of the device, done once or at each launch of a graph."""
+    """Device work: executed once, or at each launch of a graph."""
 
     work: Work
     run: Callable[[], Outcome] = Outcome
     name: str = ""
     engine: Engine | None = None
-    accesses: tuple[Access, ...] = ()  # those known before it runs
+    accesses: tuple[Access, ...] = ()  # accesses known before it runs
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +79,8 @@ class Task:
     job: Job
     earliest_ns: int
     priority: int
-    waiting: int = 0  # the number of tasks that it waits for
-    followers: list[Task] = field(default_factory=list)
+    unfinished_dependencies: int = 0  # number of dependencies that have not finished
+    dependents: list[Task] = field(default_factory=list)
     accesses: tuple[Access, ...] = ()
     begin_ns: int = 0
     end_ns: int = 0
@@ -88,54 +88,57 @@ class Task:
 
 
 class Schedule:
-    """The work of one device. Nothing runs after the first failure, which is ``fault``.
+    """The tasks of one device. After the first failure, stored as ``fault``, no task runs.
 
-    Without a seed, the task that can begin first runs first. With one, the seed picks among all tasks that
-    can run, and how many run between two calls: correctly ordered programs give the same results.
+    Without a seed, ready tasks run in order of their earliest begin. With a seed, both the order of ready
+    tasks and the number of tasks between two calls are random; correctly synchronized programs give the same
+    results for every seed.
     """
 
     def __init__(self, clock: Clock, *, seed: int | None) -> None:
         self.fault: CudaError | None = None
         self._clock = clock
-        self._ready: InTime | Shuffled = InTime() if seed is None else Shuffled(seed)
+        self._ready: EarliestFirst | RandomOrder = (
+            EarliestFirst() if seed is None else RandomOrder(seed)
+        )
         self._count = 0
-        self._front_ns = 0  # no task begins before the one that ran last
+        self._last_begin_ns = 0  # tasks begin in the order in which they run
         self._end_ns = 0  # the latest end of all tasks that ran
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
-        self._held: dict[Task, tuple[Hold, Outcome]] = {}  # running tasks that wait for the host
+        self._polling: dict[Task, tuple[Poll, Outcome]] = {}  # kernels that poll
 
     @property
     def begin_ns(self) -> int:
-        """The begin of the running task."""
-        return self._front_ns
+        """The time at which the running task began."""
+        return self._last_begin_ns
 
     def add(self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0) -> Task:
-        """Enqueue a job that begins after other tasks and after a delay."""
+        """Enqueue a job that begins after ``after`` have finished and ``delay_ns`` has passed."""
         self._count += 1
         task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)
         for other in after:
             task.earliest_ns = max(task.earliest_ns, other.end_ns)
             if not other.done:
-                other.followers.append(task)
-                task.waiting += 1
+                other.dependents.append(task)
+                task.unfinished_dependencies += 1
         self._unfinished[task.number] = task
-        if not task.waiting:
+        if not task.unfinished_dependencies:
             self._ready.push(task)
         return task
 
-    def reached(self, tasks: Iterable[Task]) -> bool:
-        """Return whether tasks are complete at the time of the host."""
+    def are_complete(self, tasks: Iterable[Task]) -> bool:
+        """Return whether tasks have completed at the current host time."""
         return all(task.done and task.end_ns <= self._clock.now_ns for task in tasks)
 
-    def catch_up(self) -> None:
-        """Run the tasks that are due by now."""
-        self._end_holds()
+    def run_due(self) -> None:
+        """Run the tasks that begin by the current host time."""
+        self._end_polls()
         while self.fault is None and self._ready.is_due(self._clock.now_ns):
             self._run_next()
 
     def wait(self, tasks: Iterable[Task]) -> None:
-        """Run until tasks are complete, and advance the host's time to their end."""
+        """Run until tasks are complete, and advance the host time to their end."""
         for task in tasks:
             while not task.done and self.fault is None:
                 self._run_next()
@@ -147,48 +150,53 @@ class Schedule:
         self._clock.reach(self._end_ns)
 
     def _run_next(self) -> None:
-        if self._held and self._ended_a_hold():
+        if self._polling and self._ended_a_poll():
             return
-        task = self._next()
-        task.begin_ns = self._front_ns = max(task.earliest_ns, self._front_ns)
+        task = self._pop_runnable()
+        task.begin_ns = self._last_begin_ns = max(task.earliest_ns, self._last_begin_ns)
         try:
             outcome = task.job.run()
         except CudaError as error:
             self.fault = error
             return
-        if outcome.hold and not outcome.hold.is_over():
-            self._held[task] = outcome.hold, outcome
+        if outcome.poll and not outcome.poll.is_done():
+            self._polling[task] = outcome.poll, outcome
         else:
             self._finish(task, outcome)
 
-    def _end_holds(self) -> None:
-        """End the held tasks whose condition is met, or whose limit has passed."""
-        now_ns = max(self._clock.now_ns, self._front_ns)
-        for task, (hold, outcome) in [*self._held.items()]:
-            if hold.is_over():
-                del self._held[task]
-                waited_ns = min(now_ns - task.begin_ns, hold.limit_ns)
-                self._finish(task, outcome._replace(cost_ns=max(outcome.cost_ns, waited_ns)))
-            elif now_ns >= task.begin_ns + hold.limit_ns:
-                self._give_up(task)
+    def _end_polls(self) -> None:
+        """Finish polling tasks whose condition is met or whose timeout has passed."""
+        now_ns = max(self._clock.now_ns, self._last_begin_ns)
+        for task, (poll, outcome) in [*self._polling.items()]:
+            if poll.is_done():
+                del self._polling[task]
+                waited_ns = min(now_ns - task.begin_ns, poll.timeout_ns)
+                self._finish(
+                    task, outcome._replace(duration_ns=max(outcome.duration_ns, waited_ns))
+                )
+            elif now_ns >= task.begin_ns + poll.timeout_ns:
+                self._time_out(task)
 
-    def _ended_a_hold(self) -> bool:
-        """End held tasks that are due, or the next one if nothing else can run. Return whether one ended."""
-        left = len(self._held)
-        self._end_holds()
-        if self._held and not self._ready:
-            self._give_up(
-                min(self._held, key=lambda task: task.begin_ns + self._held[task][0].limit_ns)
+    def _ended_a_poll(self) -> bool:
+        """Finish polling tasks, by timeout if no other task can run. Return whether one finished."""
+        left = len(self._polling)
+        self._end_polls()
+        if self._polling and not self._ready:
+            self._time_out(
+                min(
+                    self._polling,
+                    key=lambda task: task.begin_ns + self._polling[task][0].timeout_ns,
+                )
             )
-        return len(self._held) < left
+        return len(self._polling) < left
 
-    def _give_up(self, task: Task) -> None:
-        hold, outcome = self._held.pop(task)
-        hold.give_up()
-        self._finish(task, outcome._replace(cost_ns=hold.limit_ns))
+    def _time_out(self, task: Task) -> None:
+        poll, outcome = self._polling.pop(task)
+        poll.on_timeout()
+        self._finish(task, outcome._replace(duration_ns=poll.timeout_ns))
 
-    def _next(self) -> Task:
-        """Return a task that can run and whose engine is free."""
+    def _pop_runnable(self) -> Task:
+        """Return a ready task whose copy engine is free."""
         while True:
             task = self._ready.pop()
             free_ns = self._engines.get(task.job.engine, 0) if task.job.engine else 0
@@ -198,23 +206,23 @@ class Schedule:
             self._ready.push(task)
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
-        task.end_ns = task.begin_ns + outcome.cost_ns
+        task.end_ns = task.begin_ns + outcome.duration_ns
         task.accesses = outcome.accesses
         task.done = True
         self._end_ns = max(self._end_ns, task.end_ns)
         if task.job.engine:
             self._engines[task.job.engine] = task.end_ns
         del self._unfinished[task.number]
-        for follower in task.followers:
-            follower.earliest_ns = max(follower.earliest_ns, task.end_ns)
-            follower.waiting -= 1
-            if not follower.waiting:
-                self._ready.push(follower)
-        task.followers.clear()
+        for dependent in task.dependents:
+            dependent.earliest_ns = max(dependent.earliest_ns, task.end_ns)
+            dependent.unfinished_dependencies -= 1
+            if not dependent.unfinished_dependencies:
+                self._ready.push(dependent)
+        task.dependents.clear()
 
 
-class InTime:
-    """Runs the task that can begin first; of several, the one of the highest priority."""
+class EarliestFirst:
+    """Orders ready tasks by earliest begin, then priority."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Task]] = []
@@ -232,12 +240,12 @@ class InTime:
         return bool(self._heap) and self._heap[0][0] <= now_ns
 
 
-class Shuffled:
-    """Runs any task at any time; the seed picks the tasks and how fast the device is."""
+class RandomOrder:
+    """Picks ready tasks at random; the seed also determines how many run between two calls."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 reproducible, not a secret
-        self._pace = self._random.choice(_PACES)
+        self._run_probability = self._random.choice(_RUN_PROBABILITIES)
         self._tasks: list[Task] = []
 
     def __len__(self) -> int:
@@ -252,4 +260,4 @@ class Shuffled:
         return self._tasks.pop()
 
     def is_due(self, now_ns: int) -> bool:  # noqa: ARG002 tasks run at any time
-        return bool(self._tasks) and self._random.random() < self._pace
+        return bool(self._tasks) and self._random.random() < self._run_probability

@@ -55,15 +55,14 @@ _TYPE_BYTES = {
 def image_of(source: str) -> bytes:
     """Return an image of CUDA C++ source: its ``extern "C"`` kernels and their parameter sizes.
 
-    Raises a compiler's error for what is clearly not CUDA C++, and finds no other mistakes.
+    Raises a CudaError for text without functions or with unbalanced brackets; other errors are not detected.
     """
     text = _COMMENT.sub(" ", source)
     if not _looks_like_cuda(text):
         raise CudaError(
             6,
             "NVRTC_ERROR_COMPILATION",
-            "CUDA C++ does not compile: the simulated compiler sees no function, "
-            "or brackets that do not match",
+            "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
         )
     types = _types(text)
     kernels = {name: _sizes(parameters, types) for name, parameters in _KERNEL.findall(text)}
@@ -74,7 +73,7 @@ def signatures_of(image: bytes) -> Signatures:
     """Return the signatures of an image. Raises CUDA_ERROR_INVALID_IMAGE for other images."""
     if not image.startswith(_MAGIC):
         raise cuda_error(
-            Status.INVALID_IMAGE, seen="a simulated device loads what it compiled itself"
+            Status.INVALID_IMAGE, seen="a simulated device only loads images that it compiled"
         )
     kernels = json.loads(image.removeprefix(_MAGIC))
     return {name: None if sizes is None else tuple(sizes) for name, sizes in kernels.items()}
@@ -109,7 +108,7 @@ def _size(parameter: str, types: Mapping[str, int]) -> int | None:
 
 def _plain(words: str) -> str:
     kept = [word for word in words.split() if word not in _QUALIFIERS]
-    # ``short int`` is ``short``, and so on; ``signed`` alone is ``int``.
+    # "short int" is "short"; "signed" alone is "int".
     if len(kept) > 1 and kept[-1] == "int" and kept[-2] != "unsigned":
         kept.pop()
     return " ".join(kept) or "int"

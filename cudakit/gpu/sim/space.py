@@ -1,4 +1,4 @@
-"""The memory of a simulated device: its address space, the bytes behind it, and how much is in use."""
+"""The address space of a simulated device: regions, their bytes, and the memory in use."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from cudakit.units import format_bytes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# Addresses look like a device's; low ones, where null pointers with offsets lead, are never allocated.
-_FIRST = 0x7F00_0000_0000
+# Low addresses stay unallocated, so that null pointers with an offset are detected.
+_FIRST_ADDRESS = 0x7F00_0000_0000
 _GAP_BYTES = 512
-# Larger memory is mapped by the operating system, page by page as it is touched.
+# Larger memory is mapped lazily by the operating system.
 _LAZY_BYTES = 1 << 20
-_MAP_NORESERVE = 0x4000  # Linux; a device has more memory than the host may have
-_FRESH = 0xC5  # the initial bytes of small memory
-# What sizes are rounded up to, and addresses are multiples of.
+_MAP_NORESERVE = 0x4000  # Linux; the simulated device may have more memory than the host
+_INITIAL_BYTE = 0xC5  # fills small allocations, so that reads of uninitialized memory are visible
+# Granularity of sizes and addresses.
 _ALIGNMENT_BYTES = 512
-# Of a device whose model does not say.
+# For models without usable_memory_bytes.
 DEFAULT_CAPACITY_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """A range of addresses with memory behind it."""
+    """An address range and its bytes."""
 
     begin: int
     data: Bytes
-    live: bool = True  # between allocation and free in stream order
+    live: bool = True  # allocated and not freed, at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
     peer: int | None = None  # the ordinal of the other device that owns it
 
     @property
     def end(self) -> int:
-        """The first address behind the region."""
+        """The first address after the region."""
         return self.begin + len(self.data)
 
 
 class Space:
-    """All regions by address. No address is used twice, so that freed memory stays recognisable."""
+    """All regions by address. Addresses are never reused, so that use after free is detected."""
 
     def __init__(self) -> None:
-        self._next = _FIRST
+        self._next = _FIRST_ADDRESS
         self._begins: list[int] = []
         self._regions: dict[int, Region] = {}
 
-    def take(self, size_bytes: int, alignment_bytes: int) -> int:
-        """Return new addresses."""
+    def reserve(self, size_bytes: int, alignment_bytes: int) -> int:
+        """Reserve an unused address range; return its begin."""
         begin = round_up(self._next, alignment_bytes)
         self._next = begin + size_bytes + _GAP_BYTES
         return begin
@@ -70,15 +70,15 @@ class Space:
         del self._begins[bisect_right(self._begins, region.begin) - 1]
 
     def at(self, address: int) -> Region | None:
-        """Return the region that an address is in."""
+        """Return the region that contains an address, or None."""
         index = bisect_right(self._begins, address) - 1
         if index < 0:
             return None
         region = self._regions[self._begins[index]]
         return region if address < region.end else None
 
-    def within(self, begin: int, size_bytes: int) -> list[Region] | None:
-        """Return the adjacent regions that a range lies in; None if there is a gap."""
+    def regions_covering(self, begin: int, size_bytes: int) -> list[Region] | None:
+        """Return the adjacent regions that cover a range; None if there is a gap."""
         found: list[Region] = []
         place = begin
         while place < begin + size_bytes:
@@ -97,24 +97,24 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bytes of a range, which may lie in several regions."""
+    """The bytes of a range that may span several regions."""
 
-    pieces: tuple[Bytes, ...]
+    parts: tuple[Bytes, ...]
 
     def gather(self) -> Bytes:
-        """Return the bytes: the memory itself if it is in one piece, else a copy."""
-        return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
+        """Return the bytes: a view if they lie in one region, else a copy."""
+        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
 
     def scatter(self, content: Bytes) -> None:
         """Write bytes back."""
         at = 0
-        for piece in self.pieces:
-            piece[:] = content[at : at + len(piece)]
-            at += len(piece)
+        for part in self.parts:
+            part[:] = content[at : at + len(part)]
+            at += len(part)
 
 
 def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
-    """Return a range of the regions that it lies in."""
+    """Return the bytes of a range from the regions that cover it."""
     end = begin + size_bytes
     return Span(
         tuple(
@@ -125,9 +125,9 @@ def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
 
 
 def memory(size_bytes: int) -> Bytes:
-    """Create memory; large memory takes up pages of the host only as it is touched."""
+    """Return new bytes; large sizes use host memory only when touched."""
     if size_bytes < _LAZY_BYTES:
-        return np.full(size_bytes, _FRESH, np.uint8)
+        return np.full(size_bytes, _INITIAL_BYTE, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return np.frombuffer(mmap.mmap(-1, size_bytes, flags=flags), np.uint8)
 
@@ -138,40 +138,38 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class Heap:
-    """All memory that a device can address, and how much of its own is in use."""
+    """The memory that a device can address, and the number of its own bytes in use."""
 
     def __init__(self, context: Context, capacity_bytes: int | None) -> None:
         self.space = Space()
         self.capacity_bytes = (
-            context.limit("usable_memory_bytes", DEFAULT_CAPACITY_BYTES)
+            context.integer_fact("usable_memory_bytes", DEFAULT_CAPACITY_BYTES)
             if capacity_bytes is None
             else capacity_bytes
         )
-        self.released: deque[int] = deque()  # sizes of physical memory that other processes let go
+        self.released: deque[int] = deque()  # sizes freed by other processes
         self._context = context
         self._used_bytes = 0
 
     @property
     def free_bytes(self) -> int:
-        """The bytes of the device that are not in use."""
+        """The bytes of the device's memory that are not in use."""
         while self.released:
-            self.credit(self.released.popleft())
+            self.uncharge(self.released.popleft())
         return self.capacity_bytes - self._used_bytes
 
     def charge(self, size_bytes: int) -> None:
-        """Take memory of the device into use. Raises CUDA_ERROR_OUT_OF_MEMORY."""
+        """Count device memory as used. Raises CUDA_ERROR_OUT_OF_MEMORY."""
         if rounded(size_bytes) > self.free_bytes:
-            self._context.wait_for_all()  # stream-ordered frees may give enough back
+            self._context.wait_for_all()  # completes stream-ordered frees
         if rounded(size_bytes) > self.free_bytes:
             free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-            seen = (
-                f"{format_bytes(size_bytes)} asked, {free} of {total} free on {self._context.name}"
-            )
+            seen = f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self._context.name}"
             raise cuda_error(Status.OUT_OF_MEMORY, seen=seen)
         self._used_bytes += rounded(size_bytes)
 
-    def credit(self, size_bytes: int) -> None:
-        """Return memory of the device from use."""
+    def uncharge(self, size_bytes: int) -> None:
+        """Count device memory as free again."""
         self._used_bytes -= rounded(size_bytes)
 
     def add(
@@ -182,43 +180,45 @@ class Heap:
         host: HostMemory = HostMemory.NONE,
         peer: int | None = None,
     ) -> Region:
-        """Give memory of any kind new addresses."""
-        region = Region(self.space.take(len(data), _ALIGNMENT_BYTES), data, live, host, peer)
+        """Add a region for bytes of any memory kind at a new address."""
+        region = Region(self.space.reserve(len(data), _ALIGNMENT_BYTES), data, live, host, peer)
         self.space.add(region)
         return region
 
     def span(self, ptr: int, size_bytes: int, what: str) -> Span:
-        """Return a range for a kernel that runs now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
-        regions = self._live(ptr, size_bytes, what)
-        if not all(map(self._is_reached, regions)):
-            whose = "pageable memory of the host, or of a device that is out of reach"
+        """Return the bytes that a kernel accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        regions = self._live_regions(ptr, size_bytes, what)
+        if not all(map(self._is_accessible, regions)):
+            whose = "pageable host memory, or memory of a device without peer access"
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
             )
         return span(regions, ptr, size_bytes)
 
-    def copied(self, ptr: int, size_bytes: int, what: str) -> Span:
-        """Return a range for a copy or fill that runs now. Raises as ``span``."""
-        return span(self._live(ptr, size_bytes, what), ptr, size_bytes)
+    def copy_span(self, ptr: int, size_bytes: int, what: str) -> Span:
+        """Return the bytes that a copy or fill accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        return span(self._live_regions(ptr, size_bytes, what), ptr, size_bytes)
 
-    def known(self, ptr: int, size_bytes: int, seen: str) -> list[Region]:
-        """Return the regions of a range given to a call, live or not. Raises CUDA_ERROR_INVALID_VALUE."""
-        regions = self.space.within(ptr, max(size_bytes, 1))
+    def check_allocated(self, ptr: int, size_bytes: int, seen: str) -> list[Region]:
+        """Return the regions of a range at enqueue time. Raises CUDA_ERROR_INVALID_VALUE for a gap."""
+        regions = self.space.regions_covering(ptr, max(size_bytes, 1))
         if size_bytes < 0 or regions is None:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{seen} is not all allocated memory")
-        return regions
-
-    def _live(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
-        regions = self.space.within(ptr, size_bytes)
-        if regions is None or not all(region.live for region in regions):
             raise cuda_error(
-                Status.ILLEGAL_ADDRESS,
-                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated, or not in its order",
+                Status.INVALID_VALUE, seen=f"{seen}: not all of the range is allocated"
             )
         return regions
 
-    def _is_reached(self, region: Region) -> bool:
-        """Return whether kernels can use a region."""
+    def _live_regions(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
+        regions = self.space.regions_covering(ptr, size_bytes)
+        if regions is None or not all(region.live for region in regions):
+            raise cuda_error(
+                Status.ILLEGAL_ADDRESS,
+                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
+            )
+        return regions
+
+    def _is_accessible(self, region: Region) -> bool:
+        """Return whether kernels of this device can access a region."""
         context = self._context
         if region.peer is not None:
             return (context.ordinal, region.peer) in context.view.peer_access
@@ -227,5 +227,5 @@ class Heap:
 
 
 def rounded(size_bytes: int) -> int:
-    """Return the bytes that an allocation takes up."""
+    """Return the bytes that an allocation occupies."""
     return round_up(size_bytes, _ALIGNMENT_BYTES)

@@ -1,4 +1,4 @@
-"""The streams and events of a simulated device, and the work that is enqueued in them."""
+"""Streams and events of a simulated device, and enqueuing work in streams."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cudakit.trace.kinds import StreamFlag, Work
 
 # The highest priority has the least number (CUDA Driver API, cuCtxGetStreamPriorityRange).
 _HIGHEST, _LOWEST = -5, 0
-_NOTHING = Job(Work.EMPTY)
+_EMPTY_JOB = Job(Work.EMPTY)
 
 
 class SimStreams:
-    """The streams and events of one device. Their work is enqueued in queues, one a stream."""
+    """The streams and events of one device."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._streams: Handles[Queue] = Handles("stream", first=PER_THREAD + 1)
         self._events: Handles[EventState] = Handles("event")
-        self._of_threads: dict[int, Queue] = {}
+        self._per_thread_queues: dict[int, Queue] = {}
         self.queues = Queues(Queue(LEGACY, StreamFlag.LEGACY))
-        self.captures: list[Capture] = []  # that have not ended
-        self._relaxed: set[int] = set()  # threads that captures do not restrict
+        self.captures: list[Capture] = []  # captures in progress
+        self._relaxed: set[int] = set()  # threads in relaxed capture mode
         context.emit(facts.StreamCreate(LEGACY, StreamFlag.LEGACY))
 
     @driver_call
@@ -56,7 +56,7 @@ class SimStreams:
     @driver_call
     def query_stream(self, stream: Stream) -> bool:
         queue = self.uncaptured_queue(stream)
-        done = self.context.schedule.reached(self.queues.work_of(queue))
+        done = self.context.schedule.are_complete(self.queues.unfinished_work(queue))
         if done:
             self.context.emit(facts.StreamQueryOk(queue.number))
         return done
@@ -64,12 +64,12 @@ class SimStreams:
     @driver_call
     def sync_stream(self, stream: Stream) -> None:
         queue = self.uncaptured_queue(stream)
-        self.context.wait_for(self.queues.work_of(queue))
+        self.context.wait_for(self.queues.unfinished_work(queue))
         self.context.emit(facts.StreamSync(queue.number))
 
     @driver_call
     def sync(self) -> None:
-        self._refuse_own_captures()
+        self._invalidate_own_captures()
         self.context.wait_for_all()
         self.context.emit(facts.ContextSync())
 
@@ -83,17 +83,17 @@ class SimStreams:
 
     @driver_call
     def record(self, event: Event, stream: Stream) -> None:
-        state, queue = self._events[event], self.queue(stream)
+        state, queue = self._events[event], self.checked_queue(stream)
         state.task, state.capture, state.nodes = None, queue.capture, queue.nodes
         if not queue.capture:
-            state.task = self.enqueue(queue, _NOTHING)
+            state.task = self.enqueue(queue, _EMPTY_JOB)
             self.context.emit(facts.EventRecord(state.number, queue.number))
 
     @driver_call
     def wait(self, stream: Stream, event: Event) -> None:
-        queue, state = self.queue(stream), self._events[event]
+        queue, state = self.checked_queue(stream), self._events[event]
         if state.capture:
-            _join(queue, state.capture, state)
+            _join_capture(queue, state.capture, state)
         elif queue.capture:
             queue.capture.invalidated = True
             raise cuda_error(
@@ -101,13 +101,13 @@ class SimStreams:
                 seen=f"event {event} was not recorded in the capture of stream {stream}",
             )
         elif state.task:
-            queue.tail = (*self.queues.before(queue), state.task)
+            queue.tail = (*self.queues.dependencies_of(queue), state.task)
             self.context.emit(facts.StreamWait(queue.number, state.number))
 
     @driver_call
     def query_event(self, event: Event) -> bool:
         state = self._uncaptured_event(event)
-        done = state.task is None or self.context.schedule.reached([state.task])
+        done = state.task is None or self.context.schedule.are_complete([state.task])
         if done:
             self.context.emit(facts.EventQueryOk(state.number))
         return done
@@ -120,10 +120,10 @@ class SimStreams:
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
-        first, last = self._timed(begin), self._timed(end)
-        if not self.context.schedule.reached((first, last)):
+        first, last = self._timed_task(begin), self._timed_task(end)
+        if not self.context.schedule.are_complete((first, last)):
             raise cuda_error(
-                Status.NOT_READY, seen=f"events {begin} and {end} must both be reached"
+                Status.NOT_READY, seen=f"events {begin} and {end} must both be complete"
             )
         self.context.emit(facts.EventQueryOk(begin))
         self.context.emit(facts.EventQueryOk(end))
@@ -131,7 +131,7 @@ class SimStreams:
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Let this thread do what its captures prohibit, unless it conflicts with them by itself."""
+        """Allow calls of this thread that its own captures in progress would reject."""
         thread, relaxed = self.context.thread, self._relaxed
         nested = thread in relaxed
         relaxed.add(thread)
@@ -141,8 +141,8 @@ class SimStreams:
             if not nested:
                 relaxed.discard(thread)
 
-    def queue(self, stream: Stream) -> Queue:
-        """Return the queue of a stream to enqueue in. LEGACY invalidates captures of blocking streams."""
+    def checked_queue(self, stream: Stream) -> Queue:
+        """Return the queue of a stream for new work. LEGACY invalidates captures of blocking streams."""
         queue = self.queue_of(stream)
         held = self.queues.captures() if queue is self.queues.legacy else []
         if held:
@@ -150,18 +150,18 @@ class SimStreams:
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:
-        """Return the queue of a stream, to look at."""
+        """Return the queue of a stream without side effects."""
         if stream == LEGACY:
             return self.queues.legacy
         if stream != PER_THREAD:
             return self._streams[stream]
-        if self.context.thread not in self._of_threads:
-            self._of_threads[self.context.thread] = self._new_queue(StreamFlag.PER_THREAD)
-        return self._of_threads[self.context.thread]
+        if self.context.thread not in self._per_thread_queues:
+            self._per_thread_queues[self.context.thread] = self._new_queue(StreamFlag.PER_THREAD)
+        return self._per_thread_queues[self.context.thread]
 
     def uncaptured_queue(self, stream: Stream) -> Queue:
-        """Return the queue of a stream that the host may query or wait for."""
-        queue = self.queue(stream)
+        """Return the queue of a stream that is not capturing; a capture is invalidated and raised."""
+        queue = self.checked_queue(stream)
         if queue.capture:
             raise _invalidated([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
         return queue
@@ -174,36 +174,36 @@ class SimStreams:
         return self.enqueue(queue, job)
 
     def append(self, capture: Capture, job: Job, before: Nodes) -> Node:
-        """Append a node to the graph that is being captured."""
+        """Append a node to the captured graph. Raises if the capture was invalidated."""
         if capture.invalidated:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, seen=f"stream {capture.origin}")
         node = capture.add(job, before)
         self.context.emit(facts.GraphNode(capture.graph, node.number, job.work, job.name))
         for access in job.accesses:
             self.context.emit(replace(access, node=node.number))
-        for earlier in node.before:
+        for earlier in node.dependencies:
             self.context.emit(facts.GraphEdge(capture.graph, earlier.number, node.number))
         return node
 
     def enqueue(self, queue: Queue, job: Job) -> Task:
-        """Enqueue a job in a stream that does not capture."""
-        before = self.queues.before(queue)
+        """Enqueue a job in a stream that is not capturing."""
+        before = self.queues.dependencies_of(queue)
         delay_ns = self.context.costs.dispatch_ns
         task = self.context.schedule.add(job, before, delay_ns=delay_ns, priority=queue.priority)
         queue.tail = (task,)
         return task
 
     def refuse_in_capture(self) -> None:
-        """Invalidate the captures of this thread and raise, unless it is relaxed or captures nothing."""
+        """Raise and invalidate the captures of this thread, unless it has none or is in relaxed mode."""
         if self.context.thread not in self._relaxed:
-            self._refuse_own_captures()
+            self._invalidate_own_captures()
 
     def close(self) -> None:
-        """Forget all streams and events."""
+        """Remove all streams and events."""
         self._streams.clear()
         self._events.clear()
 
-    def _refuse_own_captures(self) -> None:
+    def _invalidate_own_captures(self) -> None:
         if own := [each for each in self.captures if each.thread == self.context.thread]:
             raise _invalidated(own, Status.STREAM_CAPTURE_UNSUPPORTED)
 
@@ -214,7 +214,7 @@ class SimStreams:
         return queue
 
     def _uncaptured_event(self, event: Event) -> EventState:
-        """Return an event that the host may query or wait for."""
+        """Return an event that was not recorded in a capture. Raises CUDA_ERROR_CAPTURED_EVENT."""
         state = self._events[event]
         if state.capture:
             state.capture.invalidated = True
@@ -222,11 +222,11 @@ class SimStreams:
         self.refuse_in_capture()
         return state
 
-    def _timed(self, event: Event) -> Task:
+    def _timed_task(self, event: Event) -> Task:
         state = self._uncaptured_event(event)
         if not state.timing:
             raise cuda_error(
-                Status.INVALID_HANDLE, seen=f"event {event} was made with timing=False"
+                Status.INVALID_HANDLE, seen=f"event {event} was created with timing=False"
             )
         if state.task is None:
             raise cuda_error(Status.INVALID_HANDLE, seen=f"event {event} was never recorded")
@@ -239,13 +239,13 @@ def _invalidated(captures: list[Capture], status: Status) -> CudaError:
     return cuda_error(status, seen=f"stream {captures[0].origin} is capturing")
 
 
-def _join(queue: Queue, capture: Capture, state: EventState) -> None:
-    """Add a stream to the capture that an event was recorded in."""
+def _join_capture(queue: Queue, capture: Capture, state: EventState) -> None:
+    """Add a stream to the capture in which an event was recorded."""
     if capture.ended:
         raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {state.number}")
     if queue.capture not in (None, capture):
         raise cuda_error(
-            902,  # which has no words of its own
+            902,  # not in Status
             name="CUDA_ERROR_STREAM_CAPTURE_MERGE",
             text="the event belongs to another capture than the stream",
             seen=f"event {state.number}, stream {queue.number}",

@@ -1,7 +1,4 @@
-"""Virtual memory: addresses are reserved, physical memory is created and mapped into them.
-
-CUDA Driver API, Virtual Memory Management.
-"""
+"""Virtual memory of a simulated device (CUDA Driver API, "Virtual Memory Management")."""
 
 from __future__ import annotations
 
@@ -20,24 +17,24 @@ from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import How
 
-# cuMemGetAllocationGranularity on every device tried.
+# Reported by cuMemGetAllocationGranularity on every device tested.
 _GRANULARITY_BYTES = 2 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """Physical memory, which lives while it has references or mappings."""
+    """Physical memory, alive while it has references or mappings."""
 
     data: Bytes
-    ordinal: int  # of the device that has it
+    ordinal: int  # of the owning device
     handle: HandleKind | None
-    released: deque[int]  # of the device that has it: see Heap
+    released: deque[int]  # ``Heap.released`` of the owning device
     references: int = 0
     lock: threading.Lock = field(
         default_factory=threading.Lock
-    )  # devices of other threads share it
+    )  # shared by devices of several threads
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         with self.lock:
             self.references += 1
 
@@ -49,13 +46,13 @@ class Physical:
 
 
 class SimVirtualMemory:
-    """Address ranges of one device and the physical memory behind them."""
+    """Reservations, physical memory and mappings of one device."""
 
     def __init__(self, context: Context, heap: Heap, peers: SimPeers) -> None:
         self.context = context
         self.backings: Handles[Physical] = Handles("backing")
         self.mapped: dict[int, tuple[Region, Physical]] = {}
-        self.access: dict[int, set[int]] = {}  # of mappings: the other devices that may use them
+        self.access: dict[int, set[int]] = {}  # other devices with access, by mapping
         self._heap, self._peers = heap, peers
         self._reserved: dict[int, int] = {}
 
@@ -66,14 +63,16 @@ class SimVirtualMemory:
     @driver_call
     def reserve(self, size_bytes: int) -> Ptr:
         _check_size(size_bytes)
-        begin = self._heap.space.take(size_bytes, _GRANULARITY_BYTES)
+        begin = self._heap.space.reserve(size_bytes, _GRANULARITY_BYTES)
         self._reserved[begin] = size_bytes
         return Ptr(begin)
 
     @driver_call
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
         if self._reserved.get(ptr) != size_bytes or not self._heap.space.is_empty(ptr, size_bytes):
-            raise _refused(ptr, size_bytes, "not a whole reservation, or memory is mapped there")
+            raise _range_error(
+                ptr, size_bytes, "not a whole reservation, or memory is mapped there"
+            )
         del self._reserved[ptr]
 
     @driver_call
@@ -96,15 +95,15 @@ class SimVirtualMemory:
         physical = self.backings[backing]
         _check_size(size_bytes)
         if size_bytes > len(physical.data) or not self._is_reserved(ptr, size_bytes):
-            raise _refused(ptr, size_bytes, "more than the backing has, or not reserved")
+            raise _range_error(ptr, size_bytes, "larger than the physical memory, or not reserved")
         if ptr % _GRANULARITY_BYTES or not self._heap.space.is_empty(ptr, size_bytes):
-            raise _refused(ptr, size_bytes, "not aligned, or memory is mapped there already")
+            raise _range_error(ptr, size_bytes, "not aligned, or memory is mapped there already")
         peer = None if physical.ordinal == self.context.ordinal else physical.ordinal
         region = Region(ptr, physical.data[:size_bytes], peer=peer)
         self._heap.space.add(region)
         self.mapped[ptr] = (region, physical)
         self.access[ptr] = set()
-        physical.hold()
+        physical.retain()
         self.context.emit(Alloc(ptr, size_bytes, How.VIRTUAL))
 
     @driver_call
@@ -118,7 +117,7 @@ class SimVirtualMemory:
 
     @driver_call
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
-        self._peers.check_reached_by(ordinal)
+        self._peers.check_access_from(ordinal)
         for region, _ in list(self._mappings(ptr, size_bytes)):
             if allowed:
                 self.access[region.begin].add(ordinal)
@@ -139,11 +138,11 @@ class SimVirtualMemory:
 
     def backing_of(self, physical: Physical) -> Backing:
         """Return a new reference to physical memory."""
-        physical.hold()
+        physical.retain()
         return Backing(self.backings.add(physical))
 
     def _mapping_at(self, ptr: int) -> int:
-        """Return the begin of the mapping that an address is in. Raises CUDA_ERROR_INVALID_VALUE."""
+        """Return the begin of the mapping that contains an address. Raises CUDA_ERROR_INVALID_VALUE."""
         region = self._heap.space.at(ptr)
         if region is None or region.begin not in self.mapped:
             raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
@@ -156,11 +155,11 @@ class SimVirtualMemory:
         )
 
     def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, Physical]]:
-        """Yield the mappings that make up a range. Raises CUDA_ERROR_INVALID_VALUE for a part of one."""
+        """Yield the mappings of a range. Raises CUDA_ERROR_INVALID_VALUE if it cuts a mapping."""
         place, end = ptr, ptr + size_bytes
         while place < end:
             if place not in self.mapped or self.mapped[place][0].end > end:
-                raise _refused(ptr, size_bytes, "not mapped, or a part of what was mapped at once")
+                raise _range_error(ptr, size_bytes, "not mapped, or part of a larger mapping")
             yield self.mapped[place]
             place = self.mapped[place][0].end
 
@@ -169,9 +168,9 @@ def _check_size(size_bytes: int) -> None:
     if size_bytes <= 0 or size_bytes % _GRANULARITY_BYTES:
         raise cuda_error(
             Status.INVALID_VALUE,
-            seen=f"{size_bytes} bytes, of which {_GRANULARITY_BYTES} must be a divisor",
+            seen=f"{size_bytes} bytes requested; sizes are positive multiples of {_GRANULARITY_BYTES}",
         )
 
 
-def _refused(ptr: int, size_bytes: int, why: str) -> CudaError:
+def _range_error(ptr: int, size_bytes: int, why: str) -> CudaError:
     return cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes at {ptr:#x}: {why}")

@@ -1,7 +1,7 @@
-"""Records the memory of torch from the first use of CUDA; saves snapshots when memory runs out and at exit.
+"""Record torch's CUDA memory history; save snapshots at the first out-of-memory error and at exit.
 
-Imports nothing: a hook waits for the import of torch. Calls private functions of ``torch.cuda.memory``, as of
-torch 2.1 and newer.
+Recording begins when torch initializes CUDA. This module never imports torch: an import hook waits for the
+program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
 """
 
 import atexit
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Spool(Protocol):
-        """The directory for lines to the supervisor."""
+        """The directory for messages to the supervisor, as ``start.Spool``."""
 
         directory: str
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
         def report(self, what: str, line: str) -> None: ...
 
 
-# The last events of each device: some hundred MB of the process's memory at most.
+# Events kept per device; they take a few hundred MB of host memory at most.
 _MOST_EVENTS = 200_000
-# The second is the name before torch 2.5.
+# The second name is that of torch before 2.5.
 _OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
 class History:
     """The memory history of this process and its forks.
 
-    The process that the supervisor started writes to ``path``, any other to a name with its rank or PID. The
-    first out-of-memory error writes a file whose name ends with ``-oom``.
+    The process that the supervisor started writes its snapshot to ``path``, any other one to a name with its
+    rank or PID. The snapshot of the first out-of-memory error has ``-oom`` in its name.
     """
 
     def __init__(self, path: str, spool: "Spool", supervisor: int) -> None:
@@ -43,11 +43,12 @@ class History:
         self._spool = spool
         self._main = os.getpid() if os.getppid() == supervisor else 0
         self._torch: Any = None
-        self._recording = 0  # the PID of the recording process
-        self._failed = 0  # the PID of the process that ran out of memory
+        # PIDs, because a forked child inherits this object but neither state.
+        self._recording = 0
+        self._out_of_memory_in = 0
 
     def await_torch(self) -> None:
-        """Begin at the first use of CUDA through torch."""
+        """Begin recording when torch initializes CUDA."""
         atexit.register(self._at_exit)
         if torch := sys.modules.get("torch"):
             self._imported(torch)
@@ -56,10 +57,10 @@ class History:
 
     def _imported(self, torch: "ModuleType") -> None:
         self._torch = torch
-        # torch calls this when CUDA is initialised, or at once if it is.
-        self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialised))
+        # torch calls it when CUDA is initialized, or now if it already is.
+        self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialized))
 
-    def _initialised(self) -> None:
+    def _initialized(self) -> None:
         self._recording = os.getpid()
         self._spool.attempt(self._record)
         self._spool.attempt(self._observe)
@@ -71,20 +72,20 @@ class History:
     def _observe(self) -> None:
         names = [name for name in _OBSERVERS if hasattr(self._torch._C, name)]
         if not names:
-            raise AttributeError("this torch does not tell when memory runs out")
+            raise AttributeError("this version of torch has no out-of-memory observer")
         getattr(self._torch._C, names[0])(self._out_of_memory)
 
     def _out_of_memory(self, *_: int) -> None:
-        if self._failed != os.getpid():
-            self._failed = os.getpid()
+        if self._out_of_memory_in != os.getpid():
+            self._out_of_memory_in = os.getpid()
             self._spool.attempt(lambda: self._save("-oom"))
 
     def _at_exit(self) -> None:
         if self._recording == os.getpid():
             self._spool.attempt(lambda: self._save(""))
 
-    def _save(self, moment: str) -> None:
-        path = self._free_path(moment)
+    def _save(self, suffix: str) -> None:
+        path = self._free_path(suffix)
         partial = f"{path}.part"
         try:
             self._torch.cuda.memory._dump_snapshot(partial)
@@ -95,17 +96,18 @@ class History:
             raise
         self._spool.report("snapshots", path)
 
-    def _free_path(self, moment: str) -> str:
-        """Return a name that no other process of this run has claimed."""
+    def _free_path(self, suffix: str) -> str:
+        """Return a path that no other process of this run has claimed."""
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
-        who = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
-        if not who and os.getpid() != self._main:
-            who = f"-{os.getpid()}"
-        if not self._claim(f"{who}{moment}"):
-            who = f"{who}-{os.getpid()}"
-        return f"{self._stem}{who}{moment}{self._suffix}"
+        process = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
+        if not process and os.getpid() != self._main:
+            process = f"-{os.getpid()}"
+        if not self._claim(f"{process}{suffix}"):
+            process = f"{process}-{os.getpid()}"
+        return f"{self._stem}{process}{suffix}{self._suffix}"
 
     def _claim(self, name: str) -> bool:
+        """Return whether this process is the first of the run to use a name."""
         try:
             os.close(os.open(f"{self._spool.directory}/taken{name}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -114,7 +116,7 @@ class History:
 
 
 class _ImportHook:
-    """An import hook that calls back after the import of one module, and removes itself."""
+    """An import hook that calls back once, after the import of one module, and then removes itself."""
 
     def __init__(self, name: str, imported: "Callable[[ModuleType], None]") -> None:
         self._name = name
@@ -126,7 +128,7 @@ class _ImportHook:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Find the module by the other finders, and call back after its execution."""
+        """Find the module with the other finders, and arrange the callback after its execution."""
         if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]

@@ -1,8 +1,8 @@
-"""The agent: starts in this process the recording that ``cudakit run`` was asked for.
+"""The agent: starts the recording that ``cudakit run`` requested, inside the program's process.
 
-It is loaded by its path into programs that may not have cudakit, and imports only modules that Python itself
-has imported, not even ``__future__``: hence the quoted annotations. A failure becomes a line of
-``PID.failed`` in the spool, and the program continues.
+It is loaded by path into programs that may not have cudakit installed. It imports only modules that Python
+itself has already imported, not even ``__future__``: hence the quoted annotations. A failure becomes a line
+of ``PID.failed`` in the spool, and the program continues.
 """
 
 import os
@@ -20,14 +20,14 @@ SETTINGS = "CUDAKIT_AGENT"
 SPOOL = "CUDAKIT_SPOOL"
 ONLY = "CUDAKIT_SPOOL_PROCESS"
 
-# A helper process of multiprocessing, which runs no code of the program.
-_NO_PROGRAM = "multiprocessing.resource_tracker"
+# A process of multiprocessing that runs no code of the program.
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
 def start(directory: str) -> None:
-    """Start as the environment demands; ``directory`` is our entry in PYTHONPATH."""
+    """Start the recording that the environment requests; ``directory`` is the agent's entry in PYTHONPATH."""
     text = os.environ.get(SETTINGS)
-    if not text or any(_NO_PROGRAM in word for word in sys.orig_argv):
+    if not text or any(_RESOURCE_TRACKER in word for word in sys.orig_argv):
         return
     settings = parse(text)
     spool = Spool(settings["spool"])
@@ -40,13 +40,13 @@ def start(directory: str) -> None:
 
 
 class Spool:
-    """The directory for lines to the supervisor."""
+    """The directory for messages to the supervisor: one line each, in a file per process."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def attempt(self, action: "Callable[[], None]") -> None:
-        """Run an action that must not harm the program, and report its failure."""
+        """Run an action; report its failure instead of raising it into the program."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 must not disturb the program
@@ -58,11 +58,11 @@ class Spool:
             with open(f"{self.directory}/{os.getpid()}.{what}", "ab") as file:
                 file.write(" ".join(line.split("\n")).encode("utf-8", "surrogateescape") + b"\n")
         except OSError:
-            pass  # the supervisor is gone
+            pass  # the supervisor has ended
 
 
 def parse(text: str) -> "dict[str, Any]":
-    """Read JSON, if possible by the part of ``json`` that imports nothing else."""
+    """Parse JSON, if possible with the C part of ``json``, which imports nothing else."""
     try:
         from _json import make_scanner
 
@@ -99,7 +99,7 @@ def remove_from_environment(directory: str) -> None:
 def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     """Start the native recorder. Raises RuntimeError if CUDA is loaded: earlier calls would be missing."""
     if library := _mapped(b"/libcuda.so"):
-        raise RuntimeError(f"CUDA was loaded before it could be watched: {library}")
+        raise RuntimeError(f"CUDA was loaded before recording could start: {library}")
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
@@ -107,9 +107,10 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     if patches:
         import atexit
 
-        atexit.register(recorder.finish)  # at the exit handlers of C, CUDA may be gone
-    # The recorder stops in an exit handler of its own: after Python's cleanup, which is recorded too, and
-    # before libraries destroy contexts, which crashes in NVIDIA's library after the end of a recording.
+        # Not in an exit handler of C: CUDA may be unloaded by then.
+        atexit.register(recorder.finish)
+    # The recorder stops in its own C exit handler: after Python's cleanup, which is recorded too, and before
+    # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
 

@@ -69,7 +69,7 @@ def test_an_empty_list_is_not_taken_for_all(bench: str, option: str, empty: str,
     said = refusal(cli, bench, *ON_SIM, option, empty)
 
     assert option in said
-    assert "lists nothing" in said
+    assert "is an empty list" in said
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 400 + ".5", "0.5", "5"])
@@ -93,7 +93,7 @@ def test_sizes_without_end_or_beginning_are_refused(size: str, cli: Cli) -> None
         (b"4 -4 4\n", "is no shape"),
         (b"4 4 4 0\n", "has a side of 0"),
         ("\N{ARABIC-INDIC DIGIT FOUR} 4 4\n".encode(), "is no shape"),
-        (b"\n".join(b"4 4 %d" % k for k in range(1, 10_002)), "10,001 products were asked"),
+        (b"\n".join(b"4 4 %d" % k for k in range(1, 10_002)), "10,001 cases are too many"),
     ],
 )
 def test_files_of_shapes_that_are_none_are_refused(
@@ -128,8 +128,7 @@ def test_a_shape_of_thousands_of_digits_is_none(cli: Cli) -> None:
         ("-o", "a.json", "-o", "a.json"),
         ("-o", "a.json", "-o", "./a.json", "--force"),
         ("-o", ""),
-        ("-o", "-"),
-        ("-o", "a.json", "-o", "b.txt"),
+        ("-o", "a.json", "-o", "b.xyz"),
     ],
 )
 def test_outputs_that_cannot_all_be_written_leave_nothing(
@@ -144,9 +143,9 @@ def test_outputs_that_cannot_all_be_written_leave_nothing(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--tune", "--export", "a.txt"), "a.txt does not say what it is to hold"),
-        (("--tune", "--export", "-"), "does not say"),
-        (("--tune", "--export", ""), "does not say"),
+        (("--tune", "--export", "a.txt"), "a.txt has no suffix of a known format"),
+        (("--tune", "--export", "-"), "no suffix"),
+        (("--tune", "--export", ""), "no suffix"),
         (("--tuned", "a.json", "--library", "cublas"), "--tuned is of algorithms of cublaslt"),
         (("--tune", "--tune-time", "inf"), "must be a number above 0"),
     ],

@@ -71,11 +71,14 @@ def test_the_exit_code_is_1_where_a_limit_is_exceeded(
 
 def test_unlike_machines_are_refused_unless_forced(saved: dict[str, Path], cli: Cli) -> None:
     two = (saved["before"], saved["elsewhere"])
-    refused, forced = cli("bench", "compare", *two), cli("bench", "compare", *two, "--force")
+    refused, forced = (
+        cli("bench", "compare", *two),
+        cli("bench", "compare", *two, "--ignore-mismatch"),
+    )
 
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "NVIDIA H200 and NVIDIA B200" in refused.stderr
-    assert "--force" in refused.stderr
+    assert "--ignore-mismatch" in refused.stderr
     assert forced.exit_code == 0
     assert "not alike" in forced.stdout
 

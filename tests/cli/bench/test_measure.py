@@ -7,20 +7,25 @@ from pathlib import Path
 import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, rendered
+from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.output import open_by_name
+from cudakit.cli.options import OutputOptions, Target
+from cudakit.cli.report import open_outputs
 from cudakit.core.bench.result import BenchResult
 from cudakit.errors import UsageError
+
+
+def output(*paths: Path) -> OutputOptions:
+    targets = tuple(Target(str(path)) for path in paths)
+    return OutputOptions(json=False, targets=targets, force=True, quiet=True, formats=FORMATS)
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[BenchResult], dict[str, str]]:
     def write(made: BenchResult) -> dict[str, str]:
         places = {form: tmp_path / f"run.{form}" for form in FORMATS}
-        with open_by_name(map(str, places.values()), FORMATS, force=True) as opened:
-            for form, file in opened:
-                file.write(rendered(made, form))
+        with open_outputs(output(*places.values())) as outputs:
+            outputs.write(report(made))
         return {form: place.read_text(encoding="utf-8") for form, place in places.items()}
 
     return write
@@ -68,17 +73,16 @@ def test_case_that_failed_verification_has_no_figure_in_any_file(
         assert "TFLOP" not in texts[form]
 
 
-@pytest.mark.parametrize("name", ["run", "run.txt", "json", "run.json.gz"])
+@pytest.mark.parametrize("name", ["run", "run.xyz", "json", "run.json.gz"])
 def test_a_name_that_says_nothing_is_refused_before_any_file_is_made(
     name: str, tmp_path: Path
 ) -> None:
-    paths = [str(tmp_path / "run.json"), str(tmp_path / name)]
-
     with (
-        pytest.raises(UsageError, match="does not say what it is to hold"),
-        open_by_name(paths, FORMATS, force=False),
+        pytest.raises(UsageError, match="no suffix of a known format") as refused,
+        open_outputs(output(tmp_path / "run.json", tmp_path / name)),
     ):
         pass
+    assert refused.value.hint == "end the name in .json, .html, .md, .txt, .csv or .nvbench.json"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -46,7 +46,7 @@ def test_a_range_begins_with_its_least_and_stays_within(low: int, doublings: int
     "text", ["", ",", "1MiB..", "..1MiB", "2MiB..1MiB", "0..1MiB", "-1", "x", "1..2..3"]
 )
 def test_sizes_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"write for example|lists nothing"):
+    with pytest.raises(click.BadParameter, match=r"write for example|empty list"):
         sizes(text)
 
 
@@ -83,7 +83,7 @@ def test_the_help_names_all_that_can_be_chosen_and_fits_80_columns(
 def test_the_options_that_remedies_name_exist(cli: Cli) -> None:
     source = Path(notes.__code__.co_filename).read_text(encoding="utf-8")
     named = set(re.findall(r"--[a-z]+", source))
-    shown = cli("bench", "memory", "--help").stdout
+    shown = cli("bench", "memory", "--help").stdout + cli("bench", "--help").stdout
 
     assert {"--timeout", "--cache"} <= named
     assert [option for option in named if f"{option} " not in shown] == []

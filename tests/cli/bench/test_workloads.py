@@ -74,18 +74,20 @@ def test_options_select_measured_cases(cli: Cli) -> None:
     assert len(case["samples_s"]) >= 12
 
 
-def test_files_are_written_beside_the_report_and_can_be_compared(cli: Cli, tmp_path: Path) -> None:
+def test_files_are_written_and_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     places = [tmp_path / f"run.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
     options = [word for place in places for word in ("-o", place)]
     arguments = ("bench", "copy", *ON_SIM, *SMALL["copy"], *options)
     run = cli(*arguments)
 
-    assert (run.exit_code, run.stderr) == (0, "")
-    assert run.stdout.startswith("Simulated: ")
+    assert (run.exit_code, run.stdout) == (0, "")
+    first, *_ = run.stderr.splitlines()
+    assert first.startswith("Simulated: ")
+    assert run.stderr.endswith("".join(f"Wrote {place}\n" for place in places))
     assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
     again = cli(*arguments)
     assert (again.exit_code, again.stdout) == (ExitCode.USAGE, "")
-    assert "--force" in again.stderr
+    assert "-f replaces it" in again.stderr
     compared = cli("bench", "compare", places[0], places[0], "--fail-on", "slower")
     assert compared.exit_code == 0
     assert "6 same." in compared.stdout
@@ -105,7 +107,7 @@ def test_files_are_written_beside_the_report_and_can_be_compared(cli: Cli, tmp_p
         (("launch", "--precision", "5"), 2, "write 5%"),
         (("launch", "--timeout", "-1"), 2, "timeout"),
         (("launch", "--samples", "0"), 2, "samples"),
-        (("launch", "-o", "run.txt"), 2, "run.txt"),
+        (("launch", "-o", "run.xyz"), 2, "run.xyz"),
         (("launch", "--gpu", "sim:b9000"), 2, "b9000"),
         (("launch", "--gpu", "none"), 2, "auto, cuda"),
     ],
@@ -132,7 +134,7 @@ def test_without_a_gpu_nothing_is_simulated_in_its_place(cli: Cli) -> None:
 
 def test_files_stay_where_nobody_reads_the_report(command: list[str], tmp_path: Path) -> None:
     target = tmp_path / "run.json"
-    arguments = ["bench", "launch", *ON_SIM, *SMALL["launch"], "-o", str(target)]
+    arguments = ["bench", "launch", *ON_SIM, *SMALL["launch"], "-o", str(target), "-o", "-"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.close()
@@ -147,7 +149,7 @@ def test_ctrl_c_keeps_what_was_measured(command: list[str], tmp_path: Path) -> N
     terminal, side = pty.openpty()
     arguments = ["bench", "copy", "--gpu", "sim", "--directions", "d2h", "--sizes", "4KiB,64MiB"]
     # Thousands of copies of what the host needs time for: it does not end by itself before it is told to.
-    slow = ["--samples", "100000", "--timeout", "1000", "-o", str(target)]
+    slow = ["--samples", "100000", "--timeout", "1000", "-o", str(target), "-o", "-"]
     with subprocess.Popen(
         [*command, *arguments, *slow],
         stdout=subprocess.PIPE,

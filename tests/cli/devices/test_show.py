@@ -22,8 +22,8 @@ def output() -> tuple[io.StringIO, Output]:
     return stream, Output(stream, "memory", 100, color=False)
 
 
-def view(form: str = "table", *names: str) -> View:
-    return View((), names, form, long=False, processes=False, topology=False)
+def view(*names: str) -> View:
+    return View((), names, long=False, processes=False, topology=False)
 
 
 def test_pipe_gets_texts_appended() -> None:
@@ -49,7 +49,7 @@ def test_counters_get_early_second_tick() -> None:
     assert time.monotonic() - start < 2
 
 
-@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize("form", ["txt", "json"])
 def test_lost_gpu_is_shown_and_ends_watch(form: str) -> None:
     looks = [moving(power_draw_w=100.0), moving(power_draw_w=200.0), LOST]
     machine = MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 0), seen(1, 1)), {1: looks})
@@ -58,7 +58,7 @@ def test_lost_gpu_is_shown_and_ends_watch(form: str) -> None:
     with pytest.raises(
         EnvironmentUnusable, match="lost: cuda:1 = nvml:1 = GPU-1a1b0000"
     ) as failure:
-        watch_devices(machine, Writer(target, view(form), (), watching=True), 0.01)
+        watch_devices(machine, [Writer(target, form, view(), ())], 0.01)
     assert failure.value.exit_code == 3
     assert "dmesg" in failure.value.hint
     shown = stream.getvalue()
@@ -72,7 +72,5 @@ def test_watching_plain_fields_needs_no_early_second_read() -> None:
     names = ("power_draw_w",)
 
     with pytest.raises(EnvironmentUnusable):
-        watch_devices(
-            machine, Writer(target, view("csv", *names), named(names), watching=True), 0.01
-        )
+        watch_devices(machine, [Writer(target, "csv", view(*names), named(names))], 0.01)
     assert stream.getvalue() == 'power_draw_w\r\n5.0\r\n""\r\n'

@@ -11,7 +11,7 @@ from core.allocator.device import MIB, Device
 from core.allocator.watching import blocks, changes, current, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.state import InvalidPointer
+from cudakit.core.allocator.state import InvalidPointer, InvalidSize
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 
@@ -333,8 +333,8 @@ def test_a_size_may_be_of_numpy_and_is_written_as_a_plain_number(
     assert type(segment["requested_size"]) is int
 
 
-@pytest.mark.parametrize(("size", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
-def test_a_size_that_is_none_is_refused(
+@pytest.mark.parametrize(("size", "error"), [(-1, InvalidSize), (1.5, TypeError), ("1", TypeError)])
+def test_alloc_refuses_a_size_that_is_not_a_nonnegative_integer(
     allocator: CachingAllocator, size: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -10,8 +10,9 @@ import pytest
 
 from cudakit.core.allocator.device_allocator import DeviceAllocator
 from cudakit.errors import CudaError, EnvironmentUnusable
+from cudakit.gpu.api import Ptr
 from cudakit.gpu.sim import Sim
-from cudakit.torch_rules.settings import Settings
+from cudakit.torch_rules.settings import Settings, parse_config
 
 
 def opened(sim: Sim, *, owned: bool = True) -> DeviceAllocator:
@@ -74,7 +75,7 @@ def test_closed_allocator_refuses_other_processes_and_devices(call: str) -> None
 def test_memory_of_another_process_holds_the_device_that_it_is_open_on() -> None:
     giving = Sim()
     giver = opened(giving, owned=False)
-    sim = Sim(beside=giving)
+    sim = Sim(same_machine_as=giving)
     memory = opened(sim).open_shared(giver.share(giver.alloc(1000)))
     gc.collect()
     assert not is_closed(sim)
@@ -94,6 +95,53 @@ def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
     gc.collect()
 
     assert is_closed(sim)
+
+
+@pytest.mark.parametrize("config", ["", "expandable_segments:True"])
+def test_collected_allocator_frees_all_its_memory_on_a_device_it_does_not_own(config: str) -> None:
+    sim = Sim()
+    allocator = DeviceAllocator(sim, parse_config(config), owned=False)
+    allocator.alloc(1000)
+    allocator.free(allocator.alloc(1 << 25))
+    allocator.free(allocator.alloc(1 << 20), sim.stream())  # waits for an event
+    pinned = allocator.pinned.alloc(1000)
+    assert used_bytes(sim) > 0
+
+    del allocator
+    gc.collect()
+
+    assert used_bytes(sim) == 0
+    with pytest.raises(CudaError):
+        sim.host_free(Ptr(pinned))
+
+
+def test_closed_allocator_keeps_live_memory_of_a_device_it_does_not_own_until_it_is_collected() -> (
+    None
+):
+    sim = Sim()
+    allocator = opened(sim, owned=False)
+    allocator.alloc(1000)
+
+    allocator.close()
+    assert used_bytes(sim) == 2 << 20
+    del allocator
+    gc.collect()
+    assert used_bytes(sim) == 0
+
+
+@pytest.mark.parametrize("config", ["", "expandable_segments:True"])
+def test_collection_of_an_allocator_does_not_end_a_graph_capture(config: str) -> None:
+    sim = Sim()
+    allocator = DeviceAllocator(sim, parse_config(config), owned=False)
+    allocator.alloc(1000)
+    stream = sim.stream(blocking=False)
+    sim.capture_begin(stream)
+
+    del allocator
+    gc.collect()
+
+    assert used_bytes(sim) == 0
+    sim.destroy_graph(sim.capture_end(stream))
 
 
 HEAD = """

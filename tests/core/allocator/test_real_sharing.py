@@ -161,7 +161,7 @@ def test_the_environment_forbids_handles_of_pages(
     monkeypatch.setenv("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")
     allocator = cudakit.CachingAllocator(gpu, settings=SETTINGS[1])
 
-    with pytest.raises(cudakit.CudakitError, match="without a handle"):
+    with pytest.raises(cudakit.CudakitError, match="without a shareable handle"):
         allocator.share(allocator.alloc(MIB))
 
 

@@ -64,7 +64,7 @@ def test_writes_of_another_process_are_seen(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(block))
     pair.second.fill(memory.ptr, 9, MIB, LEGACY)
     pair.second.sync()
-    again = Sim(beside=pair.first)
+    again = Sim(same_machine_as=pair.first)
     other = CachingAllocator(GpuUpstream(again)).open_shared(pair.giver.share(block))
     pair.second = again
 
@@ -229,7 +229,7 @@ def test_pages_that_were_given_back_keep_no_memory_and_cannot_be_opened() -> Non
     pair.giver.empty_cache()
 
     assert used(pair.first) == 0
-    with pytest.raises(EnvironmentUnusable, match="given the memory back"):
+    with pytest.raises(EnvironmentUnusable, match="has freed the memory"):
         pair.taker.open_shared(shared)
     assert pair.giver.share(pair.giver.alloc(PAGE)).handles != shared.handles
 
@@ -261,7 +261,7 @@ def test_a_segment_that_is_given_back_is_an_illegal_address_elsewhere() -> None:
 def test_pages_without_handles_are_not_shared_and_say_why() -> None:
     giver = Pair(EXPANDING, shares=False).giver
 
-    with pytest.raises(Unsupported, match="without a handle") as caught:
+    with pytest.raises(Unsupported, match="without a shareable handle") as caught:
         giver.share(giver.alloc(MIB))
     assert "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC" in caught.value.hint
 
@@ -270,7 +270,7 @@ def test_a_device_with_a_fabric_gives_handles_of_it() -> None:
     gpu = Sim(capacity_bytes=CAPACITY, handle_kinds=("fabric", "descriptor"))
     giver = CachingAllocator(GpuUpstream(gpu), EXPANDING)
     shared = giver.share(giver.alloc(PAGE))
-    other = CachingAllocator(GpuUpstream(Sim(capacity_bytes=CAPACITY, beside=gpu)))
+    other = CachingAllocator(GpuUpstream(Sim(capacity_bytes=CAPACITY, same_machine_as=gpu)))
 
     assert [type(handle) for handle in shared.handles] == [Fabric]
     # It may be opened on any device of the fabric.

@@ -27,7 +27,7 @@ class Two:
 
     def __init__(self, settings: Settings) -> None:
         self.giving = FailingGpu(CAPACITY)
-        self.taking = FailingGpu(CAPACITY, beside=self.giving)
+        self.taking = FailingGpu(CAPACITY, same_machine_as=self.giving)
         self.giver = CachingAllocator(GpuUpstream(self.giving), settings)
         self.taker = CachingAllocator(GpuUpstream(self.taking), settings)
         self.told: list[CudaError] = []
@@ -63,7 +63,7 @@ class Two:
 
     def left_over(self) -> list[object]:
         """Return all that either process still has of the other, or of the device."""
-        machine = self.giving.ipc.machine
+        machine = self.giving.ipc.registry
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.giving, self.taking):
             lists += [gpu.reserved, gpu.ipc.opened, gpu.virtual.mapped, gpu.virtual.backings]
@@ -159,7 +159,7 @@ def test_memory_that_could_not_be_opened_is_not_open(name: str) -> None:
 def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settings) -> None:
     two = Two(settings)
     shared = two.giver.share(two.giver.alloc(30 * MIB))
-    gpu = Sim(capacity_bytes=CAPACITY, beside=two.giving)
+    gpu = Sim(capacity_bytes=CAPACITY, same_machine_as=two.giving)
     taker = CachingAllocator(GpuUpstream(gpu))
     memory = taker.open_shared(shared)
     for _ in range(2):  # as the last goes, and as it is asked about
@@ -180,5 +180,5 @@ def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         two.giver.share(block)
-    assert two.giving.ipc.machine.descriptors == {}
+    assert two.giving.ipc.registry.descriptors == {}
     assert len(two.giver.share(block).handles) == 2

@@ -22,7 +22,7 @@ class Pair:
         self, settings: Settings = PLAIN, *, shares: bool = True, front_cache: int = 0
     ) -> None:
         self.first = Sim(capacity_bytes=CAPACITY)
-        self.second = Sim(capacity_bytes=CAPACITY, beside=self.first)
+        self.second = Sim(capacity_bytes=CAPACITY, same_machine_as=self.first)
         upstream = GpuUpstream(self.first, shares=shares)
         self.giver = CachingAllocator(upstream, settings, front_cache=front_cache)
         self.taker = CachingAllocator(GpuUpstream(self.second))

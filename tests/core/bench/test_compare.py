@@ -151,7 +151,7 @@ def test_unlike_runs_are_refused_unless_forced(changes: dict[str, Any], words: s
     with pytest.raises(InputError, match="not alike") as caught:
         compare(before, after)
     assert words in caught.value.message
-    assert "--force" in caught.value.hint
+    assert "--ignore-mismatch" in caught.value.hint
     assert any(words in line for line in compare(before, after, force=True).differences)
 
 

@@ -74,7 +74,7 @@ def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.sampled_from([None, 1]))
-def test_the_engine_is_silent_just_where_a_simulated_program_leaves_nothing_unordered(
+def test_engine_reports_a_simulated_program_only_if_it_has_unordered_work(
     program: Program, seed: int | None
 ) -> None:
     events = Run(program, seed=seed).trace
@@ -89,7 +89,7 @@ def test_atomics_conflict_with_all_but_atomics() -> None:
     assert pairs(*added, Launch(2, "copy"), Access(4, 12, READ)) == [(1, 2)]
 
 
-def test_rows_share_bytes_where_they_meet_and_not_between() -> None:
+def test_rows_share_only_overlapping_bytes() -> None:
     column = (Launch(1, "column"), Access(0, 68, WRITE, stride_bytes=16, count=5))
 
     assert pairs(*column, Launch(2, "next"), Access(4, 72, WRITE, stride_bytes=16, count=5)) == []
@@ -118,7 +118,7 @@ def test_captured_work_runs_at_graph_launch() -> None:
     assert pairs(*captured, *nodes, GraphEdge(1, 1, 2), GraphLaunch(1, 1, 1)) == []
 
 
-def test_a_synchronous_copy_is_waited_for_and_the_host_s_side_of_one_is_left_alone() -> None:
+def test_brute_force_waits_for_synchronous_copies() -> None:
     down = Direction.DEVICE_TO_HOST
     back = Copy(1, 900, 0, 8, direction=down, host=HostMemory.PAGEABLE, asynchronous=False)
     up = Copy(1, 0, 900, 8, direction=Direction.HOST_TO_DEVICE, host=HostMemory.PAGEABLE)
@@ -128,7 +128,7 @@ def test_a_synchronous_copy_is_waited_for_and_the_host_s_side_of_one_is_left_alo
     assert pairs(up, Fill(2, 900, 8)) == []
 
 
-def test_memory_of_a_stream_is_handed_out_again_after_its_free() -> None:
+def test_brute_force_orders_reallocation_after_free() -> None:
     ordered = How.STREAM_ORDERED
     first = (Allocated(0, 8, ordered, 1), Fill(1, 0, 8), Free(0, 0, ordered, 1))
 

@@ -11,22 +11,22 @@ def scene(streams: int = 11) -> Scene:
     return Scene(*[NON_BLOCKING] * streams)
 
 
-def test_an_empty_kernel_races_with_nothing() -> None:
+def test_kernel_without_accesses_does_not_race() -> None:
     assert scene().kernel(1) == []
 
 
-def test_two_reads_are_no_race() -> None:
+def test_two_reads_do_not_race() -> None:
     s = scene()
     assert s.R(1, "x") + s.R(2, "x") == []
 
 
-def test_a_write_after_a_read_of_another_stream_is_a_race() -> None:
+def test_write_after_read_in_another_stream_races() -> None:
     s = scene()
     assert s.R(1, "x") == []
     assert len(s.W(2, "x")) == 1
 
 
-def test_an_event_orders_a_write_after_a_read() -> None:
+def test_event_orders_write_after_read() -> None:
     s = scene()
     s.R(1, "x")
     s.record(1, 1)
@@ -34,7 +34,7 @@ def test_an_event_orders_a_write_after_a_read() -> None:
     assert s.W(2, "x") == []
 
 
-def test_every_reader_must_come_after_the_last_write() -> None:
+def test_each_reader_must_be_ordered_after_the_last_write() -> None:
     s = scene()
     s.W(1, "x")
     s.record(1, 1)
@@ -43,7 +43,7 @@ def test_every_reader_must_come_after_the_last_write() -> None:
     assert len(s.R(3, "x")) == 1
 
 
-def test_two_streams_that_branch_off_a_write_are_not_ordered() -> None:
+def test_two_streams_after_one_write_are_unordered() -> None:
     s = scene()
     s.W(1, "x")
     s.record(1, 1)
@@ -54,7 +54,7 @@ def test_two_streams_that_branch_off_a_write_are_not_ordered() -> None:
     assert race.previous.stream == 3
 
 
-def test_a_chain_of_events_orders_its_ends() -> None:
+def test_chain_of_events_orders_first_before_last() -> None:
     s = scene(12)
     s.R(1, "x")
     for i in range(1, 11):
@@ -73,7 +73,7 @@ def test_work_after_event_record_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("case", ["destroyed and made", "destroyed", "made"])
-def test_a_record_of_an_event_that_is_gone_is_lost(case: str) -> None:
+def test_record_of_destroyed_event_is_ignored(case: str) -> None:
     s = scene()
     s.R(1, "x")
     s.record(1, 1)
@@ -83,7 +83,7 @@ def test_a_record_of_an_event_that_is_gone_is_lost(case: str) -> None:
 
 
 @pytest.mark.parametrize(("last_read", "races"), [(True, 1), (False, 0)])
-def test_every_read_since_the_last_write_counts(last_read: bool, races: int) -> None:
+def test_all_reads_since_the_last_write_are_checked(last_read: bool, races: int) -> None:
     s = scene()
     for i in range(1, 10):
         s.R(i, "x")
@@ -119,7 +119,7 @@ def test_waits_accumulate() -> None:
     assert s.W(1, "a", "b") == []
 
 
-def test_a_second_record_replaces_the_first() -> None:
+def test_second_record_replaces_the_first() -> None:
     s = scene()
     s.R(1, "a")
     s.R(2, "b")
@@ -130,7 +130,7 @@ def test_a_second_record_replaces_the_first() -> None:
     assert s.W(3, "b") == []
 
 
-def test_several_streams_may_wait_for_one_record() -> None:
+def test_several_streams_wait_for_one_record() -> None:
     s = scene()
     s.W(1, "a")
     s.record(1, 1)
@@ -139,7 +139,7 @@ def test_several_streams_may_wait_for_one_record() -> None:
     assert s.R(2, "a") + s.R(3, "a") == []
 
 
-def test_a_sync_of_the_device_orders_all_streams() -> None:
+def test_device_sync_orders_all_streams() -> None:
     s = scene()
     buffers = [f"x{letter}" for letter in "abcdefghi"]
     for i, buffer in enumerate(buffers, 1):
@@ -148,7 +148,7 @@ def test_a_sync_of_the_device_orders_all_streams() -> None:
     assert s.W(11, *buffers) == []
 
 
-def test_a_sync_of_the_device_orders_nothing_that_comes_later() -> None:
+def test_device_sync_does_not_order_later_work() -> None:
     s = scene()
     s.W(1, "x")
     s.device_sync()
@@ -156,7 +156,7 @@ def test_a_sync_of_the_device_orders_nothing_that_comes_later() -> None:
     assert len(s.W(2, "x")) == 1
 
 
-def test_a_stream_made_after_a_sync_comes_after_it() -> None:
+def test_stream_created_after_sync_is_ordered_after_it() -> None:
     s = scene(1)
     s.W(1, "x")
     s.device_sync()
@@ -164,7 +164,7 @@ def test_a_stream_made_after_a_sync_comes_after_it() -> None:
     assert s.W(2, "x") == []
 
 
-def test_a_sync_of_one_stream_orders_that_one_before_all() -> None:
+def test_stream_sync_orders_its_work_before_all_streams() -> None:
     s = scene()
     s.W(11, "a")
     s.W(1, "b")

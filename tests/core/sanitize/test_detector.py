@@ -44,7 +44,7 @@ def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
     assert len(watch.feed(second, report)) == 1
 
 
-def test_stacks_of_one_number_in_two_traces_differ(tmp_path: Path) -> None:
+def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     first = batch(tmp_path / "a", *ONE, *OTHER, at="train.py")
     second = batch(tmp_path / "b", *ONE, *OTHER, at="test.py")
@@ -55,7 +55,7 @@ def test_stacks_of_one_number_in_two_traces_differ(tmp_path: Path) -> None:
     assert files == {"/home/user/train.py", "/home/user/test.py"}
 
 
-def test_the_coverage_of_all_traces_of_a_process_is_added_up(tmp_path: Path) -> None:
+def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     found = batch(tmp_path / "a", *ONE)
     for at in (found, replace(found, chain=1), replace(found, process=found.process + 1)):
@@ -65,14 +65,14 @@ def test_the_coverage_of_all_traces_of_a_process_is_added_up(tmp_path: Path) -> 
     assert (result.coverage.fills, len(result.processes), result.exit_status) == (3, 2, 3)
 
 
-def test_only_the_clock_of_a_simulated_device_makes_a_simulated_result(tmp_path: Path) -> None:
+def test_result_is_simulated_only_with_a_virtual_clock(tmp_path: Path) -> None:
     for clock in Clock:
         watch, report = RaceDetector(), Report()
         watch.feed(batch(tmp_path / clock.name, *ONE, clock=clock), report)
         assert watch.result(report).simulated is (clock is Clock.VIRTUAL)
 
 
-def test_a_race_goes_to_the_report_of_the_moment(tmp_path: Path) -> None:
+def test_race_is_added_to_the_current_report(tmp_path: Path) -> None:
     watch, before, after = RaceDetector(), Report(), Report()
     watch.feed(batch(tmp_path / "a", *ONE), before)
     watch.feed(batch(tmp_path / "b", *OTHER), after)
@@ -102,7 +102,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
     assert findings(result) == ()
 
 
-def test_a_message_has_the_places_of_the_program_and_the_fix(tmp_path: Path) -> None:
+def test_message_contains_call_sites_and_the_fix(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     watch.feed(batch(tmp_path / "a", *ONE, *OTHER), report)
 
@@ -135,7 +135,7 @@ def of_calls(batch: Batch, *seqs: int) -> Batch:
     return replace(batch, records=records)
 
 
-def test_accesses_may_arrive_after_the_next_calls(tmp_path: Path) -> None:
+def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     assert (
         watch.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report) == []

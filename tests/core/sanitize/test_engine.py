@@ -50,7 +50,7 @@ def test_empty_trace_has_no_race() -> None:
     assert Engine().feed(np.zeros(0, RECORD), [""]) == []
 
 
-def test_a_launch_and_its_accesses_may_be_in_two_batches() -> None:
+def test_launch_and_its_accesses_may_be_in_two_batches() -> None:
     s = Scene()
     s.call(Launch(1, "k"))
     s.feed([Event(Access(X, X + 4, WRITE), seq=s.seq)])
@@ -58,7 +58,7 @@ def test_a_launch_and_its_accesses_may_be_in_two_batches() -> None:
     assert len(s.R(2, X, size=4)) == 1
 
 
-def test_threads_may_write_between_a_launch_and_its_accesses() -> None:
+def test_records_of_other_threads_may_precede_the_accesses_of_a_launch() -> None:
     s = Scene()
     (race,) = s.feed(
         [
@@ -71,7 +71,7 @@ def test_threads_may_write_between_a_launch_and_its_accesses() -> None:
     assert (race.previous.seq, race.current.seq) == (100, 101)
 
 
-def test_an_access_that_comes_too_late_is_counted_as_a_gap() -> None:
+def test_late_access_is_counted_as_gap() -> None:
     s = Scene()
     s.call(Launch(1, "k"))
     s.W(2, "y")
@@ -80,7 +80,7 @@ def test_an_access_that_comes_too_late_is_counted_as_a_gap() -> None:
     assert s.R(3, "x") == []
 
 
-def test_an_access_of_nothing_touches_nothing() -> None:
+def test_empty_access_does_not_race() -> None:
     s = Scene()
     s.kernel(1, Access(X, X, WRITE))
     s.call(Copy(1, X, X + 64, 0))
@@ -119,7 +119,7 @@ def test_engine_counts_coverage() -> None:
     )
 
 
-def test_a_launch_is_known_as_well_as_its_worst_access() -> None:
+def test_grade_of_launch_is_that_of_its_worst_access() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.ASSUMED))
     s.kernel(1, Access(X, X + 4, READ, Known.UNCERTAIN), Access(X, X + 4, READ))
@@ -148,7 +148,7 @@ def test_accesses_of_launch_may_span_batches() -> None:
     assert s.engine.coverage.launches_exact == 0
 
 
-def test_the_memory_of_recording_is_counted_at_its_largest() -> None:
+def test_coverage_reports_peak_memory_of_recording() -> None:
     s = Scene()
     for device, size_bytes in ((0, 30), (1, 20), (0, 10), (1, 35)):
         s.call(Arenas(size_bytes), device=device)
@@ -170,7 +170,7 @@ def test_accesses_belong_to_the_launching_thread() -> None:
     assert (s.engine.gaps, s.engine.coverage.launches_exact) == ({}, 2)
 
 
-def test_a_stream_is_made_once() -> None:
+def test_repeated_creation_of_a_stream_is_ignored() -> None:
     s = Scene()
     s.W(1, "x")
     s.call(StreamCreate(1))
@@ -184,7 +184,7 @@ def test_race_is_returned_once() -> None:
     assert s.feed([]) == []
 
 
-def test_last_synchronisation_names_record_and_wait() -> None:
+def test_last_synchronization_names_record_and_wait() -> None:
     s = Scene()
     s.record(1, 1)
     recorded = s.seq
@@ -201,7 +201,7 @@ def test_last_synchronisation_names_record_and_wait() -> None:
     assert sync.recorded_seq < race.previous.seq
 
 
-def test_the_last_synchronisation_may_be_the_hosts_or_the_default_streams() -> None:
+def test_last_synchronization_by_host_or_default_stream() -> None:
     s = Scene(LEGACY, BLOCKING, NON_BLOCKING, NON_BLOCKING)
     s.W(3, "y")
     s.sync(3)
@@ -221,7 +221,7 @@ def test_the_last_synchronisation_may_be_the_hosts_or_the_default_streams() -> N
     assert race.last_sync.kind is SyncKind.EVENT
 
 
-def test_streams_that_never_synchronised_have_no_last_synchronisation() -> None:
+def test_unsynchronized_streams_have_no_last_synchronization() -> None:
     s = Scene()
     s.W(1, "x")
     (race,) = s.W(2, "x")
@@ -262,7 +262,7 @@ def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(steps())
-def test_joining_bytes_that_are_alike_loses_no_race_and_makes_none(steps: list[Step]) -> None:
+def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None:
     events = trace(steps, one_site=True)
 
     found = Counter((race.current.seq, race.previous.stream) for race in races(events))

@@ -28,13 +28,13 @@ def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
 CHAIN = ((1, 2), (2, 3), (3, 4))
 
 
-def test_a_chain_of_nodes_is_ordered() -> None:
+def test_chained_nodes_are_ordered() -> None:
     s = Scene()
     build(s, *CHAIN)
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
 
 
-def test_nodes_that_no_edge_orders_race_inside_the_graph() -> None:
+def test_nodes_without_an_edge_race_inside_the_graph() -> None:
     s = Scene()
     build(s, (1, 2), (1, 3), (2, 4), (3, 4))
     (race,) = s.call(GraphLaunch(1, 1, executable=1))
@@ -52,7 +52,7 @@ def test_race_with_a_node_hides_races_with_its_ancestors() -> None:
     assert (race.previous.node, race.current.node) == (2, 3)
 
 
-def test_edges_may_go_against_the_numbers_of_nodes() -> None:
+def test_edges_may_point_to_lower_node_numbers() -> None:
     s = Scene()
     build(s, (3, 2), (2, 1), (1, 4))
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
@@ -76,7 +76,7 @@ def test_graph_launch_races_with_another_stream() -> None:
     assert (race.previous.node, race.previous.graph) == (3, 1)
 
 
-def test_an_event_after_a_launch_stands_for_all_its_nodes() -> None:
+def test_event_after_graph_launch_covers_all_nodes() -> None:
     s = Scene()
     build(s, (1, 4), (2, 3))
     assert len(s.call(GraphLaunch(1, 1, executable=1))) == 1  # nodes 3 and 4
@@ -85,7 +85,7 @@ def test_an_event_after_a_launch_stands_for_all_its_nodes() -> None:
     assert s.W(2, "x", "y") == []
 
 
-def test_an_executable_never_overlaps_itself_and_two_of_them_may() -> None:
+def test_launches_of_one_executable_are_ordered_and_of_two_are_not() -> None:
     s = Scene()
     build(s, *CHAIN)
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
@@ -93,7 +93,7 @@ def test_an_executable_never_overlaps_itself_and_two_of_them_may() -> None:
     assert s.call(GraphLaunch(3, 1, executable=2)) != []
 
 
-def test_accesses_of_nodes_may_come_with_each_launch() -> None:
+def test_accesses_of_nodes_are_recorded_with_each_launch() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "first"))
     s.call(GraphNode(1, 2, Work.COPY), access(2, "x", READ))
@@ -136,7 +136,7 @@ def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (2, 0)
 
 
-def test_accesses_of_one_graph_launch_hold_for_no_other() -> None:
+def test_accesses_of_one_graph_launch_do_not_apply_to_another() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
     s.copy(2, "x", "z")
@@ -171,7 +171,7 @@ def test_accesses_of_nodes_may_span_batches() -> None:
     assert s.engine.coverage.launches_exact == 2
 
 
-def test_pointers_of_kernels_in_graphs_are_pointers() -> None:
+def test_pointer_arguments_of_graph_kernels_are_checked() -> None:
     s = Scene()
     s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
     s.copy(2, "x", "y")
@@ -179,7 +179,7 @@ def test_pointers_of_kernels_in_graphs_are_pointers() -> None:
     assert race.confidence is Confidence.LIKELY
 
 
-def test_memory_of_a_graph_may_not_be_used_beside_the_node_that_frees_it() -> None:
+def test_use_of_graph_memory_unordered_with_its_free_node_races() -> None:
     s = Scene()
     for node, work in ((1, Work.ALLOC), (2, Work.LAUNCH), (3, Work.FREE)):
         s.call(GraphNode(1, node, work), access(node, "x", WRITE))
@@ -189,14 +189,14 @@ def test_memory_of_a_graph_may_not_be_used_beside_the_node_that_frees_it() -> No
     assert race.kind is RaceKind.USE_AFTER_FREE
 
 
-def test_launches_are_counted_and_those_of_an_unknown_graph_are_gaps() -> None:
+def test_launch_of_unknown_graph_is_counted_as_gap() -> None:
     s = Scene()
     s.call(GraphLaunch(1, 9, executable=1))
     assert s.engine.coverage.graph_launches == 1
     assert s.engine.gaps == {UNKNOWN_GRAPH: 1}
 
 
-def test_a_damaged_graph_with_a_circle_is_survived() -> None:
+def test_graph_with_a_cycle_is_tolerated() -> None:
     s = Scene()
     build(s, (1, 2), (2, 1))
     s.call(GraphLaunch(1, 1, executable=1))

@@ -71,7 +71,7 @@ def test_kernel_name_with_unbalanced_brackets_is_kept(name: str) -> None:
 
 
 @given(st.text(alphabet="ab:<>(){}[], &*#1uloperator "), st.integers(3, SHORT))
-def test_no_name_is_too_long_or_does_harm(name: str, longest: int) -> None:
+def test_short_kernel_name_is_bounded_for_any_input(name: str, longest: int) -> None:
     assert len(short_kernel(name, longest=longest)) <= longest
 
 
@@ -86,9 +86,7 @@ def test_no_name_is_too_long_or_does_harm(name: str, longest: int) -> None:
         (13, None, "stream 13"),
     ],
 )
-def test_a_stream_is_called_as_the_documentation_of_cuda_calls_it(
-    number: int, flag: StreamFlag | None, name: str
-) -> None:
+def test_stream_name_uses_cuda_terms(number: int, flag: StreamFlag | None, name: str) -> None:
     assert stream_name(number, flag, thread=5) == name
 
 
@@ -103,7 +101,7 @@ def test_a_stream_is_called_as_the_documentation_of_cuda_calls_it(
         "",
     ],
 )
-def test_the_innermost_frame_outside_libraries_is_seen_first(library: str) -> None:
+def test_call_site_is_innermost_frame_outside_libraries(library: str) -> None:
     frames = (Frame("f", library, 3), Frame("step", "/home/u/train.py", 7), Frame("m", "/x.py", 1))
 
     assert site(frames) == 1
@@ -111,15 +109,15 @@ def test_the_innermost_frame_outside_libraries_is_seen_first(library: str) -> No
 
 
 @pytest.mark.parametrize("typed", ["<stdin>", "<string>", "<ipython-input-3>"])
-def test_interactive_code_is_the_programs_own(typed: str) -> None:
+def test_interactive_code_counts_as_program_code(typed: str) -> None:
     assert site((Frame("run", typed, 1), Frame("main", "/x.py", 2))) == 0
 
 
-def test_a_stack_of_libraries_alone_begins_at_its_innermost_frame() -> None:
+def test_call_site_of_library_only_stack_is_its_innermost_frame() -> None:
     frames = (Frame("f", "<generated>", 3), Frame("g", "/v/site-packages/a/b.py", 9))
 
     assert site(frames) == 0
 
 
-def test_no_stack_is_nowhere() -> None:
+def test_call_site_of_empty_stack_is_empty() -> None:
     assert (site(()), place(())) == (0, "")

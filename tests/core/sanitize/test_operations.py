@@ -17,7 +17,7 @@ from cudakit.trace.kinds import Direction, HostMemory, How, Layer
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 10)), max_size=20))
-def test_an_address_belongs_to_the_last_allocation_that_nothing_replaced(
+def test_address_belongs_to_the_latest_overlapping_allocation(
     calls: list[tuple[bool, int, int]],
 ) -> None:
     table, owners = Allocations(), dict[int, Allocation]()
@@ -37,7 +37,7 @@ def test_an_address_belongs_to_the_last_allocation_that_nothing_replaced(
 
 
 @pytest.mark.parametrize("how", [How.SYNC, How.PINNED])
-def test_to_free_memory_is_to_wait_for_the_context_and_to_get_some_is_not(how: How) -> None:
+def test_synchronous_free_waits_for_the_context_and_allocation_does_not(how: How) -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
     s.create(3, context=2)
     s.alloc("x", how)
@@ -60,7 +60,7 @@ def test_use_before_stream_ordered_allocation_races() -> None:
     assert race.previous.kind.name == "ALLOC"
 
 
-def test_an_event_makes_memory_usable_in_another_stream() -> None:
+def test_event_orders_allocation_before_use_in_another_stream() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.record(1, 1)
@@ -68,7 +68,7 @@ def test_an_event_makes_memory_usable_in_another_stream() -> None:
     assert s.W(2, "x") == []
 
 
-def test_memory_cannot_be_freed_before_others_are_done_with_it() -> None:
+def test_free_before_use_of_another_stream_completes_races() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.record(1, 1)
@@ -108,7 +108,7 @@ def test_free_races_with_each_stream_that_uses_the_memory() -> None:
         assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
 
 
-def test_a_use_after_the_free_leaves_nothing_for_who_has_the_memory_next() -> None:
+def test_use_after_free_does_not_race_with_the_next_owner() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.free("x", How.STREAM_ORDERED, 1)
@@ -117,7 +117,7 @@ def test_a_use_after_the_free_leaves_nothing_for_who_has_the_memory_next() -> No
     assert s.W(3, "x") == []
 
 
-def test_memory_of_a_stream_may_be_freed_by_waiting() -> None:
+def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
     s = Scene()
     s.alloc("x", How.STREAM_ORDERED, 1)
     s.W(1, "x", "y")
@@ -125,7 +125,7 @@ def test_memory_of_a_stream_may_be_freed_by_waiting() -> None:
     assert s.W(2, "y") == []
 
 
-def test_a_pool_orders_nothing() -> None:
+def test_pool_free_orders_nothing() -> None:
     s = Scene()
     s.alloc("x", layer=Layer.POOL)
     s.W(1, "x", "y")
@@ -134,7 +134,7 @@ def test_a_pool_orders_nothing() -> None:
     assert len(s.W(2, "y")) == 1
 
 
-def test_a_query_of_an_event_makes_a_reused_block_safe() -> None:
+def test_event_query_orders_reuse_of_a_block() -> None:
     s = Scene()
     s.alloc("x", layer=Layer.POOL)
     s.W(1, "x")
@@ -178,14 +178,14 @@ def test_completion_of_copy_depends_on_direction_and_host_memory(
     assert (s.W(3, "P") == []) == source_done
 
 
-def test_without_joined_threads_a_copy_to_pageable_memory_may_still_be_under_way() -> None:
+def test_strict_threads_do_not_wait_for_copy_from_pageable_memory() -> None:
     s = Scene(strict_threads=True)
     s.copy(1, "P", "x", DEVICE_TO_HOST, PAGEABLE)
     (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
     assert race.kind is RaceKind.HOST
 
 
-def test_a_synchronous_copy_from_pageable_memory_waits_for_its_stream_first() -> None:
+def test_synchronous_copy_from_pageable_memory_waits_for_its_stream() -> None:
     s = Scene()
     s.W(1, "x")
     s.copy(1, "y", "P", HOST_TO_DEVICE, PAGEABLE, asynchronous=False)
@@ -211,7 +211,7 @@ def test_host_write_during_copy_from_host_races() -> None:
     assert s.copy(2, "P", "Q", HOST_TO_HOST, PINNED) == []
 
 
-def test_two_copies_to_the_same_place_of_the_host_race() -> None:
+def test_two_copies_to_the_same_host_memory_race() -> None:
     s = Scene()
     s.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
     (race,) = s.copy(2, "P", "y", DEVICE_TO_HOST, PINNED)
@@ -227,7 +227,7 @@ def test_two_copies_to_the_same_place_of_the_host_race() -> None:
         (How.SYNC, False, False),
     ],
 )
-def test_the_host_waits_for_a_fill_of_its_own_memory(
+def test_host_waits_for_synchronous_fill_of_host_memory(
     how: How, asynchronous: bool, is_done: bool
 ) -> None:
     s = Scene()

@@ -21,39 +21,39 @@ def test_work_of_one_stream_is_ordered() -> None:
     assert s.W(1, "x") + s.R(1, "x") + s.W(1, "x") + s.copy(1, "x", "y") == []
 
 
-def test_the_legacy_stream_comes_after_blocking_streams_and_they_after_it() -> None:
+def test_legacy_stream_and_blocking_streams_wait_for_each_other() -> None:
     s = Scene(LEGACY, BLOCKING, BLOCKING)
     assert s.W(2, "x") + s.W(1, "x") + s.W(3, "x") == []
 
 
-def test_blocking_streams_without_the_legacy_one_between_are_not_ordered() -> None:
+def test_blocking_streams_are_unordered_without_legacy_work_between() -> None:
     s = Scene(LEGACY, BLOCKING, BLOCKING)
     s.W(1, "y")
     s.W(2, "x")
     assert len(s.W(3, "x")) == 1
 
 
-def test_a_wait_in_the_legacy_stream_orders_blocking_streams_too() -> None:
+def test_wait_in_legacy_stream_orders_blocking_streams() -> None:
     s = Scene(LEGACY, BLOCKING, BLOCKING)
     s.W(2, "x")
     s.wait(1, 99)  # an event that was never recorded
     assert s.W(3, "x") == []
 
 
-def test_the_legacy_stream_is_reordered_with_every_turn() -> None:
+def test_legacy_stream_waits_anew_for_each_operation() -> None:
     s = Scene(LEGACY, BLOCKING, BLOCKING)
     for _ in range(3):
         assert s.W(2, "x") + s.W(1, "x", "y") + s.R(3, "x", "y") + s.W(1, "y") == []
 
 
-def test_a_non_blocking_stream_has_nothing_to_do_with_the_legacy_one() -> None:
+def test_non_blocking_stream_is_not_ordered_with_legacy_stream() -> None:
     s = Scene(LEGACY, NON_BLOCKING)
     s.W(2, "x")
     assert len(s.W(1, "x")) == 1
     assert len(s.R(2, "x")) == 1
 
 
-def test_the_stream_of_a_thread_is_a_blocking_one_and_apart_from_those_of_others() -> None:
+def test_per_thread_stream_is_a_blocking_stream_per_thread() -> None:
     s = Scene(LEGACY, PER_THREAD, PER_THREAD)
     s.W(2, "x")
     assert len(s.W(3, "x")) == 1
@@ -61,7 +61,7 @@ def test_the_stream_of_a_thread_is_a_blocking_one_and_apart_from_those_of_others
     assert s.W(1, "y") + s.W(3, "y") == []
 
 
-def test_the_legacy_stream_of_one_context_has_nothing_to_do_with_another_context() -> None:
+def test_legacy_stream_orders_only_its_own_context() -> None:
     s = Scene(LEGACY)
     s.create(2, LEGACY, context=2)
     s.create(3, BLOCKING, context=2)
@@ -78,7 +78,7 @@ def test_legacy_stream_is_ordered_after_destroyed_stream() -> None:
     assert s.W(1, "x") == []
 
 
-def test_an_event_of_the_legacy_stream_stands_for_blocking_streams_too() -> None:
+def test_event_of_legacy_stream_covers_blocking_streams() -> None:
     s = Scene(LEGACY, BLOCKING, NON_BLOCKING)
     s.W(2, "x")
     s.record(1, 1)
@@ -86,7 +86,7 @@ def test_an_event_of_the_legacy_stream_stands_for_blocking_streams_too() -> None
     assert s.W(3, "x") == []
 
 
-def test_a_wait_takes_the_record_of_its_own_time() -> None:
+def test_wait_uses_the_last_record_before_it() -> None:
     s = Scene()
     s.W(1, "x")
     s.record(1, 1)
@@ -102,7 +102,7 @@ def test_wait_for_unrecorded_event_orders_nothing() -> None:
     assert len(s.W(2, "x")) == 1
 
 
-def test_an_event_orders_streams_of_two_devices() -> None:
+def test_event_orders_streams_of_two_devices() -> None:
     s = Scene(NON_BLOCKING)
     s.create(2, context=2, device=1)
     s.W(1, "x")
@@ -132,7 +132,7 @@ def test_host_is_ordered_after_empty_stream(way: str) -> None:
     assert len(s.W(2, "y")) == 1
 
 
-def test_a_sync_of_the_legacy_stream_waits_for_blocking_streams() -> None:
+def test_legacy_stream_sync_waits_for_blocking_streams() -> None:
     s = Scene(LEGACY, BLOCKING, NON_BLOCKING, NON_BLOCKING)
     s.W(2, "x")
     s.W(3, "y")
@@ -141,7 +141,7 @@ def test_a_sync_of_the_legacy_stream_waits_for_blocking_streams() -> None:
     assert len(s.W(4, "y")) == 1
 
 
-def test_a_sync_of_a_context_is_none_of_another() -> None:
+def test_context_sync_covers_only_its_context() -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
     s.create(3, context=2)
     s.W(1, "x")
@@ -151,14 +151,14 @@ def test_a_sync_of_a_context_is_none_of_another() -> None:
     assert len(s.R(2, "x")) == 1
 
 
-def test_to_destroy_a_stream_is_not_to_wait_for_it() -> None:
+def test_stream_destroy_waits_for_nothing() -> None:
     s = Scene()
     s.W(1, "x")
     s.destroy(1)
     assert len(s.W(2, "x")) == 1
 
 
-def test_a_stream_in_the_place_of_a_destroyed_one_is_another_stream() -> None:
+def test_stream_with_reused_slot_is_a_new_stream() -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
     for stream in range(3, 40):
         s.create(stream)
@@ -172,7 +172,7 @@ def test_a_stream_in_the_place_of_a_destroyed_one_is_another_stream() -> None:
     assert len(s.W(1, "y")) == 1
 
 
-def test_a_stream_may_be_destroyed_twice_or_unknown() -> None:
+def test_destroying_a_stream_twice_or_unknown_is_ignored() -> None:
     s = Scene()
     s.W(1, "x")
     for stream in (1, 1, 77):
@@ -181,7 +181,7 @@ def test_a_stream_may_be_destroyed_twice_or_unknown() -> None:
     assert s.W(2, "x") == []
 
 
-def test_streams_may_be_many() -> None:
+def test_clocks_grow_with_the_number_of_streams() -> None:
     s = Scene(*[NON_BLOCKING] * 100)
     for stream in range(1, 101):
         assert s.W(stream, "x") == []
@@ -213,7 +213,7 @@ def test_host_function_is_ordered_within_its_stream() -> None:
     assert len(s.W(4, "y", thread=1)) == 1
 
 
-def test_a_word_that_one_stream_writes_and_another_waits_for_orders_them() -> None:
+def test_memory_word_wait_is_ordered_after_its_write() -> None:
     s = Scene()
     s.W(1, "x")
     s.call(Memop(1, 0x42, Flag.WRITE))
@@ -223,7 +223,7 @@ def test_a_word_that_one_stream_writes_and_another_waits_for_orders_them() -> No
     assert len(s.R(2, "y")) == 1
 
 
-def test_a_wait_for_a_word_of_unknown_origin_makes_no_false_alarm_and_is_counted() -> None:
+def test_wait_for_unwritten_word_makes_no_race_and_is_counted_as_gap() -> None:
     s = Scene()
     s.W(1, "x")
     s.call(Memop(2, 0x42, Flag.WAIT))
@@ -231,7 +231,7 @@ def test_a_wait_for_a_word_of_unknown_origin_makes_no_false_alarm_and_is_counted
     assert s.engine.gaps == {UNKNOWN_WORD: 1}
 
 
-def test_a_peer_reads_the_same_memory() -> None:
+def test_peer_access_uses_the_same_addresses() -> None:
     s = Scene(NON_BLOCKING)
     s.create(2, context=2, device=1)
     s.W(1, "x")
@@ -239,7 +239,7 @@ def test_a_peer_reads_the_same_memory() -> None:
     assert (race.previous.device, race.current.device) == (0, 1)
 
 
-def test_threads_are_one_host_unless_they_are_to_be_strict() -> None:
+def test_threads_share_the_host_clock_unless_strict() -> None:
     for strict in (False, True):
         s = Scene(strict_threads=strict)
         s.R(2, "y", thread=2)  # the thread is there before the wait
@@ -255,7 +255,7 @@ def test_new_thread_is_ordered_after_earlier_threads() -> None:
     assert s.W(2, "x", thread=2) == []
 
 
-def test_a_stream_that_two_threads_use_is_still_one_stream() -> None:
+def test_stream_used_by_two_threads_stays_ordered() -> None:
     s = Scene(strict_threads=True)
     s.W(1, "x", thread=1)
     assert s.W(1, "x", thread=2) == []
@@ -268,7 +268,7 @@ def test_gaps_are_counted() -> None:
     assert s.engine.gaps == {"a thing": 4}
 
 
-def test_a_stream_that_was_not_seen_to_be_made_is_counted_as_a_gap() -> None:
+def test_stream_without_recorded_creation_is_counted_as_gap() -> None:
     s = Scene(NON_BLOCKING)
     s.W(77, "x")
     assert len(s.W(1, "x")) == 1

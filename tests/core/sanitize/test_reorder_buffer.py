@@ -133,14 +133,14 @@ def test_late_accesses_are_returned_in_order_of_calls(data: st.DataObject, trace
 
 
 @given(traces())
-def test_a_whole_trace_is_put_in_turn_at_once(trace: Told) -> None:
+def test_whole_trace_is_reordered_at_once(trace: Told) -> None:
     found, never_read = reordered(trace.records)
 
     assert (told(found), never_read) == (trace.expected, trace.never_told)
 
 
 @given(st.data(), traces(), st.integers(0, 20))
-def test_no_more_is_held_than_allowed_and_nothing_that_is_not_late_is_lost(
+def test_held_records_are_bounded_and_only_late_accesses_are_lost(
     data: st.DataObject, trace: Told, most_held: int
 ) -> None:
     late, found = ReorderBuffer(most_held=most_held), list[Event]()

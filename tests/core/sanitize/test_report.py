@@ -78,7 +78,7 @@ def test_same_race_in_two_processes_is_one_race() -> None:
     assert result.coverage.launches == 7
 
 
-def test_the_surest_come_first_and_a_race_is_as_sure_as_its_surest_occurrence() -> None:
+def test_races_are_sorted_by_their_highest_confidence() -> None:
     fill = race(current=kernel("fill"))
     surer = replace(race(), confidence=CERTAIN, lo=BASE)
     races = result_of(report_of(fill, race(), surer, race())).races
@@ -111,7 +111,7 @@ def test_only_certain_races_are_shown_on_request() -> None:
     assert (result.races, result.coverage.suspected) == ((), 1)
 
 
-def test_a_suppressed_race_is_counted_at_the_first_pattern_that_covers_it() -> None:
+def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
     patterns = [parse(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")]
     report = Report(suppressions=patterns, demangle=readable)
     races = [race(), race(), race(RaceKind.REUSE)]
@@ -126,14 +126,14 @@ def test_a_suppressed_race_is_counted_at_the_first_pattern_that_covers_it() -> N
     ]
 
 
-def test_gaps_of_all_processes_are_added_the_most_frequent_first() -> None:
+def test_gaps_of_all_processes_are_summed_and_sorted_by_frequency() -> None:
     gaps = [{"a": 1, "b": 2}, {"a": 4}]
     result = Report().result(exit_status=None, coverage={}, gaps=gaps)
 
     assert list(result.gaps.items()) == [("a", 5), ("b", 2)]
 
 
-def test_numbers_become_names_stacks_and_bytes() -> None:
+def test_decoder_resolves_names_and_stacks() -> None:
     one = found()
     later, earlier = one.current, one.previous
 
@@ -156,7 +156,7 @@ def test_launch_without_accesses_is_unknown() -> None:
     assert (one.current.stack, one.current.operation) == ((), "a kernel without a name")
 
 
-def test_a_stack_that_the_table_lacks_is_unknown() -> None:
+def test_stack_missing_in_the_table_is_empty() -> None:
     report = Report()
     report.add(1, [race(current=kernel(site=99))], stacks=STACKS, streams={})
 
@@ -174,7 +174,7 @@ def test_every_occurrence_is_counted_once(seen: list[tuple[str, int]]) -> None:
     assert len(races) == len(set(seen))
 
 
-def test_the_json_of_a_race(golden: Callable[[str, str], None]) -> None:
+def test_json_of_a_race(golden: Callable[[str, str], None]) -> None:
     result = result_of(
         report_of(race(), race(), race(RaceKind.REUSE, last_sync=None, allocation=None))
     )
@@ -193,7 +193,7 @@ def test_json_has_the_documented_fields() -> None:
         assert {"stream", "operation", "stack"} <= side.keys()
 
 
-def test_a_program_without_cuda_has_a_result() -> None:
+def test_result_of_program_without_cuda() -> None:
     empty = Report().result(exit_status=None, coverage={})
 
     assert json.loads(json_render.render(empty))["races"] == []

@@ -37,7 +37,7 @@ def test_interleaved_columns_do_not_race(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [4, COUNT])
-def test_the_same_column_races(count: int) -> None:
+def test_same_column_races(count: int) -> None:
     s = Scene()
     s.kernel(1, column(3, count=count))
     (race,) = s.kernel(2, column(3, READ, count=count))
@@ -45,7 +45,7 @@ def test_the_same_column_races(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [4, COUNT])
-def test_a_column_races_with_a_range_that_has_one_of_its_rows(count: int) -> None:
+def test_column_races_with_range_containing_one_of_its_rows(count: int) -> None:
     s = Scene()
     s.kernel(1, column(3, count=count))
     assert s.W(2, X + 16, size=28) == []  # between two rows
@@ -53,7 +53,7 @@ def test_a_column_races_with_a_range_that_has_one_of_its_rows(count: int) -> Non
     assert (race.lo, race.hi) == (X + 76, X + 80)
 
 
-def test_a_range_races_with_a_column_that_comes_later() -> None:
+def test_later_column_races_with_earlier_range() -> None:
     s = Scene()
     s.W(1, X + 16, size=28)
     assert s.kernel(2, column(3)) == []
@@ -61,7 +61,7 @@ def test_a_range_races_with_a_column_that_comes_later() -> None:
     assert (race.lo, race.hi) == (X + 20, X + 24)
 
 
-def test_a_write_of_all_rows_takes_their_place() -> None:
+def test_write_of_all_rows_replaces_their_accesses() -> None:
     s = Scene()
     s.kernel(1, column(3))
     s.record(1, 1)
@@ -71,7 +71,7 @@ def test_a_write_of_all_rows_takes_their_place() -> None:
     assert race.previous.stream == 2
 
 
-def test_pitched_copies_of_neighbouring_columns_do_not_race() -> None:
+def test_pitched_copies_of_adjacent_columns_do_not_race() -> None:
     s = Scene()
     copy = {"source": 5 << 40, "size_bytes": 4, "rows": COUNT, "destination_pitch_bytes": 32}
     s.call(Copy(1, destination=X, source_pitch_bytes=4, **copy))
@@ -80,7 +80,7 @@ def test_pitched_copies_of_neighbouring_columns_do_not_race() -> None:
     assert {race.previous.stream for race in races} == {1, 2}
 
 
-def test_rows_without_a_gap_are_one_range() -> None:
+def test_contiguous_rows_are_one_range() -> None:
     s = Scene()
     s.call(Fill(1, X, 64, rows=COUNT, pitch_bytes=64))
     (race,) = s.R(2, X + 100, size=1)
@@ -95,7 +95,7 @@ def test_overlapping_ranges_race_in_shared_bytes() -> None:
     assert s.R(3, X + 100, size=1) == []
 
 
-def test_a_race_is_one_however_the_bytes_were_divided() -> None:
+def test_race_across_several_segments_is_reported_once() -> None:
     s = Scene()
     s.W(1, X, size=100)
     for at in range(0, 100, 10):
@@ -104,7 +104,7 @@ def test_a_race_is_one_however_the_bytes_were_divided() -> None:
     assert race.previous.seq == s.seq - 1  # the last read comes after all others
 
 
-def test_a_pointer_into_the_bytes_of_a_copy_is_a_likely_race() -> None:
+def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
     s = Scene()
     s.copy(1, "x", "y")
     (race,) = s.given(2, X + 8)
@@ -117,9 +117,7 @@ def test_a_pointer_into_the_bytes_of_a_copy_is_a_likely_race() -> None:
 @pytest.mark.parametrize(
     ("word", "kind"), [("W", RaceKind.WRITE_AFTER_READ), ("R", RaceKind.READ_AFTER_WRITE)]
 )
-def test_a_copy_over_a_pointer_that_a_kernel_has_is_a_likely_race(
-    word: str, kind: RaceKind
-) -> None:
+def test_copy_over_pointer_of_earlier_kernel_is_a_likely_race(word: str, kind: RaceKind) -> None:
     s = Scene()
     s.given(1, X + 8)
     (race,) = getattr(s, word)(2, "x")
@@ -134,7 +132,7 @@ def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
         assert [race.confidence for race in found] == [Confidence.POSSIBLE] * races
 
 
-def test_a_copy_behind_a_pointer_that_comes_later_is_only_possible() -> None:
+def test_later_copy_behind_pointer_is_a_possible_race() -> None:
     s = Scene(report_possible=True)
     s.copy(2, "x", "y")
     (race,) = s.given(1, X - 8)
@@ -143,7 +141,7 @@ def test_a_copy_behind_a_pointer_that_comes_later_is_only_possible() -> None:
     assert s.given(3, X - 64, end=X) == []  # another one, whose allocation ends before the copy
 
 
-def test_two_kernels_with_one_pointer_are_only_counted() -> None:
+def test_two_kernels_with_the_same_pointer_are_only_counted() -> None:
     s = Scene()
     assert s.given(1, "x") + s.given(2, "x") == []
     assert s.engine.coverage.suspected == 1
@@ -151,7 +149,7 @@ def test_two_kernels_with_one_pointer_are_only_counted() -> None:
     assert s.engine.coverage.suspected == 1
 
 
-def test_kernels_that_only_read_one_pointer_are_not_suspected() -> None:
+def test_kernels_that_only_read_a_pointer_do_not_conflict() -> None:
     s = Scene()
     for stream in (1, 2, 3):
         s.kernel(stream, Access(X, X + 4096, READ, Known.ASSUMED))
@@ -160,7 +158,7 @@ def test_kernels_that_only_read_one_pointer_are_not_suspected() -> None:
     assert {race.previous.stream for race in s.W(5, "x")} == {1, 2, 3, 4}
 
 
-def test_pointers_in_order_with_a_copy_are_no_race() -> None:
+def test_ordered_copy_and_pointer_do_not_race() -> None:
     s = Scene()
     s.given(1, X + 8)
     s.record(1, 1)
@@ -178,21 +176,21 @@ def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
     assert len(s.copy(2, "x", "y")) == 1
 
 
-def test_a_summary_of_a_kernel_makes_a_race_likely() -> None:
+def test_merged_ranges_make_a_race_likely() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 8, WRITE, Known.SUMMARY))
     (race,) = s.R(2, X, size=8)
     assert race.confidence is Confidence.LIKELY
 
 
-def test_atomic_operations_do_not_race_with_each_other_but_with_all_else() -> None:
+def test_atomics_race_only_with_other_accesses() -> None:
     s = Scene()
     assert s.A(1, "x") + s.A(2, "x") + s.A(1, "x") == []
     assert len(s.R(3, "x")) == 2
     assert len(s.W(4, "x")) == 3
 
 
-def test_an_atomic_operation_races_with_a_write_and_with_a_read() -> None:
+def test_atomic_races_with_write_and_with_read() -> None:
     s = Scene()
     s.W(1, "x")
     assert len(s.A(2, "x")) == 1
@@ -210,7 +208,7 @@ def test_race_implied_by_another_is_not_reported() -> None:
     assert s.R(3, "x") == []  # after the first reader
 
 
-def test_a_race_does_not_hide_one_with_another_stream_or_of_other_bytes() -> None:
+def test_race_does_not_hide_races_with_other_streams_or_bytes() -> None:
     s = Scene()
     s.W(1, "x", "y")
     assert len(s.R(2, "x")) == 1
@@ -231,7 +229,7 @@ def test_pool_free_keeps_accesses_and_reuse_is_named() -> None:
     assert (race.allocation.address, race.allocation.size_bytes) == (X, SIZE)
 
 
-def test_two_users_of_one_block_of_a_pool_reuse_nothing() -> None:
+def test_race_within_one_pool_block_is_not_named_reuse() -> None:
     s = Scene()
     s.alloc("x", layer=Layer.POOL)
     s.W(1, "x")
@@ -239,7 +237,7 @@ def test_two_users_of_one_block_of_a_pool_reuse_nothing() -> None:
     assert race.kind is RaceKind.WRITE_AFTER_WRITE
 
 
-def test_the_allocation_of_a_race_is_the_one_that_its_bytes_are_in() -> None:
+def test_race_names_the_allocation_that_contains_its_bytes() -> None:
     s = Scene()
     s.alloc(X, how=How.MANAGED, size=1 << 20)
     s.W(1, X + 64)
@@ -248,7 +246,7 @@ def test_the_allocation_of_a_race_is_the_one_that_its_bytes_are_in() -> None:
     assert (race.allocation.address, race.allocation.how) == (X, How.MANAGED)
 
 
-def test_memory_that_is_freed_and_had_again_has_no_past() -> None:
+def test_reallocated_memory_has_no_earlier_accesses() -> None:
     s = Scene()
     s.alloc("x")
     s.W(1, "x")
@@ -259,7 +257,7 @@ def test_memory_that_is_freed_and_had_again_has_no_past() -> None:
     assert s.W(2, "x") == []
 
 
-def test_reading_one_buffer_again_and_again_keeps_memory_flat() -> None:
+def test_repeated_reads_use_constant_memory() -> None:
     s = Scene()
     touched = [Access(DEVICE, DEVICE + SIZE, READ)] * 500
     s.kernel(2, *touched)
@@ -274,7 +272,7 @@ def test_reading_one_buffer_again_and_again_keeps_memory_flat() -> None:
     assert grown < 10_000
 
 
-def test_many_pieces_of_an_allocation_become_approximate() -> None:
+def test_allocation_with_too_many_segments_becomes_approximate() -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
     s.alloc(DEVICE, size=1 << 20)
     s.kernel(1, *(Access(DEVICE + at, DEVICE + at + 1, WRITE) for at in range(0, 12_000, 2)))

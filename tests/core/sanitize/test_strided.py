@@ -22,7 +22,7 @@ def bytes_of(some: Rows) -> set[int]:
 
 
 @given(rows(), rows())
-def test_rows_share_bytes_with_others_exactly_if_some_byte_is_in_both(one: Rows, two: Rows) -> None:
+def test_shared_with_agrees_with_byte_sets(one: Rows, two: Rows) -> None:
     both = bytes_of(one) & bytes_of(two)
     shared = one.shared_with(two)
 
@@ -32,9 +32,7 @@ def test_rows_share_bytes_with_others_exactly_if_some_byte_is_in_both(one: Rows,
 
 
 @given(rows(), st.integers(0, 120), st.integers(1, 30))
-def test_rows_share_bytes_with_a_range_exactly_if_some_byte_is_in_both(
-    one: Rows, lo: int, size: int
-) -> None:
+def test_shared_with_range_agrees_with_byte_sets(one: Rows, lo: int, size: int) -> None:
     both = bytes_of(one) & set(range(lo, lo + size))
     shared = one.shared_with_range(lo, lo + size)
 
@@ -45,16 +43,16 @@ def test_rows_share_bytes_with_a_range_exactly_if_some_byte_is_in_both(
 
 
 @given(rows())
-def test_rows_are_made_of_the_ends_of_an_access_whichever_way_its_stride_goes(one: Rows) -> None:
+def test_rows_of_negative_stride_equal_rows_of_positive_stride(one: Rows) -> None:
     for stride in (one.stride, -one.stride):
         assert bytes_of(rows_of(one.lo, one.hi, stride, one.count)) == bytes_of(one)
 
 
-def test_rows_that_touch_each_other_are_one_range() -> None:
+def test_adjacent_rows_are_one_range() -> None:
     assert rows_of(100, 164, 16, 4) == Rows(100, 64, 64, 1)
 
 
-def test_many_rows_at_another_distance_are_compared_all_the_same() -> None:
+def test_many_rows_with_different_strides_are_compared() -> None:
     columns = Rows(lo=0, width=4, stride=1 << 12, count=100_000)
     others = Rows(lo=4, width=4, stride=(1 << 12) + 4, count=100_000)
 

@@ -28,7 +28,7 @@ COPY = side(work())
         "site:torch/nn/modules/linear.py:forward",
     ],
 )
-def test_a_pattern_covers_a_side_by_its_kernel_or_by_a_frame(pattern: str) -> None:
+def test_pattern_matches_kernel_or_frame_of_a_side(pattern: str) -> None:
     assert parse(pattern).covers(KERNEL)
 
 
@@ -57,7 +57,7 @@ def test_invalid_pattern_is_refused_in_one_line(pattern: str) -> None:
     assert "kernel:GLOB" in caught.value.hint
 
 
-def test_a_file_has_a_pattern_a_line_and_comments(tmp_path: Path) -> None:
+def test_suppression_file_has_one_pattern_per_line_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "known.txt"
     file.write_text(
         "# ours\n\nkernel:nccl*  # by design\nsite:a.py:{lambda()#1}\n", encoding="utf-8"
@@ -70,7 +70,7 @@ def test_a_file_has_a_pattern_a_line_and_comments(tmp_path: Path) -> None:
     )
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_error_names_the_invalid_line(tmp_path: Path) -> None:
     file = tmp_path / "known.txt"
     file.write_text("kernel:a\nnonsense\n", encoding="utf-8")
 
@@ -81,7 +81,7 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"), [(None, "No such file"), (b"\xff\xfe", "not text in UTF-8")]
 )
-def test_a_file_that_cannot_be_read_is_named(
+def test_error_names_the_unreadable_file(
     tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
     file = tmp_path / "known.txt"

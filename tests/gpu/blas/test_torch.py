@@ -129,13 +129,19 @@ def test_a_setting_is_put_back_where_the_work_fails() -> None:
     ("gemm", "reason"),
     [
         (replace(GEMM, epilogue="relu"), "together with a bias"),
-        (replace(GEMM, epilogue="gelu-bias", batch=2), "single products"),
-        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout="nn"), "layout tn only"),
-        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, epilogue="relu-bias"), "one at a time"),
+        (replace(GEMM, epilogue="gelu-bias", batch=2), "into a batch"),
+        (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout="nn"), "only layout tn"),
+        (
+            Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, epilogue="relu-bias"),
+            "only batch 1 and epilogue none",
+        ),
         (Gemm(dtype="fp8_e4m3", m=16, n=16, k=24), "multiples of 16"),
         (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, epilogue="bias", output="fp32"), "no bias"),
-        (Gemm(dtype="int8", m=16, n=16, k=16), "n is above 16"),
-        (Gemm(dtype="int8", m=16, n=32, k=16, padding=8), "without epilogue and padding"),
+        (Gemm(dtype="int8", m=16, n=16, k=16), "n above 16"),
+        (
+            Gemm(dtype="int8", m=16, n=32, k=16, padding=8),
+            "only epilogue none, batch 1 and padding 0",
+        ),
         (Gemm(dtype="bf16", m=8, n=8, k=8, output="fp32", epilogue="bias"), "bf16 to fp32"),
     ],
 )

@@ -35,7 +35,7 @@ class Touch(ctypes.Structure):
                 ("flags", ctypes.c_uint32)]
 
 held = []
-def will_touch(*each, result=0):
+def set_accesses(*each, result=0):
     all = (Touch * len(each))(*each)
     held.append(all)
     cuda.will_touch(all, len(all), result)
@@ -48,7 +48,7 @@ def write(address, size=4, *, stride=0, count=1):
 
 plain, textures = Kernel(b"plain", 1, (0,), (8,)), Kernel(b"textures", 1, (0,), (8,))
 def launch(*each, stream=STREAM, kernel=plain, pointer=0x100000, result=0, context=CONTEXT):
-    will_touch(*each, result=result)
+    set_accesses(*each, result=result)
     cuda.launch(context, stream, ctypes.byref(kernel), pointers(pointer), None)
 
 def wait(stream=STREAM, context=CONTEXT):
@@ -63,34 +63,38 @@ load_module()
 
 
 @dataclass
-class Told:
+class RecordedLaunch:
     """The accesses of one launch in a trace."""
 
     pending: int
     assumed: list[Access] = field(default_factory=list)
-    did: list[tuple[int, int, Mode, int]] = field(default_factory=list)  # from, to, how, node
+    accesses: list[tuple[int, int, Mode, int]] = field(default_factory=list)  # from, to, how, node
     known: set[Known] = field(default_factory=set)
-    ends: list[tuple[int, bool]] = field(default_factory=list)  # node, exact
+    ended_nodes: list[tuple[int, bool]] = field(default_factory=list)  # node, exact
 
 
-def told(events: list[Event]) -> list[Told]:
+def recorded_launches(events: list[Event]) -> list[RecordedLaunch]:
     """Return the accesses of each launch, of kernels and graphs, in order."""
     launches = {
-        e.seq: Told(e.fact.pending) for e in events if isinstance(e.fact, Launch | GraphLaunch)
+        e.seq: RecordedLaunch(e.fact.pending)
+        for e in events
+        if isinstance(e.fact, Launch | GraphLaunch)
     }
     for event in events:
         fact, of = event.fact, launches.get(event.seq)
         if isinstance(fact, Accessed):
-            assert of, "of a launch that there is"
-            of.ends.append((fact.node, fact.exact))
+            assert of, "every ACCESSED record belongs to a recorded launch"
+            of.ended_nodes.append((fact.node, fact.exact))
         elif isinstance(fact, Access) and of and fact.known >= Known.ASSUMED:
             of.assumed.append(fact)
         elif isinstance(fact, Access) and of:
-            assert all(node != fact.node for node, _ in of.ends), "before it is said to be all"
-            of.did.append((fact.lo, fact.hi, fact.mode, fact.node))
+            assert all(node != fact.node for node, _ in of.ended_nodes), (
+                "no access follows the ACCESSED record of its node"
+            )
+            of.accesses.append((fact.lo, fact.hi, fact.mode, fact.node))
             of.known.add(fact.known)
     for one in launches.values():
-        assert len(one.ends) == one.pending, "each that is pending comes to its end once"
+        assert len(one.ended_nodes) == one.pending, "each pending kernel has one ACCESSED record"
     return list(launches.values())
 
 

@@ -143,7 +143,7 @@ typedef struct graph {
 typedef struct node {
     int type;
     kernel_node_params kernel;
-    box_copy copy;
+    memcpy3d_params copy;
     memset_node_params fill;
     graph *child;
 } node;
@@ -181,7 +181,7 @@ int cuGraphKernelNodeGetParams_v2(CUgraphNode one, kernel_node_params *parameter
     return 0;
 }
 
-int cuGraphMemcpyNodeGetParams(CUgraphNode one, box_copy *copy)
+int cuGraphMemcpyNodeGetParams(CUgraphNode one, memcpy3d_params *copy)
 {
     *copy = ((const node *)one)->copy;
     return 0;
@@ -274,7 +274,7 @@ void copy_rows(void *context, void *stream, uint64_t to, uint64_t from, const ui
                                  .direction = direction,
                                  .apiContext = context,
                                  .hApiStream = stream};
-    box_copy parameters = {.src = {.height = box[5]}, .dst = {.height = box[5]}};
+    memcpy3d_params parameters = {.src = {.height = box[5]}, .dst = {.height = box[5]}};
     const void *call = &parameters;
     tell_call(CBID_cuMemcpy3DAsync_v2, 0, &call, 0);
     tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &data);

@@ -150,7 +150,7 @@ void device_forget(Sanitizer_StreamHandle handle)
     pthread_mutex_unlock(&device);
 }
 
-void go_on(void *stream) /* NULL: all streams */
+void resume(void *stream) /* NULL: all streams */
 {
     device_drain(stream);
     pthread_mutex_lock(&device);

@@ -81,7 +81,7 @@ class PageSet(ctypes.Structure):
         ("pages", ctypes.POINTER(Page)),
         ("bitmaps", ctypes.POINTER(ctypes.c_ubyte)),
         ("count", ctypes.c_size_t),
-        ("room", ctypes.c_size_t),
+        ("capacity", ctypes.c_size_t),
     )
 
 
@@ -113,6 +113,6 @@ def read_ranges(library: ctypes.CDLL, pages: object, bitmaps: object, count: int
     """Return the ranges of pages; arguments are addresses or arrays."""
     arguments = (pages, bitmaps, ctypes.c_size_t(count))
     number = library.read_ranges(*arguments, None, ctypes.c_size_t(0))
-    room = (Range * number)()
-    assert library.read_ranges(*arguments, room, ctypes.c_size_t(number)) == number
-    return list(room)
+    ranges = (Range * number)()
+    assert library.read_ranges(*arguments, ranges, ctypes.c_size_t(number)) == number
+    return list(ranges)

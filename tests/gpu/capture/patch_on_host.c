@@ -14,7 +14,7 @@
 
 #define CK_PATCH int
 #define CK_INLINE static inline
-#define CK_ASIDE static
+#define CK_NOINLINE static
 
 #define ORDER __ATOMIC_RELAXED
 #define AS(type, at) ((type *)(uintptr_t)(at))
@@ -350,5 +350,5 @@ static void keep(void *to, const access_range *range)
 size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *room, size_t size)
 {
     kept into = {room, 0, size};
-    return ranges_of(pages, bitmaps, count, keep, &into) ? into.used : (size_t)-1;
+    return pages_to_ranges(pages, bitmaps, count, keep, &into) ? into.used : (size_t)-1;
 }

@@ -52,8 +52,8 @@ def real_ptxas() -> Path:
     return Path(found)
 
 
-def build(capability: Capability, places: SearchPaths) -> bytes:
-    assert "/program/packages" in places.packages
+def build(capability: Capability, paths: SearchPaths) -> bytes:
+    assert "/program/packages" in paths.packages
     if capability < (8, 0):
         raise EnvironmentUnusable("it is too old", hint="use --accesses arguments")
     return f"for {capability}".encode()
@@ -92,7 +92,7 @@ def test_missing_nvrtc_falls_back_with_install_hint(tmp_path: Path) -> None:
 
     assert ready is READY
     assert why_not == (
-        "accesses are assumed from arguments: NVRTC is not installed, and compiling kernels needs it;"
+        "accesses are inferred from kernel arguments: NVRTC is not installed, and compiling kernels needs it;"
         " pip install 'nvidia-cuda-nvrtc'"
     )
 
@@ -158,26 +158,26 @@ def test_lost_device_makes_capabilities_unavailable() -> None:
 def test_patch_is_assembled_for_each_architecture(
     real_ptxas: Path, tmp_path: Path, capability: tuple[int, int], options: tuple[str, ...]
 ) -> None:
-    places = search_only(tmp_path, CUDAKIT_PTXAS=str(real_ptxas))
-    image = build_patch(capability, places=places, options=options)
+    paths = search_only(tmp_path, CUDAKIT_PTXAS=str(real_ptxas))
+    image = build_patch(capability, paths=paths, options=options)
     assert image.startswith(ELF)
     assert all(b"\0" + name + b"\0" in image for name in FUNCTIONS)
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_patch_is_cached_by_target_options_and_assembler(tmp_path: Path) -> None:
-    places = search_only(
+    paths = search_only(
         tmp_path,
         PATH=str(fake_ptxas(tmp_path / "bin/ptxas", "13.9", then='printf once >"$5"').parent),
     )
     cache = CompileCache(tmp_path / "cache")
-    assert build_patch((9, 0), places=places, cache=cache) == b"once"
+    assert build_patch((9, 0), paths=paths, cache=cache) == b"once"
     fake_ptxas(tmp_path / "bin/ptxas", "13.9", then='printf twice >"$5"')
-    assert build_patch((9, 0), places=places, cache=cache) == b"once"
-    assert build_patch((8, 0), places=places, cache=cache) == b"twice"
-    assert build_patch((9, 0), places=places, cache=cache, options=("-DX",)) == b"twice"
+    assert build_patch((9, 0), paths=paths, cache=cache) == b"once"
+    assert build_patch((8, 0), paths=paths, cache=cache) == b"twice"
+    assert build_patch((9, 0), paths=paths, cache=cache, options=("-DX",)) == b"twice"
     fake_ptxas(tmp_path / "bin/ptxas", "14.0", then='printf newer >"$5"')
-    assert build_patch((9, 0), places=places, cache=cache) == b"newer"
+    assert build_patch((9, 0), paths=paths, cache=cache) == b"newer"
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -188,20 +188,20 @@ def test_failing_assembler_is_skipped(tmp_path: Path) -> None:
         ("12.0", 'printf older >"$5"'),
     ):
         fake_ptxas(tmp_path / f"usr/local/cuda-{version}/bin/ptxas", version, then=then)
-    assert build_patch((9, 0), places=search_only(tmp_path)) == b"good"
+    assert build_patch((9, 0), paths=search_only(tmp_path)) == b"good"
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_ptx_version_suits_old_assemblers(tmp_path: Path) -> None:
     then = 'grep -q "^.version 6.3$" "$3" && grep -q "^.target sm_75$" "$3" && printf good >"$5"'
     ptxas = fake_ptxas(tmp_path / "ptxas", "12.0", then=then)
-    assert build_patch((9, 0), places=search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas))) == b"good"
+    assert build_patch((9, 0), paths=search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas))) == b"good"
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_missing_assembler_error_has_install_hint(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"ptxas, which .* is not installed") as error:
-        build_patch((9, 0), places=search_only(tmp_path))
+        build_patch((9, 0), paths=search_only(tmp_path))
     assert error.value.hint.startswith("pip install 'nvidia-cuda-nvcc>=1")
 
 
@@ -211,7 +211,7 @@ def test_error_lists_output_of_each_assembler(tmp_path: Path) -> None:
         ptxas = tmp_path / f"usr/local/cuda-{version}/bin/ptxas"
         fake_ptxas(ptxas, version, then=f"echo no sm_99 in {version} >&2; exit 1")
     with pytest.raises(EnvironmentUnusable) as error:
-        build_patch((9, 0), places=search_only(tmp_path))
+        build_patch((9, 0), paths=search_only(tmp_path))
     first = (
         f"ptxas 13.0.7 ({tmp_path}/usr/local/cuda-13.0/bin/ptxas): no sm_99 in 13.0; ptxas 12.4.7"
     )
@@ -221,7 +221,7 @@ def test_error_lists_output_of_each_assembler(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nvrtc")
 def test_patch_for_too_old_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"this device has 7\.5"):
-        build_patch((7, 5), places=search_only(tmp_path))
+        build_patch((7, 5), paths=search_only(tmp_path))
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -230,6 +230,6 @@ def test_compile_error_has_the_log(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="no_such_option"):
         build_patch(
             (9, 0),
-            places=search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)),
+            paths=search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)),
             options=("--no_such_option",),
         )

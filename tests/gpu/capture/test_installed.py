@@ -40,9 +40,7 @@ def library(directory: Path) -> Path:
     return place
 
 
-def places(
-    root: Path, *packages: Path, environment: Mapping[str, str] | None = None
-) -> SearchPaths:
+def paths(root: Path, *packages: Path, environment: Mapping[str, str] | None = None) -> SearchPaths:
     return SearchPaths(environment or {}, [str(place) for place in packages], root, root / "native")
 
 
@@ -50,7 +48,7 @@ def test_library_of_wheel_is_found(tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     place = wheel(packages, "13.5.25")
 
-    found = find_sanitizer_library(places(tmp_path, tmp_path / "missing", packages))
+    found = find_sanitizer_library(paths(tmp_path, tmp_path / "missing", packages))
 
     assert (found.path, found.version) == (place, (13, 5, 25))
 
@@ -61,14 +59,14 @@ def test_newest_library_wins(tmp_path: Path) -> None:
     toolkit(tmp_path / "usr/local/cuda-13.0", "13.0.85")
     wheel(tmp_path / "b", "13.9.1")
 
-    assert find_sanitizer_library(places(tmp_path, tmp_path / "a", tmp_path / "b")).path == newest
+    assert find_sanitizer_library(paths(tmp_path, tmp_path / "a", tmp_path / "b")).path == newest
 
 
 def test_library_of_packages_wins_over_equal_toolkit(tmp_path: Path) -> None:
     toolkit(tmp_path / "usr/local/cuda", "13.5.25")
     place = wheel(tmp_path / "packages", "13.5.25")
 
-    assert find_sanitizer_library(places(tmp_path, tmp_path / "packages")).path == place
+    assert find_sanitizer_library(paths(tmp_path, tmp_path / "packages")).path == place
 
 
 @pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
@@ -76,7 +74,7 @@ def test_toolkit_of_environment_is_searched(tmp_path: Path, variable: str) -> No
     place = toolkit(tmp_path / "elsewhere", "13.4.1")
 
     found = find_sanitizer_library(
-        places(tmp_path, environment={variable: str(tmp_path / "elsewhere")})
+        paths(tmp_path, environment={variable: str(tmp_path / "elsewhere")})
     )
 
     assert (found.path, found.version) == (place, (13, 4, 1))
@@ -89,19 +87,19 @@ def test_toolkit_of_environment_is_searched(tmp_path: Path, variable: str) -> No
 def test_toolkits_are_found_in_standard_places(tmp_path: Path, directory: str) -> None:
     place = toolkit(tmp_path / directory, "13.4.1")
 
-    assert find_sanitizer_library(places(tmp_path)).path == place
+    assert find_sanitizer_library(paths(tmp_path)).path == place
 
 
 def test_symlinked_toolkit_counts_once(tmp_path: Path) -> None:
     place = toolkit(tmp_path / "usr/local/cuda-13.4", "13.4.1")
     (tmp_path / "usr/local/cuda").symlink_to("cuda-13.4")
 
-    assert find_sanitizer_library(places(tmp_path)).path == place
+    assert find_sanitizer_library(paths(tmp_path)).path == place
 
 
 def test_missing_library_error_names_the_extra(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="is not installed") as refused:
-        find_sanitizer_library(places(tmp_path))
+        find_sanitizer_library(paths(tmp_path))
 
     assert refused.value.hint == "pip install 'cudakit[sanitize]'"
 
@@ -110,9 +108,12 @@ def test_old_library_error_names_version_and_path(tmp_path: Path) -> None:
     place = toolkit(tmp_path / "usr/local/cuda", "13.0.85")
 
     with pytest.raises(EnvironmentUnusable) as refused:
-        find_sanitizer_library(places(tmp_path))
+        find_sanitizer_library(paths(tmp_path))
 
-    assert refused.value.message == f"Sanitizer API 13.0.85 ({place}) is too old, 13.4 is needed"
+    assert (
+        refused.value.message
+        == f"Sanitizer API 13.0.85 ({place}) is too old; version 13.4 or newer is required"
+    )
     assert refused.value.hint == "pip install 'cudakit[sanitize]'"
 
 
@@ -124,9 +125,7 @@ def test_named_library_wins(tmp_path: Path) -> None:
     wheel(tmp_path / "packages", "13.9.1")
     place = wheel(tmp_path / "named", "13.4.2")
 
-    found = find_sanitizer_library(
-        places(tmp_path, tmp_path / "packages", environment=named(place))
-    )
+    found = find_sanitizer_library(paths(tmp_path, tmp_path / "packages", environment=named(place)))
 
     assert (found.path, found.version) == (place, (13, 4, 2))
 
@@ -135,22 +134,22 @@ def test_named_library_of_unknown_version_is_accepted(tmp_path: Path) -> None:
     place = tmp_path / "mine.so"
     place.write_bytes(b"")
 
-    found = find_sanitizer_library(places(tmp_path, environment=named(place)))
+    found = find_sanitizer_library(paths(tmp_path, environment=named(place)))
 
     assert (found.path, found.version) == (place, ())
     assert "unknown version" in str(found)
 
 
 def test_missing_named_library_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match=r"mine\.so.*no file"):
-        find_sanitizer_library(places(tmp_path, environment=named(tmp_path / "mine.so")))
+    with pytest.raises(EnvironmentUnusable, match=r"mine\.so.*not a file"):
+        find_sanitizer_library(paths(tmp_path, environment=named(tmp_path / "mine.so")))
 
 
 def test_old_named_library_error_names_the_variable(tmp_path: Path) -> None:
     place = toolkit(tmp_path / "old", "12.9.1")
 
     with pytest.raises(EnvironmentUnusable, match="too old") as refused:
-        find_sanitizer_library(places(tmp_path, environment=named(place)))
+        find_sanitizer_library(paths(tmp_path, environment=named(place)))
 
     assert "CUDAKIT_SANITIZER_LIBRARY" in refused.value.hint
 
@@ -160,7 +159,7 @@ def test_damaged_version_json_is_unknown_version(tmp_path: Path, content: str) -
     library(tmp_path / "usr/local/cuda")
     (tmp_path / "usr/local/cuda/version.json").write_text(content, errors="surrogatepass")
 
-    assert find_sanitizer_library(places(tmp_path)).version == ()
+    assert find_sanitizer_library(paths(tmp_path)).version == ()
 
 
 @pytest.mark.parametrize("directory", ["usr/local/cuda-13.4", "opt/nvidia/hpc_sdk/a/b/cuda/13.4"])
@@ -169,8 +168,8 @@ def test_toolkit_version_falls_back_to_directory_name(tmp_path: Path, directory:
     link = tmp_path / "linked.so"
     link.symlink_to(place)
 
-    assert find_sanitizer_library(places(tmp_path)).version == (13, 4)
-    assert find_sanitizer_library(places(tmp_path, environment=named(link))).version == (13, 4)
+    assert find_sanitizer_library(paths(tmp_path)).version == (13, 4)
+    assert find_sanitizer_library(paths(tmp_path, environment=named(link))).version == (13, 4)
 
 
 def test_library_headers_are_beside_it(tmp_path: Path) -> None:
@@ -180,14 +179,14 @@ def test_library_headers_are_beside_it(tmp_path: Path) -> None:
     for name in ("sanitizer_callbacks.h", "sanitizer_stream.h", "generated_cuda_meta.h"):
         (include / name).write_text("")
 
-    headers = find_sanitizer_library(places(tmp_path, tmp_path / "packages")).headers
+    headers = find_sanitizer_library(paths(tmp_path, tmp_path / "packages")).headers
 
     assert [path.name for path in headers] == ["sanitizer_callbacks.h", "sanitizer_stream.h"]
 
 
 def test_missing_recorder_error_names_the_compiler(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match="was not built") as refused:
-        find_recorder(places(tmp_path))
+    with pytest.raises(EnvironmentUnusable, match="no C compiler was found") as refused:
+        find_recorder(paths(tmp_path))
 
     assert "install a C compiler" in refused.value.hint
     assert "pip install --force-reinstall --no-binary cudakit cudakit" in refused.value.hint
@@ -205,15 +204,15 @@ def test_native_modules_are_found_beside_the_package(tmp_path: Path) -> None:
     for name in names:
         (native / name).write_bytes(b"")
 
-    assert find_recorder(places(tmp_path)) == native / "_recorder.abi3.so"
-    assert find_frame_readers(places(tmp_path)) == {
+    assert find_recorder(paths(tmp_path)) == native / "_recorder.abi3.so"
+    assert find_frame_readers(paths(tmp_path)) == {
         "cpython-311": native / names[1],
         "cpython-314": native / names[2],
     }
 
 
 def test_frame_readers_may_be_missing(tmp_path: Path) -> None:
-    assert find_frame_readers(places(tmp_path)) == {}
+    assert find_frame_readers(paths(tmp_path)) == {}
 
 
 def test_assemblers_are_found_newest_first(tmp_path: Path) -> None:

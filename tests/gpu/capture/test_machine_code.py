@@ -14,11 +14,11 @@ from gpu.capture.on_host import build_patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-TEXTURES, SURFACES = "reads of textures", "accesses to surfaces"
+TEXTURES, SURFACES = "texture reads", "surface accesses"
 MULTIMEM = "multimem.ld_reduce"
-STORES, REDUCTIONS = "stores by tensor maps", "reductions by tensor maps"
+STORES, REDUCTIONS = "tensor-map stores", "tensor-map reductions"
 ASYNCHRONOUS = "st.async or red.async to global memory"
-SYSTEM = "functions of the driver"
+SYSTEM = "device functions of the driver"
 
 Found = list[tuple[str, str]]
 

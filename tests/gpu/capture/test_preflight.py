@@ -50,7 +50,7 @@ def record(root: Path, *, check: str = "assert os.path.isfile(library)", offset:
 
 
 def refused(machine: SearchPaths, python: str | None = None) -> Refusal:
-    outcome = preflight(python, places=machine)
+    outcome = preflight(python, paths=machine)
     assert isinstance(outcome, Refusal)
     return outcome
 
@@ -60,7 +60,7 @@ def under(machine: SearchPaths, **environment: str) -> SearchPaths:
 
 
 def test_complete_machine_is_ready(machine: SearchPaths) -> None:
-    outcome = preflight(None, places=machine)
+    outcome = preflight(None, paths=machine)
 
     assert isinstance(outcome, Ready)
     assert outcome.version == (13, 5, 25)
@@ -79,7 +79,7 @@ def test_packages_of_program_interpreter_are_searched(machine: SearchPaths, tmp_
     python.write_text(f'#!/bin/sh\nPYTHONPATH={program}/lib exec {sys.executable} "$@"\n')
     python.chmod(0o755)
 
-    outcome = preflight(str(python), places=machine)
+    outcome = preflight(str(python), paths=machine)
 
     assert isinstance(outcome, Ready)
     assert outcome.version == (13, 6, 1)
@@ -115,13 +115,13 @@ def test_crashing_recorder_is_refused(machine: SearchPaths, tmp_path: Path) -> N
     refusal = refused(machine)
 
     assert refusal.message.endswith(": it was killed by signal 9")
-    assert refusal.hint.startswith(f"see what this says: {sys.executable} -I -S ")
+    assert refusal.hint.startswith(f"run this command to see the error: {sys.executable} -I -S ")
 
 
 def test_output_of_library_is_ignored(machine: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="os.write(1, b'{}')")
 
-    assert isinstance(preflight(None, places=machine), Ready)
+    assert isinstance(preflight(None, paths=machine), Ready)
 
 
 def test_moved_struct_field_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_other_tool_is_refused_by_its_variable(
     refusal = refused(under(machine, **{variable: value}))
 
     assert refusal.message.startswith(f"{variable} ")
-    assert refusal.hint == f"run cudakit outside of that tool, or unset {variable}"
+    assert refusal.hint == f"run cudakit without that tool, or unset {variable}"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_other_tool_is_refused_by_its_variable(
     ],
 )
 def test_unrelated_variables_are_accepted(machine: SearchPaths, variable: str, value: str) -> None:
-    assert isinstance(preflight(None, places=under(machine, **{variable: value})), Ready)
+    assert isinstance(preflight(None, paths=under(machine, **{variable: value})), Ready)
 
 
 def driver(root: Path, kind: str, version: str) -> None:
@@ -176,8 +176,8 @@ def test_old_driver_is_refused_with_its_version(
     driver(tmp_path, kind, "510.108.03")
 
     assert refused(machine) == Refusal(
-        "the driver is 510.108.03, and events are reported from 515 on",
-        "install a driver of the 515 series or newer",
+        "driver 510.108.03 is too old: it does not report CUDA events",
+        "install driver 515 or newer",
     )
 
 
@@ -185,7 +185,7 @@ def test_old_driver_is_refused_with_its_version(
 def test_newer_driver_is_accepted(machine: SearchPaths, tmp_path: Path, version: str) -> None:
     driver(tmp_path, "Open Kernel Module for x86_64", version)
 
-    assert isinstance(preflight(None, places=machine), Ready)
+    assert isinstance(preflight(None, paths=machine), Ready)
 
 
 def test_missing_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_missing_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) ->
 
     refusal = refused(machine, python)
 
-    assert refusal.message.startswith(f"the recorder could not be tried with {python}: ")
+    assert refusal.message.startswith(f"the recorder could not be tested with {python}: ")
     assert "No such file" in refusal.message
 
 
@@ -209,7 +209,7 @@ def test_interpreter_that_cannot_load_recorder_is_refused(
     refusal = refused(machine, str(python))
 
     assert f"{python} is {name} 3.1" in refusal.message
-    assert refusal.hint == "name another interpreter with --python"
+    assert refusal.hint == "choose another interpreter with --python"
 
 
 def test_invalid_answer_of_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ cuda.call_host(None)
 cuda.hold(STREAM)
 cuda.call_host(STREAM)
 cuda.call_host(None)
-cuda.go_on(STREAM)
+cuda.resume(STREAM)
 """
     events = recorded(tmp_path, library, program)
     assert list(facts(events, HostCall)) == [
@@ -327,8 +327,8 @@ cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
     assert [each.what for each in facts(events, Gap)] == [
-        "the launch of a graph with other nodes than it was made with",
-        "the launch of a graph that was made unseen",
+        "graph launch with a different number of kernels than instantiated",
+        "graph launch whose instantiation was not recorded",
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpu.capture.exact_programs import BEGIN, PATCHES, gaps, run, told
+from gpu.capture.exact_programs import BEGIN, PATCHES, gaps, recorded_launches, run
 from gpu.capture.recorded import build_library, facts, recorded, recorded_processes
 
 from cudakit.trace.events import (
@@ -20,7 +20,7 @@ from cudakit.trace.events import (
 )
 from cudakit.trace.kinds import Known, Mode
 
-NO_ROOM = "a launch for whose accesses there was no room"
+ARENA_FULL = "launch with lost accesses: arena full"
 
 
 @pytest.fixture(scope="session")
@@ -42,19 +42,19 @@ cuda.hold(STREAM)
 launch(read(0x100000, 4, stride=4, count=100), write(0x100201, 1), write(0x100204, 16))
 time.sleep(0.03)  # the host is not looked after more often
 wait()
-cuda.go_on(STREAM)
+cuda.resume(STREAM)
 launch(read(0x100010))
 """
     events = run(tmp_path, library, program)
-    first, second = told(events)
-    assert first.did == [
+    first, second = recorded_launches(events)
+    assert first.accesses == [
         (0x100000, 0x100190, Mode.READ, 0),
         (0x100201, 0x100202, Mode.WRITE, 0),
         (0x100204, 0x100214, Mode.WRITE, 0),
     ]
-    assert (first.pending, first.known, first.ends) == (1, {Known.EXACT}, [(0, True)])
+    assert (first.pending, first.known, first.ended_nodes) == (1, {Known.EXACT}, [(0, True)])
     assert [(each.lo, each.hi) for each in first.assumed] == [(0x100000, 0x200000)]
-    assert second.did == [(0x100010, 0x100014, Mode.READ, 0)]
+    assert second.accesses == [(0x100010, 0x100014, Mode.READ, 0)]
     at = [i for i, event in enumerate(events) if isinstance(event.fact, Accessed)]
     assert position(events, StreamSync) < at[0] < len(events) - 1
     assert gaps(events) == {}
@@ -103,8 +103,8 @@ stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stri
 launch(*stream, write(0x200000, stride=1 << 16, count=300))
 wait()
 """
-    (one,) = told(run(tmp_path, library, program))
-    assert one.did == [
+    (one,) = recorded_launches(run(tmp_path, library, program))
+    assert one.accesses == [
         (0x100000, 0x1CFF80, Mode.READ, 0),
         (0x200000, 0x200000 + (299 << 16) + 4, Mode.WRITE, 0),
     ]
@@ -113,7 +113,7 @@ wait()
 
 def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:
     events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
-    assert [each.did for each in told(events)] == [
+    assert [each.accesses for each in recorded_launches(events)] == [
         [(0x100000, 0x100004, Mode.WRITE, 0)],
         [(0x100000, 0x100004, Mode.READ, 0)],
     ]
@@ -127,8 +127,8 @@ launch(write(0x100000))
 launch(write(0x200000), stream=LEGACY)
 """
     events = run(tmp_path, library, program)
-    assert [each.ends for each in told(events)] == [[(0, False)]] * 2
-    assert gaps(events) == {NO_ROOM: 2}
+    assert [each.ended_nodes for each in recorded_launches(events)] == [[(0, False)]] * 2
+    assert gaps(events) == {ARENA_FULL: 2}
 
 
 def test_stream_without_wait_is_read_by_marker(library: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ launch(write(0x100004), stream=OTHER)
 time.sleep(0.03)
 wait(STREAM)  # tells nothing of the other one: its mark is behind its kernel
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
-cuda.go_on(OTHER)
+cuda.resume(OTHER)
 time.sleep(0.03)
 wait(STREAM)
 cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
@@ -151,7 +151,7 @@ cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
     first, second = (i for i, name in enumerate(names) if name == "Fill")
     assert "Accessed" not in names[:first]
     assert names[first:second].count("Accessed") == 2
-    assert [each.did[0][0] for each in told(events)] == [0x100000, 0x100004]
+    assert [each.accesses[0][0] for each in recorded_launches(events)] == [0x100000, 0x100004]
 
 
 def test_wait_of_one_thread_does_not_complete_launches_of_others(
@@ -168,11 +168,11 @@ cuda.synchronize_but(CONTEXT, STREAM, 0)  # the wait has ended, and was not told
 elsewhere(write(0x100004))
 time.sleep(0.03)
 cuda.synchronize_but(CONTEXT, STREAM, 1)
-cuda.go_on(STREAM)
+cuda.resume(STREAM)
 """
     events = run(tmp_path, library, program)
-    assert [each.did[0][0] for each in told(events)] == [0x100000, 0x100004]
-    assert [each.ends for each in told(events)] == [[(0, True)]] * 2
+    assert [each.accesses[0][0] for each in recorded_launches(events)] == [0x100000, 0x100004]
+    assert [each.ended_nodes for each in recorded_launches(events)] == [[(0, True)]] * 2
 
 
 def test_launches_of_many_threads_are_distinguished(library: Path, tmp_path: Path) -> None:
@@ -190,13 +190,13 @@ for each in threads: each.start()
 for each in threads: each.join()
 """
     events = run(tmp_path, library, program)
-    each = told(events)
+    each = recorded_launches(events)
     assert gaps(events) == {}
-    assert all(one.ends == [(0, True)] for one in each)
-    begins = sorted(lo for one in each for lo, _, _, _ in one.did)
+    assert all(one.ended_nodes == [(0, True)] for one in each)
+    begins = sorted(lo for one in each for lo, _, _, _ in one.accesses)
     assert begins == [0x100000 + i * 64 for i in range(800)]
     for one in each:  # what it assumed and what it did is of the same thread
-        (lo, hi, _, _), thread = one.did[0], one.assumed[0].lo - 0x100000
+        (lo, hi, _, _), thread = one.accesses[0], one.assumed[0].lo - 0x100000
         assert (lo - 0x100000) // 64 // 200 == thread
         assert hi - lo == 32
 
@@ -207,7 +207,7 @@ for i in range(3000):
     launch(write(0x100000 + i * 4))
 """
     events = run(tmp_path, library, program)
-    assert [one.did for one in told(events)] == [
+    assert [one.accesses for one in recorded_launches(events)] == [
         [(0x100000 + i * 4, 0x100004 + i * 4, Mode.WRITE, 0)] for i in range(3000)
     ]
 
@@ -217,11 +217,11 @@ def test_launch_without_space_is_gap(library: Path, tmp_path: Path) -> None:
 launch(write(0x100000))
 launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
 """
-    first, second = told(events := run(tmp_path, library, program))
-    assert first.ends == [(0, True)]
-    assert (second.did, second.ends) == ([], [(0, False)])
+    first, second = recorded_launches(events := run(tmp_path, library, program))
+    assert first.ended_nodes == [(0, True)]
+    assert (second.accesses, second.ended_nodes) == ([], [(0, False)])
     assert len(second.assumed) == 1
-    assert gaps(events) == {NO_ROOM: 1}
+    assert gaps(events) == {ARENA_FULL: 1}
 
 
 def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:
@@ -231,10 +231,10 @@ launch(write(0x100000))
 launch(write(0x100000))
 """
     events = run(tmp_path, library, program)
-    assert [(one.pending, len(one.assumed)) for one in told(events)] == [(0, 1)] * 2
+    assert [(one.pending, len(one.assumed)) for one in recorded_launches(events)] == [(0, 1)] * 2
     assert gaps(events) == {
-        "no device memory for what kernels access: accesses from arguments": 1,
-        "a launch from arguments alone: no room for its accesses": 2,
+        "no device memory for arenas: accesses inferred from arguments": 1,
+        "launch inferred from arguments: arena full": 2,
     }
 
 
@@ -248,9 +248,9 @@ wait()
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 """
     events = run(tmp_path, library, program)
-    other, failed = told(events)
-    assert (failed.did, failed.ends) == ([], [(0, True)])
-    assert other.did == [(0x100004, 0x100008, Mode.WRITE, 0)]
+    other, failed = recorded_launches(events)
+    assert (failed.accesses, failed.ended_nodes) == ([], [(0, True)])
+    assert other.accesses == [(0x100004, 0x100008, Mode.WRITE, 0)]
     assert type(events[-1].fact).__name__ != "Accessed", "read at the wait, not at the end"
 
 
@@ -285,8 +285,8 @@ load_module(P(0x5001))  # the handle comes again
 launch(write(0x100000))
 """
     events = run(tmp_path, library, program)
-    assert [one.pending for one in told(events)] == [0, 0, 1]
-    why = "a launch from arguments alone: machine code that could not be read or patched"
+    assert [one.pending for one in recorded_launches(events)] == [0, 0, 1]
+    why = "launch inferred from arguments: machine code that could not be parsed or patched"
     assert gaps(events) == {why: 2}
 
 
@@ -299,19 +299,17 @@ cuda.load_module(CONTEXT, MODULE, other, ctypes.c_size_t(len(other)))
 launch(write(0x100000), kernel=textures)  # one of the same name, in a module with the same handle
 """
     events = run(tmp_path, library, program)
-    assert [one.pending for one in told(events)] == [0, 1]
-    assert gaps(events) == {"a launch from arguments alone: reads of textures": 1}
+    assert [one.pending for one in recorded_launches(events)] == [0, 1]
+    assert gaps(events) == {"launch inferred from arguments: texture reads": 1}
 
 
 def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None:
     begin = 'ctypes.c_int.in_dll(cuda, "capability").value = 80\n'
     program = begin + BEGIN + "launch(write(0x100000))"
     events = recorded(tmp_path, library, program, patches=PATCHES)
-    assert [(one.pending, len(one.assumed)) for one in told(events)] == [(0, 1)]
+    assert [(one.pending, len(one.assumed)) for one in recorded_launches(events)] == [(0, 1)]
     assert list(facts(events, Arenas)) == []
-    assert gaps(events) == {
-        "a context that the patch could not be loaded into: accesses from arguments there": 1
-    }
+    assert gaps(events) == {"context without device patch: accesses inferred from arguments": 1}
 
 
 def test_stream_and_context_may_be_destroyed_with_work(library: Path, tmp_path: Path) -> None:
@@ -325,7 +323,7 @@ launch(write(0x100004))
 time.sleep(0.03)
 wait()  # for the second of them
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
-cuda.go_on(None)
+cuda.resume(None)
 cuda.drop_context(CONTEXT, 3)
 cuda.make_context(CONTEXT, 3)
 cuda.make_stream(CONTEXT, STREAM, 1)
@@ -333,11 +331,11 @@ load_module()
 launch(write(0x100008))
 """
     events = run(tmp_path, library, program)
-    assert [one.did for one in told(events)] == [
+    assert [one.accesses for one in recorded_launches(events)] == [
         [(at, at + 4, Mode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
     ]
     assert position(events, Fill) < position(events, Accessed)
-    assert all(one.ends == [(0, True)] for one in told(events))
+    assert all(one.ended_nodes == [(0, True)] for one in recorded_launches(events))
     sizes = [each.size_bytes for each in facts(events, Arenas)]
     assert sizes[0] > 0
     assert sizes[-1] == 0, "the end gives everything back"
@@ -356,7 +354,9 @@ for i in range(40):
     cuda.drop_context(context, 0)
 """
     events = run(tmp_path, library, program)
-    assert [one.did[0][0] for one in told(events)] == [0x100000 + i * 4 for i in range(40)]
+    assert [one.accesses[0][0] for one in recorded_launches(events)] == [
+        0x100000 + i * 4 for i in range(40)
+    ]
 
 
 def test_own_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ cuda.drop_own_stream(CONTEXT)
     events = run(tmp_path, library, program)
     assert len(list(facts(events, StreamCreate))) == 3
     assert list(facts(events, StreamDestroy)) == []
-    assert told(events)[0].ends == [(0, True)]
+    assert recorded_launches(events)[0].ended_nodes == [(0, True)]
 
 
 def test_forked_child_does_not_record_launches_of_parent(library: Path, tmp_path: Path) -> None:
@@ -384,8 +384,8 @@ if not (child := os.fork()):
     launch(write(0x300000), stream=OTHER)
     sys.exit(0)
 os.waitpid(child, 0)
-cuda.go_on(STREAM)
+cuda.resume(STREAM)
 """
     processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
-    did = sorted([one.did[0][0] for one in told(events)] for events in processes)
+    did = sorted([one.accesses[0][0] for one in recorded_launches(events)] for events in processes)
     assert did == [[0x100000], [0x300000]]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu.capture.exact_programs import gaps, run, told
+from gpu.capture.exact_programs import gaps, recorded_launches, run
 from gpu.capture.recorded import build_library, facts
 
 from cudakit.trace.events import Access, Event
@@ -44,7 +44,7 @@ def graph(*kernels, executable=EXECUTABLE):
     cuda.instantiate(ctypes.byref(made), executable)
     return made
 def launch_graph(of, *each, first_grid=1000, in_line=1, executable=EXECUTABLE, result=0):
-    will_touch(*each, result=result)
+    set_accesses(*each, result=result)
     cuda.launch_kernels(CONTEXT, STREAM, executable, ctypes.byref(of), U(first_grid), in_line)
 """
 
@@ -62,12 +62,12 @@ for i in range(4):
 wait()
 """
     events = run(tmp_path, library, GRAPHS + program)
-    for i, (kernel, graph) in enumerate(zip(*[iter(told(events))] * 2, strict=True)):
+    for i, (kernel, graph) in enumerate(zip(*[iter(recorded_launches(events))] * 2, strict=True)):
         at = 0x100004 + i * 64
-        assert kernel.did == [(at - 4, at, Mode.READ, 0)]
+        assert kernel.accesses == [(at - 4, at, Mode.READ, 0)]
         assert graph.pending == 3
-        assert graph.did == [(at + n * 8, at + n * 8 + 4, Mode.WRITE, n + 1) for n in range(3)]
-        assert graph.ends == [(n + 1, True) for n in range(3)]
+        assert graph.accesses == [(at + n * 8, at + n * 8 + 4, Mode.WRITE, n + 1) for n in range(3)]
+        assert graph.ended_nodes == [(n + 1, True) for n in range(3)]
     assert gaps(events) == {}
 
 
@@ -80,8 +80,8 @@ for i in range(3):
     launch_graph(other, write(0x100010), first_grid=52, executable=OTHER_EXECUTABLE)
 wait()
 """
-    each = told(run(tmp_path, library, GRAPHS + program))
-    assert [[(lo, node) for lo, _, _, node in one.did] for one in each] == [
+    each = recorded_launches(run(tmp_path, library, GRAPHS + program))
+    assert [[(lo, node) for lo, _, _, node in one.accesses] for one in each] == [
         [(0x100000, 1), (0x100008, 2)],
         [(0x100010, 1)],
     ] * 3
@@ -97,9 +97,9 @@ wait()
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)
 """
     events = run(tmp_path, library, GRAPHS + program)
-    first, second, third = told(events)
-    assert [exact for _, exact in first.ends + second.ends] == [False] * 4
-    assert third.ends == [(1, True), (2, True)]
+    first, second, third = recorded_launches(events)
+    assert [exact for _, exact in first.ended_nodes + second.ended_nodes] == [False] * 4
+    assert third.ended_nodes == [(1, True), (2, True)]
 
 
 def test_missing_nodes_are_assumed_and_unexpected_nodes_ignored(
@@ -114,12 +114,15 @@ one.node[0] = two.node[0]
 launch_graph(one, write(0x100020), first_grid=2000)
 """
     events = run(tmp_path, library, GRAPHS + program)
-    more, fewer = told(events)
-    assert more.did == [(0x100000, 0x100004, Mode.WRITE, 1), (0x100008, 0x10000C, Mode.WRITE, 2)]
-    assert more.ends == [(1, True), (2, True)]
-    assert fewer.did == [(0x100020, 0x100024, Mode.WRITE, 1)]
-    assert sorted(fewer.ends) == [(0, False), (1, True)]
-    assert gaps(events) == {"the launch of a graph with other nodes than it was made with": 2}
+    more, fewer = recorded_launches(events)
+    assert more.accesses == [
+        (0x100000, 0x100004, Mode.WRITE, 1),
+        (0x100008, 0x10000C, Mode.WRITE, 2),
+    ]
+    assert more.ended_nodes == [(1, True), (2, True)]
+    assert fewer.accesses == [(0x100020, 0x100024, Mode.WRITE, 1)]
+    assert sorted(fewer.ended_nodes) == [(0, False), (1, True)]
+    assert gaps(events) == {"graph launch with a different number of kernels than instantiated": 2}
 
 
 def test_failed_graph_launch_is_finished(library: Path, tmp_path: Path) -> None:
@@ -130,9 +133,9 @@ launch(write(0x100010))
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 """
     events = run(tmp_path, library, GRAPHS + program)
-    failed, other = told(events)
-    assert failed.did == []
-    assert other.did == [(0x100010, 0x100014, Mode.WRITE, 0)]
+    failed, other = recorded_launches(events)
+    assert failed.accesses == []
+    assert other.accesses == [(0x100010, 0x100014, Mode.WRITE, 0)]
     assert "Fill" in {type(event.fact).__name__ for event in events}, "no node's, but a fill"
 
 
@@ -142,10 +145,10 @@ two = graph(textures, plain)
 launch_graph(two, write(0x100000), write(0x100008))
 """
     events = run(tmp_path, library, GRAPHS + program)
-    (one,) = told(events)
-    assert sorted(one.ends) == [(1, False), (2, True)]
-    assert one.did == [(0x100008, 0x10000C, Mode.WRITE, 2)]
-    assert gaps(events) == {"a kernel of a graph from arguments alone: reads of textures": 1}
+    (one,) = recorded_launches(events)
+    assert sorted(one.ended_nodes) == [(1, False), (2, True)]
+    assert one.accesses == [(0x100008, 0x10000C, Mode.WRITE, 2)]
+    assert gaps(events) == {"graph kernel inferred from arguments: texture reads": 1}
 
 
 def test_many_graph_launches_without_wait_have_indices(library: Path, tmp_path: Path) -> None:
@@ -155,8 +158,8 @@ for round in range(15):  # the first launch of each takes many indices: more tha
     for i, each in enumerate(graphs):
         launch_graph(each, write(0x100000 + i * 4), first_grid=7 + 10000 * round, executable=P(0x9100 + i))
 """
-    each = told(run(tmp_path, library, GRAPHS + program))
-    assert [one.did[0][0] for one in each] == [0x100000 + i * 4 for i in range(40)] * 15
+    each = recorded_launches(run(tmp_path, library, GRAPHS + program))
+    assert [one.accesses[0][0] for one in each] == [0x100000 + i * 4 for i in range(40)] * 15
 
 
 # --- stores through tensor maps -------------------------------------------------------------------------
@@ -178,7 +181,7 @@ stores = Kernel(b"stores", 0, (0, 64, 128), (64, 64, 64))
 def launch_stores(*maps, loads=()):
     buffers = [ctypes.create_string_buffer(each, 64) for each in maps]
     held.append(buffers)
-    will_touch(*(Touch(ctypes.addressof(buffers[i]), 0, 1, 0, 0) for i in loads))
+    set_accesses(*(Touch(ctypes.addressof(buffers[i]), 0, 1, 0, 0) for i in loads))
     stores.parameters = len(maps)
     cuda.launch(CONTEXT, STREAM, ctypes.byref(stores), (P * len(maps))(*map(ctypes.addressof, buffers)), None)
 """
@@ -190,7 +193,7 @@ def run_tensors(directory: Path, library: Path, program: str) -> list[Event]:
 
 def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_path: Path) -> None:
     program = "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0])"
-    (one,) = told(events := run_tensors(tmp_path, library, program))
+    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     address = a_map()["address"]
     assert isinstance(address, int)
     written = [each for each in facts(events, Access) if each.mode == Mode.WRITE]
@@ -199,8 +202,8 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
             address + (1 << 22), address + (1 << 22) + 511 * 4112 + 1024, Mode.WRITE, Known.SUMMARY, 4112, 512
         )
     ]  # fmt: skip
-    assert (one.pending, one.ends) == (1, [(0, True)])
-    assert {how for _, _, how, _ in one.did} == {Mode.READ, Mode.WRITE}
+    assert (one.pending, one.ended_nodes) == (1, [(0, True)])
+    assert {how for _, _, how, _ in one.accesses} == {Mode.READ, Mode.WRITE}
 
 
 @pytest.mark.parametrize(
@@ -213,15 +216,15 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
 def test_stores_through_unknown_map_are_not_exact(
     library: Path, tmp_path: Path, program: str
 ) -> None:
-    (one,) = told(events := run_tensors(tmp_path, library, program))
+    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     assert one.assumed
-    assert (one.did, one.ends) == ([], [(0, False)])
-    assert gaps(events) == {"a launch that stores by a tensor map which is not known": 1}
+    assert (one.accesses, one.ended_nodes) == ([], [(0, False)])
+    assert gaps(events) == {"launch with lost accesses: store through an unknown tensor map": 1}
 
 
 def test_stores_without_map_parameter_are_assumed(library: Path, tmp_path: Path) -> None:
     # zeros; a tensor at no allocation; one that exceeds its allocation
     program = "launch_stores(bytes(64), a_map_at(1 << 62), a_map_at(ADDRESS + (1 << 22) * 3 // 2))"
-    (one,) = told(events := run_tensors(tmp_path, library, program))
+    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     assert one.pending == 0
-    assert gaps(events) == {"a launch from arguments alone: stores by tensor maps": 1}
+    assert gaps(events) == {"launch inferred from arguments: tensor-map stores": 1}

@@ -75,7 +75,7 @@ with recording.drained():
 """)
 
 
-def test_settled_flushes_launches_first() -> None:
+def test_synchronized_flushes_launches_first() -> None:
     run("""
 def tell():
     writer.write(Event(Free(1, 1), seq=8))
@@ -83,7 +83,7 @@ recording = Recording(take, Path(name), CudaRecording(flush=tell))
 writer.write(Event(Free(1, 1), seq=7))
 with recording.drained():
     assert taken == [7]
-with recording.settled():
+with recording.synchronized():
     assert taken == [7, 8]
 """)
 
@@ -94,7 +94,7 @@ import os, sys
 from pathlib import Path
 from cudakit.gpu.capture.recording import begin
 recording = begin(print, gpu="sim")
-recording.watch_simulated(wanted=True)
+recording.record_simulated(wanted=True)
 directory = os.environ["CUDAKIT_SPOOL"]
 child = os.fork()
 if not child:
@@ -171,6 +171,6 @@ except CudakitError as error:
 else:
     raise AssertionError("nothing was raised")
 again = begin(taken.append, found=ready, on_missing="run")
-assert "CUDA was not watched" in again.cuda.notes[0]
+assert "CUDA was not recorded" in again.cuda.notes[0]
 """,
     )

@@ -71,7 +71,7 @@ def test_reading_enqueues_nothing_and_leaves_the_owner_what_it_has() -> None:
 def test_managed_memory_is_of_a_device_and_memory_of_the_host_is_not() -> None:
     (managed,) = DLPACK_DEVICES - {CUDA}
     assert buffer_of(Tensor(np.zeros(2), managed), 0).form is not None
-    with pytest.raises(UsageError, match="in memory of the host"):
+    with pytest.raises(UsageError, match="in host memory"):
         buffer_of(Tensor(np.zeros(2), HOST), 0)
 
 

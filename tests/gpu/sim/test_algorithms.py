@@ -13,7 +13,7 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.algorithms import algorithms, busy_ns, objection, recommended
+from cudakit.gpu.sim.algorithms import algorithms, extra_ns, rejection_reason, sort_by_estimate
 from cudakit.gpu.sim.costs import rates_of
 from cudakit.units import Unavailable
 
@@ -34,7 +34,9 @@ def sim() -> Iterator[Sim]:
 
 def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
     """Say what a product takes on an idle device."""
-    busy = busy_ns(gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s)
+    busy = extra_ns(
+        gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s
+    )
     moved = gemm.bytes_moved + algorithm.workspace_bytes
     return (busy + sim.costs.in_memory_ns(moved)) * 1e-9
 
@@ -63,13 +65,13 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (GemmSettings(workspace_bytes=0), "of workspace, and 0 B are allowed"),
+        (GemmSettings(workspace_bytes=0), "of workspace, 0 B is allowed"),
         (GemmSettings(deterministic=True), "is not deterministic"),
     ],
 )
 def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason: str) -> None:
     gemm = a_gemm(k=4096)
-    excluded = next(each for each in algorithms(gemm) if reason in objection(each, settings))
+    excluded = next(each for each in algorithms(gemm) if reason in rejection_reason(each, settings))
 
     with pytest.raises(Unsupported) as caught:
         sim.blas().multiplication(gemm, settings, excluded)
@@ -78,7 +80,7 @@ def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason:
 
 
 def test_unknown_algorithm_is_refused(sim: Sim) -> None:
-    with pytest.raises(Unsupported, match="no algorithm for this product is") as caught:
+    with pytest.raises(Unsupported, match="no such algorithm for this GEMM") as caught:
         sim.blas().multiplication(a_gemm(), USUAL, Algorithm(id=99))
     assert caught.value.hint
 
@@ -87,8 +89,8 @@ def test_first_recommendation_is_often_the_fastest_but_not_always(sim: Sim) -> N
     slower = []
     for m, n, k in product(SIZES, SIZES, SIZES):
         gemm = a_gemm("bf16", m=m, n=n, k=k)
-        allowed = [each for each in algorithms(gemm) if not objection(each, USUAL)]
-        first = recommended(gemm, allowed, rates_of(sim.facts(), "bf16"))[0]
+        allowed = [each for each in algorithms(gemm) if not rejection_reason(each, USUAL)]
+        first = sort_by_estimate(gemm, allowed, rates_of(sim.facts(), "bf16"))[0]
         best_s = min(seconds(sim, gemm, each) for each in allowed)
         slower.append(seconds(sim, gemm, first) > 1.01 * best_s)
 

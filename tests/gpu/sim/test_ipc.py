@@ -31,7 +31,7 @@ def giver() -> Sim:
 
 @pytest.fixture
 def taker(giver: Sim) -> Sim:
-    return Sim(capacity_bytes=64 * MIB, beside=giver)
+    return Sim(capacity_bytes=64 * MIB, same_machine_as=giver)
 
 
 def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: Sim) -> None:
@@ -60,8 +60,12 @@ def test_opened_memory_has_one_address_until_last_close(giver: Sim, taker: Sim) 
 
 
 def test_process_of_other_machine_cannot_open_handle(giver: Sim) -> None:
-    with pytest.raises(CudaError, match="INVALID_VALUE"):
-        Sim().ipc_open(giver.ipc_handle(giver.malloc(MIB)))
+    other = Sim(capacity_bytes=64 * MIB)
+    other.ipc_handle(other.malloc(MIB))
+
+    assert other.process != giver.process
+    with pytest.raises(CudaError, match="of another Python process cannot be opened"):
+        other.ipc_open(giver.ipc_handle(giver.malloc(MIB)))
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -92,7 +96,7 @@ def test_use_of_memory_freed_by_owner_is_illegal_address(giver: Sim, taker: Sim)
 
 @pytest.mark.parametrize("kind", ["descriptor", "fabric"])
 def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKind) -> None:
-    taker = Sim(capacity_bytes=64 * MIB, beside=giver)
+    taker = Sim(capacity_bytes=64 * MIB, same_machine_as=giver)
     base, backing = giver.reserve(PAGE), giver.create(PAGE, kind)
     giver.map(base, backing, PAGE)
     giver.fill(base, 9, PAGE, LEGACY)
@@ -116,7 +120,7 @@ def test_ended_or_withdrawn_export_cannot_be_imported(giver: Sim, taker: Sim) ->
     backing = giver.create(PAGE, "descriptor")
     exported = giver.export(backing)
     giver.withdraw(exported)
-    with pytest.raises(EnvironmentUnusable, match="given the memory back"):
+    with pytest.raises(EnvironmentUnusable, match="has freed the memory"):
         taker.import_backing(exported)
 
     exported = giver.export(backing)
@@ -129,4 +133,4 @@ def test_exports_are_distinct(giver: Sim) -> None:
     backing = giver.create(PAGE, "descriptor")
 
     assert giver.export(backing) != giver.export(backing)
-    assert giver.process != Sim(beside=giver).process
+    assert giver.process != Sim(same_machine_as=giver).process

@@ -32,7 +32,7 @@ def test_peer_copy_duration_follows_nvlinks() -> None:
     assert gpu.peers.nvlinks(1) == 18
     taken_ns = took_ns(gpu, (there, here, stream))
     assert taken_ns == pytest.approx(
-        SIZE / 18 / 20e9 * 1e9 + gpu.costs.least_ns, abs=2 * dispatch_ns
+        SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
     )
 
 
@@ -83,7 +83,9 @@ def test_peer_memory_has_size_of_its_facts() -> None:
     gpu = Sim("h200x2")
     half = 80 << 30
     ptr = gpu.peer_malloc(1, half)
-    with pytest.raises(CudaError, match=r"OUT_OF_MEMORY: .*80.0 GiB asked, .* free on device 1"):
+    with pytest.raises(
+        CudaError, match=r"OUT_OF_MEMORY: .*80.0 GiB requested, .* free on device 1"
+    ):
         gpu.peer_malloc(1, half)
     gpu.peer_free(1, ptr)
 

@@ -15,18 +15,18 @@ from cudakit.gpu.sim import Launch, Sim
 
 LIMIT_NS = 1_000_000
 SOURCE = """
-extern "C" __global__ void poll(const int* go, int* late, unsigned long long limit_ns) {}
+extern "C" __global__ void poll(const int* go, int* late, unsigned long long timeout_ns) {}
 extern "C" __global__ void store(int* where, int value) {}
 """
 
 
-def poll(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
+def poll(launch: Launch, go: Ptr, late: Ptr, timeout_ns: np.uint64) -> None:
     word = launch.read(go, np.int32)
 
-    def give_up() -> None:
+    def on_timeout() -> None:
         launch.write(late, np.int32)[:] = 1
 
-    launch.hold(lambda: bool(word[0]), int(limit_ns), give_up)
+    launch.poll(lambda: bool(word[0]), int(timeout_ns), on_timeout)
 
 
 def store(launch: Launch, where: Ptr, value: np.int32) -> None:

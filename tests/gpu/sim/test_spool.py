@@ -11,7 +11,7 @@ import pytest
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.recorder import ONLY, VARIABLE, attachment
+from cudakit.gpu.sim.recorder import PROCESS_VARIABLE, SPOOL_VARIABLE, attach_to_spool
 from cudakit.trace.events import Event
 from cudakit.trace.kinds import Kind
 from cudakit.trace.layout import unpack
@@ -72,7 +72,7 @@ def kinds(directory: Path) -> list[Kind]:
 
 
 def test_device_of_traced_program_writes_to_spool(tmp_path: Path) -> None:
-    done = run(PROGRAM, {VARIABLE: str(tmp_path)})
+    done = run(PROGRAM, {SPOOL_VARIABLE: str(tmp_path)})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert kinds(tmp_path).count(Kind.ALLOC) == 3
@@ -80,7 +80,7 @@ def test_device_of_traced_program_writes_to_spool(tmp_path: Path) -> None:
 
 
 def test_event_has_call_stack(tmp_path: Path) -> None:
-    run(PROGRAM, {VARIABLE: str(tmp_path)})
+    run(PROGRAM, {SPOOL_VARIABLE: str(tmp_path)})
 
     stacks = {stack for event, stack in read(tmp_path) if event.fact.kind is Kind.ALLOC}
     (stack,) = stacks
@@ -91,7 +91,7 @@ def test_event_has_call_stack(tmp_path: Path) -> None:
 
 
 def test_pending_work_is_traced_at_exit(tmp_path: Path) -> None:
-    done = run(LAUNCHES, {VARIABLE: str(tmp_path)})
+    done = run(LAUNCHES, {SPOOL_VARIABLE: str(tmp_path)})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert kinds(tmp_path).count(Kind.LAUNCH) == kinds(tmp_path).count(Kind.ACCESS) == 100
@@ -100,21 +100,24 @@ def test_pending_work_is_traced_at_exit(tmp_path: Path) -> None:
 def test_events_before_sigkill_are_kept(tmp_path: Path) -> None:
     end = "gpu.sync(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
-    run(PROGRAM + end, {VARIABLE: str(tmp_path)})
+    run(PROGRAM + end, {SPOOL_VARIABLE: str(tmp_path)})
 
     assert kinds(tmp_path).count(Kind.FILL) == 3
 
 
 def test_other_process_is_not_traced(tmp_path: Path) -> None:
-    assert attachment({}) is None
-    assert attachment({VARIABLE: str(tmp_path), ONLY: "1"}) is None
-    assert attachment({VARIABLE: str(tmp_path), ONLY: str(os.getpid())}) is not None
+    assert attach_to_spool({}) is None
+    assert attach_to_spool({SPOOL_VARIABLE: str(tmp_path), PROCESS_VARIABLE: "1"}) is None
+    assert (
+        attach_to_spool({SPOOL_VARIABLE: str(tmp_path), PROCESS_VARIABLE: str(os.getpid())})
+        is not None
+    )
 
 
 def test_device_with_sink_does_not_use_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
     told: list[Event] = []
 
     Sim(sink=told.append).malloc(8)
@@ -124,7 +127,7 @@ def test_device_with_sink_does_not_use_spool(
 
 
 def test_device_opened_by_name_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
     gpu = open_gpu("sim")
     ptr = gpu.malloc(8)
     gpu.fill(ptr, 0, 8, LEGACY)

@@ -78,7 +78,7 @@ def saved(place: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(place.glob("out*"))}
 
 
-def test_a_snapshot_is_saved_at_exit_and_its_path_is_told(place: Path) -> None:
+def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
     done, notices = run(place, USES)
 
     assert done == Outcome(0, "torch is imported\n", "")
@@ -88,7 +88,7 @@ def test_a_snapshot_is_saved_at_exit_and_its_path_is_told(place: Path) -> None:
     ]
 
 
-def test_a_snapshot_is_saved_at_the_first_failure_and_not_at_the_second(place: Path) -> None:
+def test_snapshot_is_saved_at_the_first_out_of_memory_only(place: Path) -> None:
     code = "torch._C.fail(); torch.cuda.memory.allocate('b'); torch._C.fail()"
 
     _, notices = run(place, USES + code)
@@ -97,7 +97,7 @@ def test_a_snapshot_is_saved_at_the_first_failure_and_not_at_the_second(place: P
     assert [Path(notice.text).name for notice in notices] == ["out-oom.pkl", "out.pkl"]
 
 
-def test_the_older_name_of_the_observer_is_known(place: Path) -> None:
+def test_older_observer_name_is_supported(place: Path) -> None:
     module = place / "lib/torch/_C.py"
     name = "_cuda_attachOutOfMemoryObserver"
     module.write_text(module.read_text().replace("_cuda_attach_out_of_memory_observer", name))
@@ -110,20 +110,20 @@ def test_the_older_name_of_the_observer_is_known(place: Path) -> None:
 @pytest.mark.parametrize(
     "code", ["pass", "import torch", "import importlib.util as u; print(u.find_spec('torch').name)"]
 )
-def test_a_program_without_cuda_has_no_snapshot(place: Path, code: str) -> None:
+def test_program_without_cuda_has_no_snapshot(place: Path, code: str) -> None:
     _, notices = run(place, code)
 
     assert saved(place) == {}
     assert notices == []
 
 
-def test_looking_for_torch_before_importing_it_changes_nothing(place: Path) -> None:
+def test_find_spec_of_torch_before_import_is_harmless(place: Path) -> None:
     run(place, "import importlib.util as u; u.find_spec('torch')\n" + USES)
 
     assert saved(place) == {"out.pkl": "recorded,a"}
 
 
-def test_the_import_leaves_no_trace(place: Path) -> None:
+def test_import_hook_removes_itself(place: Path) -> None:
     code = (
         "import sys; before = len(sys.meta_path)\nimport torch\n"
         "print(before - len(sys.meta_path), vars(torch.__loader__).keys() - {'name', 'path'},\n"
@@ -135,7 +135,7 @@ def test_the_import_leaves_no_trace(place: Path) -> None:
     assert done.stdout.splitlines()[1:] == ["1 set() SourceFileLoader"]
 
 
-def test_a_program_without_torch_gets_the_error_that_it_gets_without_cudakit(place: Path) -> None:
+def test_missing_torch_raises_the_usual_error(place: Path) -> None:
     (place / "lib/torch/__init__.py").unlink()
     for path in sorted((place / "lib/torch").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -148,7 +148,7 @@ def test_a_program_without_torch_gets_the_error_that_it_gets_without_cudakit(pla
     assert notices == []
 
 
-def test_processes_that_the_program_starts_have_files_of_their_own(place: Path) -> None:
+def test_child_processes_save_to_files_of_their_own(place: Path) -> None:
     code = (
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES!r}])\n"
         + USES
@@ -164,7 +164,7 @@ def test_processes_that_the_program_starts_have_files_of_their_own(place: Path) 
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
-def test_a_rank_is_part_of_the_name(place: Path, variable: str) -> None:
+def test_rank_is_part_of_the_file_name(place: Path, variable: str) -> None:
     run(place, USES, **{variable: "3"})
 
     assert saved(place) == {"out-rank003.pkl": "recorded,a"}
@@ -178,7 +178,7 @@ def test_two_processes_of_one_rank_do_not_overwrite_each_other(place: Path) -> N
     assert len(saved(place)) == len(notices) == 2
 
 
-def test_a_snapshot_that_cannot_be_saved_is_told_and_leaves_nothing(place: Path) -> None:
+def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
     done, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
 
     assert done.status == 0
@@ -187,7 +187,7 @@ def test_a_snapshot_that_cannot_be_saved_is_told_and_leaves_nothing(place: Path)
     assert not list(place.glob("*.part"))
 
 
-def test_a_torch_that_is_too_old_is_told(place: Path) -> None:
+def test_too_old_torch_is_reported(place: Path) -> None:
     (place / "lib/torch/cuda/memory.py").write_text("def _dump_snapshot(name): pass")
 
     done, notices = run(place, "import torch; torch.cuda.init()")
@@ -196,5 +196,5 @@ def test_a_torch_that_is_too_old_is_told(place: Path) -> None:
     assert "_record_memory_history" in notices[0].text
 
 
-def test_the_environment_of_these_tests_names_no_rank() -> None:
+def test_environment_of_the_tests_has_no_rank() -> None:
     assert not {"RANK", "LOCAL_RANK"} & set(os.environ)

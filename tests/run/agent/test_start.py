@@ -1,4 +1,4 @@
-"""The agent, in programs that are supervised."""
+"""The agent in supervised programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from run.programs import WATCHING, Outcome, supervised
 from cudakit.run.agent.start import parse
 from cudakit.run.protocol import AGENT, About, Notice, Settings
 
-# A module that tells how it is called, in the place of the native recorder.
+# Stands in for the native recorder, and prints its calls.
 STAND_IN = """
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -64,7 +64,7 @@ def built(directory: Path, name: str) -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     headers = Path(sysconfig.get_path("include"))
     if not compiler or not (headers / "Python.h").is_file():
-        pytest.skip("there is no C compiler, or no headers of Python")
+        pytest.skip("needs a C compiler and the Python headers")
     source, made = directory / f"{name}.c", directory / f"{name}.abi3.so"
     source.write_text(STAND_IN.replace("NAME", name))
     command = [compiler, "-shared", "-fPIC", f"-I{headers}", str(source), "-o", str(made)]
@@ -88,7 +88,7 @@ def run(code: str, settings: Settings, cwd: Path) -> tuple[Outcome, list[Notice]
     return done, notices
 
 
-def test_the_recorder_starts_before_the_program_and_is_not_stopped_by_python(
+def test_recorder_starts_before_the_program_and_outlives_atexit(
     tmp_path: Path, recorder: str, frames: str
 ) -> None:
     settings = replace(
@@ -107,7 +107,7 @@ def test_the_recorder_starts_before_the_program_and_is_not_stopped_by_python(
     assert notices == []
 
 
-def test_without_frames_for_this_python_the_recorder_runs_without_them(
+def test_recorder_runs_without_a_frame_reader_for_this_python(
     tmp_path: Path, recorder: str
 ) -> None:
     settings = replace(WATCHING, library="/s.so", recorder=recorder, frames={"cpython-00": "/f.so"})
@@ -118,9 +118,7 @@ def test_without_frames_for_this_python_the_recorder_runs_without_them(
     assert notices == []
 
 
-def test_the_recorder_is_handed_the_patches_and_reads_what_is_left_when_the_program_ends(
-    tmp_path: Path, recorder: str
-) -> None:
+def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder: str) -> None:
     for number in ("80", "90"):
         (tmp_path / f"sm_{number}.cubin").write_bytes(b"of " + number.encode())
     patches = {number: str(tmp_path / f"sm_{number}.cubin") for number in ("80", "90")}
@@ -134,7 +132,7 @@ def test_the_recorder_is_handed_the_patches_and_reads_what_is_left_when_the_prog
     assert notices == []
 
 
-def test_frames_that_cannot_be_loaded_are_told_and_missed(tmp_path: Path, recorder: str) -> None:
+def test_frame_reader_that_cannot_be_loaded_is_reported(tmp_path: Path, recorder: str) -> None:
     frames = {str(sys.implementation.cache_tag): "/none/_frames.so"}
     settings = replace(WATCHING, library="/s.so", recorder=recorder, frames=frames)
 
@@ -144,7 +142,7 @@ def test_frames_that_cannot_be_loaded_are_told_and_missed(tmp_path: Path, record
     assert "/none/_frames.so" in notice.text
 
 
-def test_a_recorder_that_cannot_start_is_told_in_one_line_and_the_program_runs(
+def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     tmp_path: Path, recorder: str
 ) -> None:
     done, (notice,) = run("print(1)", replace(WATCHING, recorder=recorder), tmp_path)
@@ -154,14 +152,14 @@ def test_a_recorder_that_cannot_start_is_told_in_one_line_and_the_program_runs(
     assert notice.text == "RuntimeError: no library here"
 
 
-def test_a_recorder_that_is_not_there_is_told_and_the_program_runs(tmp_path: Path) -> None:
+def test_missing_recorder_is_reported_and_the_program_runs(tmp_path: Path) -> None:
     done, (notice,) = run("print(1)", replace(WATCHING, recorder="/none/_recorder.so"), tmp_path)
 
     assert done == Outcome(0, "1\n", "")
     assert "/none/_recorder.so" in notice.text
 
 
-def test_cuda_that_is_there_before_the_agent_is_told(
+def test_cuda_loaded_before_the_agent_is_reported(
     tmp_path: Path, recorder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = tmp_path / "libcuda.so.1"
@@ -172,13 +170,11 @@ def test_cuda_that_is_there_before_the_agent_is_told(
 
     assert done.stdout == "1\n"
     assert [notice.text for notice in notices] == [
-        f"RuntimeError: CUDA was loaded before it could be watched: {early}"
+        f"RuntimeError: CUDA was loaded before recording could start: {early}"
     ]
 
 
-def test_the_recorder_runs_in_processes_that_the_program_starts(
-    tmp_path: Path, recorder: str
-) -> None:
+def test_recorder_runs_in_child_processes(tmp_path: Path, recorder: str) -> None:
     settings = replace(WATCHING, library="/s.so", recorder=recorder)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(2)'])"
 
@@ -189,7 +185,7 @@ def test_the_recorder_runs_in_processes_that_the_program_starts(
     assert alone.stdout == "start /s.so 0\n2\n"
 
 
-def test_the_resource_tracker_of_multiprocessing_is_left_alone(
+def test_resource_tracker_of_multiprocessing_is_not_instrumented(
     tmp_path: Path, recorder: str
 ) -> None:
     code = (
@@ -202,7 +198,7 @@ def test_the_resource_tracker_of_multiprocessing_is_left_alone(
     assert done.stdout.count("start") == 1
 
 
-def test_settings_that_cannot_be_read_do_not_harm_the_program() -> None:
+def test_unreadable_settings_do_not_harm_the_program() -> None:
     for text in ("", "{", "[]", '{"spool": 1}'):
         done = subprocess.run(
             [sys.executable, "-c", "print(1)"],
@@ -214,7 +210,7 @@ def test_settings_that_cannot_be_read_do_not_harm_the_program() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
-def test_settings_are_read_as_json_reads_them() -> None:
+def test_settings_are_parsed_as_json() -> None:
     settings = {
         "spool": '/é "x"\n',
         "follow": True,
@@ -229,7 +225,7 @@ def test_settings_are_read_as_json_reads_them() -> None:
 @pytest.mark.parametrize(
     "module", ["json", "re", "typing", "importlib", "atexit", "ctypes", "types"]
 )
-def test_the_agent_imports_nothing_that_the_program_may_have_of_its_own(
+def test_agent_imports_no_module_the_program_may_replace(
     module: str,
 ) -> None:
     # Without site-packages, whose .pth files may import anything.
@@ -238,7 +234,7 @@ def test_the_agent_imports_nothing_that_the_program_may_have_of_its_own(
     for given in ({}, {"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": json.dumps(SETTINGS)}):
         python = str(Path(sys.base_prefix) / "bin" / Path(sys.executable).name)
         if not Path(python).exists():
-            pytest.skip("there is no Python outside of this environment")
+            pytest.skip("needs a Python outside of this environment")
         done = subprocess.run(
             [python, "-s", "-c", code], env=given, check=True, capture_output=True, text=True
         )

@@ -51,23 +51,24 @@ def _advice(
     without_stack: float,
     overflowed: bool | None,
 ) -> Iterator[str]:
+    calls = snapshot.calls
     if not len(trace.events):
         yield (
-            "the file has no trace, so only the end is known: call "
-            "torch.cuda.memory._record_memory_history() before what you want to see"
+            "The file has no trace, so only the state at the end is known: call"
+            f" {calls.record_trace} before the first allocation."
         )
         return
     if overflowed:
-        yield "old events were dropped: record with a larger max_entries to see further back"
-    for word in _skipped(trace, found):
-        yield f"the trace has no {word} events: record without skip_actions"
+        yield "Old events were dropped from the trace: record with a larger max_entries."
+    for action in _skipped(trace, found):
+        yield f"The trace has no {action} events: record without skip_actions."
     if without_stack > _FEW_STACKS:
         yield (
-            f"{without_stack:.0%} of the allocations have no stack: those of the backward pass come "
-            'from C++ threads; record with stacks="all" to see them'
+            f"{without_stack:.0%} of the allocations have no call stack, for example those of the backward"
+            f" pass, which runs in C++ threads: record with {calls.record_stacks}."
         )
     if not snapshot.has_times:
-        yield "the file has no times (torch before 2.2): events are shown in order only"
+        yield "The file has no times (PyTorch before 2.2): events are shown in order only."
 
 
 def _skipped(trace: DeviceTrace, found: Contradictions) -> Iterator[str]:

@@ -88,6 +88,7 @@ def _failed_request(
         pending=int(layout.block_size[layout.block_pending].sum()),
         expandable=bool(segments.expandable.any()),
         split_limited=snapshot.settings.get("max_split_size", -1) not in (-1, None),
+        calls=snapshot.calls,
     )
 
 

@@ -1,4 +1,4 @@
-"""From a file to a Snapshot. Nothing in a file is ever looked up as a class or called."""
+"""Load a snapshot file. No class in a file is looked up, and nothing in a file is called."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from cudakit.core.memory.load.tree import Tree
     from cudakit.core.memory.snapshot import Snapshot
 
-_HINT = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
-
 # Byte-order marks, the zeros of UTF-16, and white space.
 _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
-# PROTO, or in protocols 0 and 1 the beginning of a list or a dictionary; GLOBAL is refused by its name.
+# PROTO; in protocols 0 and 1 MARK, an empty list or dictionary, or GLOBAL, which the reader rejects by name.
 _PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
 
 
 def load(path: str) -> Snapshot:
     """Read a memory snapshot: pickle (protocols 0 to 5) or JSON, plain, gzip or Zstandard; ``-`` is stdin.
 
-    Raises SnapshotError, with one line of reason, for whatever is not such a file.
+    Raises SnapshotError, with the reason in one line, for any other file.
     """
     file = source.read(path)
     try:
         form, tree = _tree(file.content)
         return schema.build(tree, source=file.name, form=form, size_bytes=len(file.content))
     except SnapshotError as error:
-        raise SnapshotError(f"{file.name}: {error.message}", hint=error.hint or _HINT) from None
+        raise SnapshotError(
+            f"{file.name}: {error.message}", hint=error.hint or source.HINT_DUMP
+        ) from None
 
 
 def _tree(content: bytes) -> tuple[str, Tree]:
@@ -39,7 +39,7 @@ def _tree(content: bytes) -> tuple[str, Tree]:
         return "json", _json_tree(content)
     if not content.startswith(_PICKLE_STARTS):
         raise SnapshotError(
-            f"neither a pickle nor JSON: it begins with {content[:8].decode('latin-1')!a}"
+            f"not a pickle or JSON file: the first bytes are {content[:8].decode('latin-1')!a}"
         )
     return "pickle", pickled.read(content)
 
@@ -48,13 +48,11 @@ def _json_tree(content: bytes) -> Tree:
     try:
         return ObjectTree(json.loads(content), len(content))
     except RecursionError:
-        why = "it is nested deeper than any snapshot"
+        why = "the nesting is too deep"
     except UnicodeDecodeError:
-        why = "it is not UTF-8"
+        why = "the text is not UTF-8"
     except json.JSONDecodeError as error:
         why = str(error)
     except ValueError:
-        why = "it holds a number of thousands of digits"
-    raise SnapshotError(
-        f"looks like JSON, but cannot be read: {why}", hint="export the snapshot again"
-    )
+        why = "a number has thousands of digits"
+    raise SnapshotError(f"invalid JSON: {why}", hint="export the snapshot again")

@@ -1,4 +1,4 @@
-"""The native reader of pickles of plain data; ``native.py`` is its face."""
+"""The compiled reader of pickles of plain data, ``reader/module.c``; ``native.py`` wraps it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 class PickledTree:
-    """The tree that a pickle of plain data describes. The buffer stays exported as long as it lives.
+    """The parsed content of a pickle of plain data. It keeps the buffer exported.
 
-    Raises ValueError(why, offset) for a file that is not read on, ValueError("kind", found) where a
-    node is not of the kind that a method is about, IndexError for what is no handle.
+    Raises ValueError(reason word, offset) if the file is rejected, ValueError("kind", found) if a node is of
+    the wrong kind, and IndexError if a handle is invalid. The last arrays of each method receive the results.
     """
 
     def __new__(

@@ -1,4 +1,4 @@
-"""Events, segments and blocks of one device: from lists of dictionaries to columns."""
+"""Read the events, segments and blocks of one device into columns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cudakit.core.memory.snapshot import Blocks, BlockState, Events, SegmentKind
 from cudakit.errors import SnapshotError
 from cudakit.torch_rules.actions import Action
 
-# The largest address space a GPU has is 49 bits (CUDA C++ Programming Guide, unified memory).
+# GPUs address at most 49 bits (CUDA C++ Programming Guide, unified memory).
 MOST_BYTES = 1 << 49
-# Paging with five levels has 57 bits (Intel SDM volume 3, 4.5); no host and no GPU has more.
+# Five-level paging addresses 57 bits (Intel SDM volume 3, 4.5), more than any GPU.
 _MOST_ADDRESS = 1 << 57
-# No trace allocates this much, and twice as much is still far from the end of int64.
+# More than any trace allocates, and far below the limit of int64.
 _MOST_TRACE_BYTES = 1 << 60
 
 Warnings: TypeAlias = tuple[str, ...]
@@ -40,11 +40,11 @@ _ACTIONS = {
 def read_events(
     tree: Tree, tables: Tables, streams: StreamNumbers, entries: Handles
 ) -> tuple[Events, Warnings]:
-    """Return the events of trace entries, and a sentence for each kind of defect.
+    """Return the events of trace entries, and a warning per kind of defect.
 
-    An entry without a usable address or size, or with an action that is not known, stays in the trace
-    as a marker (Action.UNKNOWN), so that event indices stay. Raises SnapshotError if an entry is no
-    dictionary, and if sizes add up to an impossible total.
+    An entry with an invalid address or size, or with an unknown action, becomes Action.UNKNOWN, so that the
+    indices of events do not change. Raises SnapshotError if an entry is not a dictionary, and if the sizes
+    add up to an impossible total.
     """
     action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
@@ -52,8 +52,8 @@ def read_events(
     size, has_size = tree.integers(tree.column(entries, "size"))
     is_oom = action == Action.OOM
     moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
-    somewhere = has_address & is_range(address, size)
-    broken = (moves_memory & ~(somewhere & has_size)) | (is_oom & ~(has_size & (size >= 0)))
+    has_range = has_address & is_range(address, size)
+    broken = (moves_memory & ~(has_range & has_size)) | (is_oom & ~(has_size & (size >= 0)))
     _refuse_impossible_total(size[moves_memory & ~broken])
     warnings = _event_warnings(broken, action)
     pool_handles = tree.column(entries, "pool_id")
@@ -73,9 +73,9 @@ def read_events(
 
 
 def is_range(address: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return which (wrapped) addresses and sizes are a range of memory that a machine can have."""
-    lies = (address >= 0) & (address <= _MOST_ADDRESS)
-    return lies & (size >= 0) & (size <= MOST_BYTES)
+    """Return which addresses (signed, wrapped) and sizes are a possible range of memory."""
+    valid = (address >= 0) & (address <= _MOST_ADDRESS)
+    return valid & (size >= 0) & (size <= MOST_BYTES)
 
 
 def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
@@ -88,15 +88,15 @@ def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
 def _event_warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]) -> Warnings:
     found = []
     if n := int(np.count_nonzero(broken)):
-        found.append(f"{n:,} trace entries have no usable address or size and are passed over")
+        found.append(f"{n:,} trace entries without a valid address or size were skipped")
     if n := int(np.count_nonzero(action == Action.UNKNOWN)):
-        found.append(f"{n:,} trace entries have an action that is not known and are passed over")
+        found.append(f"{n:,} trace entries with an unknown action were skipped")
     return tuple(found)
 
 
 _Sizes: TypeAlias = npt.NDArray[np.int64]
 
-# The limit of the sum of all segments or blocks: above any machine, and below it float64 is exact.
+# Limit of the sum of all segments or blocks: more than any machine has, and float64 is exact up to it.
 _MOST_STATE_BYTES = 1 << 53
 
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
@@ -110,16 +110,16 @@ _UNKNOWN_STATE = 255
 
 
 def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
-    """Return the device of each segment; 0 if the file has none."""
+    """Return the device of each segment; 0 if the file does not record it."""
     return tree.integers(tree.column(segments, "device"))[0]
 
 
 def read_final_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
 ) -> tuple[Segments, Blocks, Warnings]:
-    """Read the segments of one device by address, their blocks, and a sentence for each kind of defect.
+    """Return the segments of one device by address, their blocks, and a warning per kind of defect.
 
-    Raises SnapshotError for a segment without address or size, and for impossible sizes.
+    Raises SnapshotError for a segment or block without a size or with an impossible one.
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():
@@ -127,7 +127,7 @@ def read_final_state(
     order = np.argsort(address.view(np.uint64), kind="stable")
     handles, address = handles[order], address[order]
     size = _sizes(tree, handles, "total_size", what="segment")
-    _refuse_impossible_place(address, size, what="segment")
+    _refuse_impossible_range(address, size, what="segment")
     segments = Segments(
         address=address.view(np.uint64),
         size=size,
@@ -147,10 +147,10 @@ def _read_blocks(
     segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     size = _sizes(tree, handles, "size", what="block")
     address = _block_addresses(tree, handles, segments, segment, size)
-    _refuse_impossible_place(address.view(np.int64), size, what="block")
+    _refuse_impossible_range(address.view(np.int64), size, what="block")
     order = np.lexsort((address, segment))
     handles, address, size = handles[order], address[order], size[order]
-    history = _last_use(tree, tree.column(handles, "history"))
+    history = _last_history_entry(tree, tree.column(handles, "history"))
     states = tree.column(handles, "state")
     state = tables.codes(states, _STATES, BlockState.INACTIVE)
     frames = tree.column(handles, "frames")
@@ -178,12 +178,12 @@ def _requested(
 
 def _block_warnings(state: npt.NDArray[np.uint8]) -> Warnings:
     if n := int(np.count_nonzero(state == _UNKNOWN_STATE)):
-        return (f"{n:,} blocks are in a state that is not known and count as free",)
+        return (f"{n:,} blocks with an unknown state count as free",)
     return ()
 
 
-def _last_use(tree: Tree, histories: Handles) -> Handles:
-    """Return the newest use of each block in files from before torch 2.1; 0 if there is none."""
+def _last_history_entry(tree: Tree, histories: Handles) -> Handles:
+    """Return the last entry of each block's history (before torch 2.1); 0 if there is none."""
     counts, uses = tree.children(histories)
     starts = np.cumsum(counts) - counts
     newest = np.zeros(len(histories), np.uint64)
@@ -205,7 +205,7 @@ def _block_addresses(
     segment: npt.NDArray[np.int32],
     size: _Sizes,
 ) -> npt.NDArray[np.uint64]:
-    """Read addresses; without them (before torch 2.1), blocks follow one another without gaps."""
+    """Return addresses; without recorded ones (before torch 2.1), blocks follow each other without gaps."""
     address, known = tree.integers(tree.column(handles, "address"))
     before = np.cumsum(size) - size
     first_of_segment = np.searchsorted(segment, segment)
@@ -225,10 +225,10 @@ def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
     return size
 
 
-def _refuse_impossible_place(address: npt.NDArray[np.int64], size: _Sizes, *, what: str) -> None:
+def _refuse_impossible_range(address: npt.NDArray[np.int64], size: _Sizes, *, what: str) -> None:
     wrong = ~is_range(address, size)
     if wrong.any():
-        place = int(address.view(np.uint64)[wrong][0])
+        first = int(address.view(np.uint64)[wrong][0])
         raise SnapshotError(
-            f"a {what} at {place:#x} lies beyond every address space: the file is damaged"
+            f"a {what} at {first:#x} is outside any address space: the file is damaged"
         )

@@ -1,7 +1,7 @@
-"""The pinned host allocator (torch 2.14): its segments and its trace.
+"""Read the segments and the trace of the pinned host allocator (torch 2.14).
 
-The keys of a host segment are nowhere documented, so each is looked for under every name that torch's
-other structures have for it, and what cannot be used is passed over rather than refused.
+PyTorch does not document the keys of host segments. So each key is tried under all names that PyTorch's other
+structures use for it, and invalid segments are skipped instead of rejecting the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POOL = ("segment_pool_id", "pool_id")
 
 
 def host_entries(tree: Tree, traces: Handles) -> Handles:
-    """Return the entries of a host trace: a list of entries, or a list of such lists as for devices."""
+    """Return the entries of the host trace, which is a list of entries or, as for devices, of such lists."""
     nested = len(traces) > 0 and tree.is_list(int(traces[0]))
     return tree.children(traces)[1] if nested else traces
 
@@ -35,8 +35,8 @@ def host_entries(tree: Tree, traces: Handles) -> Handles:
 def read_host_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
 ) -> tuple[Segments, Blocks, Warnings]:
-    """Read host segments: each is one block, in use or not."""
-    handles, address, size, warnings = _usable(tree, handles)
+    """Return the host segments; each is one block."""
+    handles, address, size, warnings = _valid_segments(tree, handles)
     state, guessed = _states(tree, handles)
     stack = tables.stack_ids(tree.column(handles, "frames"))
     segments = Segments(
@@ -59,14 +59,14 @@ def read_host_state(
     return segments, blocks, warnings + guessed
 
 
-def _usable(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, Warnings]:
+def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, Warnings]:
     """Return the segments with a valid address and size, by address."""
     address, has_address = _integers(tree, handles, _ADDRESS)
     size, has_size = _integers(tree, handles, _SIZE)
     usable = np.flatnonzero(has_address & has_size & is_range(address, size))
     kept = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
     left = len(handles) - len(kept)
-    warning = f"{left:,} host segments have no usable address or size and are passed over"
+    warning = f"{left:,} host segments without a valid address or size were skipped"
     return handles[kept], address[kept], size[kept], (warning,) if left else ()
 
 
@@ -80,7 +80,7 @@ def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], Warnin
         BlockState.INACTIVE,
     )
     n = int(np.count_nonzero(~said))
-    warning = f"{n:,} host segments do not say whether they are in use, and count as such"
+    warning = f"{n:,} host segments without a state count as in use"
     return state.astype(np.uint8), (warning,) if n else ()
 
 
@@ -89,7 +89,7 @@ def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[_Int
 
 
 def _first(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
-    """Look up the first key that is present."""
+    """Return the value of the first key that is present."""
     found = np.zeros(len(handles), np.uint64)
     for key in reversed(keys):
         values = tree.column(handles, key)

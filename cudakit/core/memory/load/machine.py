@@ -1,9 +1,8 @@
-"""The pickle machine in Python: a pickle of plain data becomes lists, dictionaries and scalars.
+"""The pickle machine in Python: it turns a pickle of plain data into lists, dictionaries and scalars.
 
-It accepts and refuses exactly what ``reader/machine.c`` does, at the same byte for the same reason, and is
-used if that was not built. Tuples become lists, and a key that is not text is dropped with its value, so that
-only text is ever hashed. The standard library's ``pickletools`` describes each opcode. ``convert`` is used by
-both machines.
+It is used if the compiled reader is missing, and accepts and rejects the same files as ``reader/machine.c``,
+at the same byte for the same reason. Tuples become lists. Keys that are not text are dropped with their
+values, so that only text is ever hashed. The standard library's ``pickletools`` describes each opcode.
 """
 
 from __future__ import annotations
@@ -18,25 +17,22 @@ _STOP = ord(".")
 
 
 class Refused(ValueError):
-    """The reason why a file is refused, as one word, and the position of the opcode."""
+    """A file was rejected; the arguments are a reason word and the offset of the opcode."""
 
 
 class Machine:
-    """Reads one pickle. Values below the latest mark cannot be reached until the mark is popped."""
+    """Runs one pickle. As in Python's unpickler, MARK moves the stack to the metastack until it is popped."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
         self._opcode_at = 0
         self._stack: list[Any] = []
-        self._below: list[list[Any]] = []
+        self._metastack: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return the value that the pickle describes.
-
-        Raises Refused.
-        """
+        """Return the value of the pickle. Raises Refused."""
         data, steps = self._data, _STEPS
         try:
             while True:
@@ -46,46 +42,46 @@ class Machine:
                     return self._top()
                 steps[data[at]](self)
         except IndexError:
-            raise self._refused("cut") from None
+            raise self._refused("truncated") from None
 
     def _refused(self, why: str) -> Refused:
         return Refused(why, self._opcode_at)
 
-    # Arguments.
+    # Arguments of opcodes.
 
-    def take(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
         start = self._at
         self._at += count
         if self._at > len(self._data):
-            raise self._refused("cut")
+            raise self._refused("truncated")
         return self._data[start : self._at]
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         at = self._at
         self._at = at + 1
         return self._data[at]
 
-    def number(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
+    def read_unsigned(self, width: int) -> int:
+        return int.from_bytes(self.read_bytes(width), "little")
 
-    def counted(self, width: int) -> bytes:
-        return self.take(self.number(width))
+    def read_counted(self, width: int) -> bytes:
+        return self.read_bytes(self.read_unsigned(width))
 
-    def text(self, width: int) -> str:
-        raw = self.counted(width)
-        text: str = raw.decode() if raw.isascii() else self._converted(raw)
+    def read_text(self, width: int) -> str:
+        raw = self.read_counted(width)
+        text: str = raw.decode() if raw.isascii() else self._convert(raw)
         return text
 
-    def line(self) -> Any:
+    def read_line(self) -> Any:
         start, end = self._at, self._data.find(b"\n", self._at)
         if end < 0:
-            raise self._refused("cut")
+            raise self._refused("truncated")
         self._at = end + 1
-        return self._converted(self._data[start:end])
+        return self._convert(self._data[start:end])
 
-    def _converted(self, raw: bytes) -> Any:
+    def _convert(self, raw: bytes) -> Any:
         try:
-            return convert(self._data[self._opcode_at], raw)
+            return convert_argument(self._data[self._opcode_at], raw)
         except ValueError:
             raise self._refused("argument") from None
 
@@ -103,19 +99,19 @@ class Machine:
         self.push(self._top())
 
     def mark(self) -> None:
-        self._below.append(self._stack)
+        self._metastack.append(self._stack)
         self._stack = []
 
     def pop(self) -> None:
-        if self._below and not self._stack:
+        if self._metastack and not self._stack:
             self.pop_mark()
         else:
             self._pop_last(1)
 
     def pop_mark(self) -> list[Any]:
-        if not self._below:
+        if not self._metastack:
             raise self._refused("mark")
-        popped, self._stack = self._stack, self._below.pop()
+        popped, self._stack = self._stack, self._metastack.pop()
         return popped
 
     def _pop_last(self, count: int) -> list[Any]:
@@ -130,9 +126,9 @@ class Machine:
 
     def put(self, index: int) -> None:
         value = self._top()
-        # A byte of the file cannot have stored more than one value.
+        # A file of N bytes stores at most N values.
         if index >= self._at:
-            raise self._refused("far")
+            raise self._refused("memo_index")
         self._memo[index] = value
 
     def memoize(self) -> None:
@@ -187,13 +183,13 @@ class Machine:
     # Protocol and frames.
 
     def protocol(self) -> None:
-        if self.byte() > _HIGHEST_PROTOCOL:
+        if self.read_byte() > _HIGHEST_PROTOCOL:
             raise self._refused("protocol")
 
     def frame(self) -> None:
-        # A frame longer than the file shows a truncated file at once.
-        if self.number(8) > len(self._data) - self._at:
-            raise self._refused("cut")
+        # A frame that is longer than the rest of the file means that the file is truncated.
+        if self.read_unsigned(8) > len(self._data) - self._at:
+            raise self._refused("truncated")
 
     def refuse(self) -> None:
         raise self._refused("opcode")
@@ -205,25 +201,25 @@ _OPCODES: dict[bytes, _Step] = {
     b"N": lambda m: m.push(None),
     b"\x88": lambda m: m.push(True),
     b"\x89": lambda m: m.push(False),
-    b"K": lambda m: m.push(m.byte()),
-    b"M": lambda m: m.push(m.number(2)),
-    b"J": lambda m: m.push(int.from_bytes(m.take(4), "little", signed=True)),
-    b"\x8a": lambda m: m.push(int.from_bytes(m.counted(1), "little", signed=True)),
-    b"\x8b": lambda m: m.push(int.from_bytes(m.counted(4), "little", signed=True)),
-    b"G": lambda m: m.push(*struct.unpack(">d", m.take(8))),
-    b"U": lambda m: m.push(m.text(1)),
-    b"T": lambda m: m.push(m.text(4)),
-    b"\x8c": lambda m: m.push(m.text(1)),
-    b"X": lambda m: m.push(m.text(4)),
-    b"\x8d": lambda m: m.push(m.text(8)),
-    b"C": lambda m: m.push(m.counted(1)),
-    b"B": lambda m: m.push(m.counted(4)),
-    b"\x8e": lambda m: m.push(m.counted(8)),
-    b"I": lambda m: m.push(m.line()),
-    b"L": lambda m: m.push(m.line()),
-    b"F": lambda m: m.push(m.line()),
-    b"S": lambda m: m.push(m.line()),
-    b"V": lambda m: m.push(m.line()),
+    b"K": lambda m: m.push(m.read_byte()),
+    b"M": lambda m: m.push(m.read_unsigned(2)),
+    b"J": lambda m: m.push(int.from_bytes(m.read_bytes(4), "little", signed=True)),
+    b"\x8a": lambda m: m.push(int.from_bytes(m.read_counted(1), "little", signed=True)),
+    b"\x8b": lambda m: m.push(int.from_bytes(m.read_counted(4), "little", signed=True)),
+    b"G": lambda m: m.push(*struct.unpack(">d", m.read_bytes(8))),
+    b"U": lambda m: m.push(m.read_text(1)),
+    b"T": lambda m: m.push(m.read_text(4)),
+    b"\x8c": lambda m: m.push(m.read_text(1)),
+    b"X": lambda m: m.push(m.read_text(4)),
+    b"\x8d": lambda m: m.push(m.read_text(8)),
+    b"C": lambda m: m.push(m.read_counted(1)),
+    b"B": lambda m: m.push(m.read_counted(4)),
+    b"\x8e": lambda m: m.push(m.read_counted(8)),
+    b"I": lambda m: m.push(m.read_line()),
+    b"L": lambda m: m.push(m.read_line()),
+    b"F": lambda m: m.push(m.read_line()),
+    b"S": lambda m: m.push(m.read_line()),
+    b"V": lambda m: m.push(m.read_line()),
     b"]": lambda m: m.make_list(0),
     b")": lambda m: m.make_list(0),
     b"\x85": lambda m: m.make_list(1),
@@ -241,13 +237,13 @@ _OPCODES: dict[bytes, _Step] = {
     b"0": Machine.pop,
     b"1": Machine.pop_mark,
     b"2": Machine.duplicate,
-    b"p": lambda m: m.put(m.line()),
-    b"q": lambda m: m.put(m.byte()),
-    b"r": lambda m: m.put(m.number(4)),
+    b"p": lambda m: m.put(m.read_line()),
+    b"q": lambda m: m.put(m.read_byte()),
+    b"r": lambda m: m.put(m.read_unsigned(4)),
     b"\x94": Machine.memoize,
-    b"g": lambda m: m.get(m.line()),
-    b"h": lambda m: m.get(m.byte()),
-    b"j": lambda m: m.get(m.number(4)),
+    b"g": lambda m: m.get(m.read_line()),
+    b"h": lambda m: m.get(m.read_byte()),
+    b"j": lambda m: m.get(m.read_unsigned(4)),
     b"\x80": Machine.protocol,
     b"\x95": Machine.frame,
 }
@@ -257,18 +253,18 @@ _STEPS: tuple[_Step, ...] = tuple(
 )
 
 
-# As many digits as Python itself reads into an integer (sys.int_info.default_max_str_digits). Above
-# that, the time would not be linear in the length.
-_LONGEST_NUMBER = 4300
+# The limit of Python's int() (sys.int_info.default_max_str_digits), whose time grows faster than the
+# number of digits.
+_MOST_DIGITS = 4300
 
 _DECIMAL = re.compile(rb"-?[0-9]+")
 _INDEX = re.compile(rb"[0-9]+")
 
 
-def convert(opcode: int, raw: bytes) -> bool | int | float | str:
-    """Return the value of one argument: the line of a textual opcode, or the bytes of a text.
+def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
+    """Return the value of an opcode's argument, a line or the bytes of a text. Both machines call this.
 
-    Raises ValueError where it is none.
+    Raises ValueError if the argument is invalid.
     """
     match chr(opcode):
         case "I" if raw in (b"00", b"01"):
@@ -292,25 +288,25 @@ def convert(opcode: int, raw: bytes) -> bool | int | float | str:
 
 
 def _integer(raw: bytes, form: re.Pattern[bytes]) -> int:
-    if len(raw) > _LONGEST_NUMBER or not form.fullmatch(raw):
+    if len(raw) > _MOST_DIGITS or not form.fullmatch(raw):
         raise ValueError("not an integer")
     return int(raw)
 
 
 def _float(raw: bytes) -> float:
-    if len(raw) > _LONGEST_NUMBER:
+    if len(raw) > _MOST_DIGITS:
         raise ValueError("not a number")
     return float(raw)
 
 
 def _quoted(raw: bytes) -> str:
-    # Python 2 wrote these, in quotes and with escapes. The escapes are kept.
+    # Python 2 wrote texts in quotes and with escapes. Escapes are not decoded.
     if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
         raise ValueError("not a quoted text")
     return _printable(raw[1:-1], "latin-1")
 
 
 def _printable(raw: bytes, codec: str) -> str:
-    """Decode to a text that every encoder accepts; invalid bytes become backslash escapes."""
+    """Decode a text. Invalid bytes and lone surrogates become escapes, so that any encoder accepts it."""
     text = raw.decode(codec, "backslashreplace")
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""The Tree over the native machine: the queries of ``reader/*.c`` with numpy arrays.
+"""The Tree of the compiled reader, ``reader/*.c``, with numpy arrays.
 
-Importing this fails where the native machine was not built.
+The import fails if the package was installed without a C compiler.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.load._pickled import PickledTree
-from cudakit.core.memory.load.machine import convert
-from cudakit.core.memory.load.tree import Handles, check_size, multiplied, wrong_kind
+from cudakit.core.memory.load.machine import convert_argument
+from cudakit.core.memory.load.tree import Handles, check_subtree, expansion_error, kind_error
 
-# The native machine's names for nodes with items.
+# The kinds of containers, as ``PickledTree.kind`` names them.
 _LIST = "a list"
 _DICTIONARY = "a dictionary"
 
 
 class NativeTree:
-    """The nodes that the native machine read.
+    """A Tree in flat memory, built by the compiled pickle machine.
 
-    Raises ValueError(why, offset) for a file that it does not read, as the machine in Python does.
+    Raises ValueError(reason word, offset) if the file is rejected, as ``Machine.run`` does.
     """
 
     def __init__(self, content: bytes) -> None:
-        self._nodes = PickledTree(content, os.urandom(16), _packed)
+        self._nodes = PickledTree(content, os.urandom(16), _convert_for_native)
         self._size_bytes = len(content)
 
     @property
@@ -38,7 +38,7 @@ class NativeTree:
 
     def plain(self, handle: int) -> Any:
         if self._nodes.kind(handle) in (_LIST, _DICTIONARY):
-            check_size(handle, self._items, self._size_bytes)
+            check_subtree(handle, self._items, self._size_bytes)
         return self._object(handle)
 
     def _items(self, handle: int) -> list[int]:
@@ -57,7 +57,7 @@ class NativeTree:
         return self._nodes.scalar(handle)
 
     def members(self, handle: int) -> dict[str, int]:
-        with _wanting(_DICTIONARY):
+        with _kind_errors(_DICTIONARY):
             return self._nodes.members(handle)
 
     def is_list(self, handle: int) -> bool:
@@ -66,17 +66,17 @@ class NativeTree:
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
         lists = _aligned(lists)
         counts = np.empty(len(lists), np.int64)
-        with _wanting(_LIST):
+        with _kind_errors(_LIST):
             self._nodes.lengths(lists, counts)
         if (total := int(counts.sum())) > self._size_bytes:
-            raise multiplied(self._size_bytes)
+            raise expansion_error(self._size_bytes)
         items = np.empty(total, np.uint64)
         self._nodes.gather(lists, items)
         return counts, items
 
     def column(self, dicts: Handles, key: str) -> Handles:
         found = np.empty(len(dicts), np.uint64)
-        with _wanting(_DICTIONARY):
+        with _kind_errors(_DICTIONARY):
             self._nodes.column(_aligned(dicts), found, key)
         return found
 
@@ -88,7 +88,7 @@ class NativeTree:
     def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
         ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
         self._nodes.intern(_aligned(handles), ids, nodes)
-        # A copy, so that the array of the length of the handles is freed.
+        # The copy lets the larger array be freed.
         return ids, nodes[: int(ids.max(initial=-1)) + 1].copy()
 
 
@@ -97,16 +97,17 @@ def _aligned(handles: Handles) -> Handles:
 
 
 @contextmanager
-def _wanting(kind: str) -> Iterator[None]:
+def _kind_errors(kind: str) -> Iterator[None]:
+    """Raise SnapshotError if a node is not of a kind."""
     try:
         yield
     except ValueError as error:
-        raise wrong_kind(kind, error.args[1]) from None
+        raise kind_error(kind, error.args[1]) from None
 
 
-def _packed(opcode: int, raw: bytes) -> bool | float | str | bytes:
-    """Convert for the native machine, which accepts integers as bytes in two's complement."""
-    value = convert(opcode, raw)
+def _convert_for_native(opcode: int, raw: bytes) -> bool | float | str | bytes:
+    """Return an argument's value; integers as bytes in two's complement, as ``push_object`` takes them."""
+    value = convert_argument(opcode, raw)
     if isinstance(value, int) and not isinstance(value, bool):
         return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return value

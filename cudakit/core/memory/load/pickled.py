@@ -1,7 +1,7 @@
-"""From the bytes of a pickle to a Tree, without ever looking up a class or calling anything.
+"""Parse a pickle into a Tree, without looking up a class or calling anything.
 
-Two machines read the same language and refuse the same files: the native one keeps a million
-dictionaries in flat memory; the one in Python serves where that was not built.
+Two machines accept the same files: the compiled one (``reader/*.c``), and a slower one in Python, which is
+used if the package was installed without a C compiler.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from cudakit.core.memory.load.machine import Machine
+from cudakit.core.memory.load.source import HINT_DUMP
 from cudakit.core.memory.load.tree import ObjectTree, Tree
 from cudakit.errors import SnapshotError
 
 if TYPE_CHECKING:
     from cudakit.core.memory.load.native import NativeTree
 
-_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 _HINT_COPY = "copy the file again, or take the snapshot again"
 
-_CALLS = re.compile(r"(STACK_)?GLOBAL|REDUCE|BUILD|INST|OBJ|NEWOBJ(_EX)?|EXT[124]|(BIN)?PERSID")
-_DAMAGES = {
-    "stack": "needs values that are not there",
-    "mark": "needs a MARK that is not there",
-    "target": "adds to a value of another kind",
+_CALLING_OPCODES = re.compile(
+    r"(STACK_)?GLOBAL|REDUCE|BUILD|INST|OBJ|NEWOBJ(_EX)?|EXT[124]|(BIN)?PERSID"
+)
+_DAMAGE_REASONS = {
+    "stack": "needs more values than the stack has",
+    "mark": "needs a MARK, and the stack has none",
+    "target": "adds items to a value that cannot hold them",
     "pairs": "has a key without a value",
-    "memo": "asks for a value that was not stored",
-    "far": "stores under a number greater than its place in the file",
-    "argument": "has an argument that makes no sense",
-    "protocol": "names a protocol above 5",
+    "memo": "reads a memo entry that was not stored",
+    "memo_index": "stores a memo entry whose index is too large for its position in the file",
+    "argument": "has an invalid argument",
+    "protocol": "declares a protocol above 5",
 }
 
 
 def read(content: bytes, *, native: bool | None = None) -> Tree:
-    """Read a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
+    """Parse a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
 
-    native chooses the machine; by default it is the native one where that was built. True raises
-    ImportError where it was not. The native Tree keeps content alive.
-
-    Raises SnapshotError for a file that is cut, damaged, or holds anything else.
+    ``native`` chooses the machine: True the compiled one, with an ImportError if it is missing, False the one
+    in Python, None the compiled one if there is one. Raises SnapshotError for a file that is truncated,
+    damaged, or contains anything else.
     """
     native_tree = None if native is False else _native_tree(required=native is True)
     try:
@@ -47,7 +48,12 @@ def read(content: bytes, *, native: bool | None = None) -> Tree:
             return native_tree(content)
         return ObjectTree(_read_objects(content), len(content))
     except ValueError as error:
-        raise _explained(content, *error.args) from None
+        raise _rejection(content, *error.args) from None
+
+
+def compiled_reader() -> bool:
+    """Return whether the compiled reader was built."""
+    return _native_tree(required=False) is not None
 
 
 def _native_tree(*, required: bool) -> type[NativeTree] | None:
@@ -61,7 +67,7 @@ def _native_tree(*, required: bool) -> type[NativeTree] | None:
 
 
 def _read_objects(content: bytes) -> Any:
-    # A garbage collection would visit every dictionary repeatedly, and there is no garbage.
+    # The garbage collector would visit all dictionaries again and again, and find no garbage.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -71,25 +77,24 @@ def _read_objects(content: bytes) -> Any:
             gc.enable()
 
 
-def _explained(content: bytes, why: str, offset: int) -> SnapshotError:
-    if why == "cut":
+def _rejection(content: bytes, why: str, offset: int) -> SnapshotError:
+    if why == "truncated":
         return SnapshotError(
-            f"the file ends in the middle, after {len(content):,} bytes: "
-            "the copy or the dump was cut short",
+            f"the file is truncated after {len(content):,} bytes: copying or writing it did not finish",
             hint=_HINT_COPY,
         )
     name = _opcode_name(content[offset])
     if why == "opcode":
-        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=_HINT_DUMP)
-    doubt = "" if content.startswith(b"\x80") else ", or no pickle at all"
+        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=HINT_DUMP)
+    doubt = "" if content.startswith(b"\x80") else ", or not a pickle"
     return SnapshotError(
-        f"byte {offset:,}: opcode {name} {_DAMAGES[why]}: the file is damaged{doubt}",
-        hint=_HINT_COPY if not doubt else _HINT_DUMP,
+        f"byte {offset:,}: opcode {name} {_DAMAGE_REASONS[why]}: the file is damaged{doubt}",
+        hint=_HINT_COPY if not doubt else HINT_DUMP,
     )
 
 
 def _opcode_name(opcode: int) -> str:
-    # Only errors need this table, which takes milliseconds to build.
+    # Only errors need this table, and building it takes milliseconds.
     from pickletools import opcodes
 
     names = {known.code: known.name for known in opcodes}
@@ -97,11 +102,11 @@ def _opcode_name(opcode: int) -> str:
 
 
 def _refusal(name: str) -> str:
-    if _CALLS.fullmatch(name):
+    if _CALLING_OPCODES.fullmatch(name):
         return (
             f"opcode {name} names or calls a class or function; "
             "a memory snapshot holds only plain data, so nothing was loaded"
         )
     if name.startswith("0x"):
-        return f"{name} is no opcode: the file is not a pickle, or is damaged"
+        return f"{name} is not an opcode: the file is not a pickle, or it is damaged"
     return f"opcode {name} makes an object that no memory snapshot holds, so nothing was loaded"

@@ -1,8 +1,8 @@
-"""From a tree of builtin containers to a Snapshot.
+"""Build a Snapshot from the tree of a file.
 
-Together with ``columns`` the only module that knows torch's keys. Their history:
-torch/csrc/cuda/memory_snapshot.cpp and c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key
-gets the meaning it had in the version that wrote the file; unknown keys and actions are ignored.
+This module, ``columns`` and ``host`` know PyTorch's keys: torch/csrc/cuda/memory_snapshot.cpp and
+c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that the writing version
+gave it; unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
 def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
-    """Read the columns of a snapshot from a tree.
+    """Return the Snapshot of a tree.
 
-    Raises SnapshotError when the tree is not a snapshot, or holds sizes that cannot be.
+    Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
     """
     parts = _parts(tree)
     tables = Tables(tree, size_bytes)
-    settings = plain_settings(_plain(tree, parts, "allocator_settings"))
+    settings = valid_settings(_plain(tree, parts, "allocator_settings"))
     devices = _devices(tree, tables, parts, _overflow(tree, parts, settings))
     host = _host(tree, tables, parts)
     annotations = _annotations(tree, tables, parts)
@@ -65,7 +65,7 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
 
 
 def _parts(tree: Tree) -> dict[str, int]:
-    # torch.cuda.memory_snapshot() and MemPool.snapshot() give the bare list of segments.
+    # torch.cuda.memory_snapshot() and MemPool.snapshot() return a list of segments without a dictionary.
     if tree.is_list(tree.root):
         parts = {"segments": tree.root}
         _, items = tree.children(_handles(tree.root))
@@ -92,7 +92,7 @@ def _devices(
     tree: Tree, tables: Tables, parts: Mapping[str, int], overflow: object
 ) -> list[DeviceTrace]:
     traces = _list(tree, parts, "device_traces")
-    # All traces in one call, so that a list shared by many of them is counted once for each.
+    # One call for all traces, so that the limit of items counts a shared list once per trace.
     counts, entries = tree.children(traces)
     bounds = np.cumsum(counts)
     segments = _list(tree, parts, "segments")
@@ -124,7 +124,9 @@ def _ordinals(counts: Any, owner: Any) -> list[int]:
     found = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
     for ordinal in (found[0], found[-1]):
         if not 0 <= ordinal < _MOST_DEVICES:
-            raise SnapshotError(f"the file has a device {ordinal}, which cannot be: it is damaged")
+            raise SnapshotError(
+                f"the file has a device {ordinal}, which is impossible: it is damaged"
+            )
     return found
 
 
@@ -146,7 +148,7 @@ def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTr
 
 
 def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
-    """Read starts and ends of named ranges; entries without stage or time are ignored."""
+    """Return the starts and ends of named ranges; entries without stage or time are ignored."""
     handles = _list(tree, parts, "external_annotations")
     stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
     times, timed = _numbers(tree, tables, tree.column(handles, "time_us"))
@@ -164,7 +166,7 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
 
 
 def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
-    """Read integers, including those that the C++ producer writes as text."""
+    """Return integers, also those that torch's C++ writer stores as text."""
     values, known = tree.integers(handles)
     for row in np.flatnonzero(~known & (handles != 0)).tolist():
         (text,) = tables.decode_texts(handles[row : row + 1])
@@ -174,7 +176,7 @@ def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
 
 
 def _overflow(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
-    """Return the flag for dropped old events, which not every build writes."""
+    """Return the flag for dropped old events, which only some builds of PyTorch write."""
     key = "trace_alloc_overflowed"
     return _plain(tree, parts, key) if key in parts else settings.get(key)
 
@@ -195,12 +197,12 @@ Number: TypeAlias = bool | int | float
 Scalar: TypeAlias = Number | str | None
 Setting: TypeAlias = Scalar | list[Scalar] | dict[str, Number]
 
-# The names of numbers are powers of two (roundup_power2_divisions).
-_LONGEST_NAME = 20
+# Of the keys of roundup_power2_divisions, which are powers of two.
+_LONGEST_KEY = 20
 
 
-def plain_settings(found: object) -> dict[str, Setting]:
-    """Return the valid settings: scalars of at most 64 bits, lists of such, or numbers by name."""
+def valid_settings(found: object) -> dict[str, Setting]:
+    """Return the valid settings: scalars of at most 64 bits, lists of scalars, or dicts of numbers."""
     if not isinstance(found, dict):
         return {}
     return {key: value for key, value in found.items() if _is_setting(value)}
@@ -210,7 +212,7 @@ def _is_setting(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_scalar, value))
     if isinstance(value, dict):
-        return all(_is_number(n) and len(name) <= _LONGEST_NAME for name, n in value.items())
+        return all(_is_number(n) and len(name) <= _LONGEST_KEY for name, n in value.items())
     return _is_scalar(value)
 
 

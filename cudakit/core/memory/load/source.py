@@ -1,4 +1,4 @@
-"""From a path to the uncompressed bytes of one snapshot."""
+"""Read the uncompressed bytes of a snapshot file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK\x03\x04"
 _CHUNK = 1 << 20
 
-# A pickle of a steady loop compresses about twentyfold, indented JSON of it up to 125-fold. A file that
-# expands further than this, at any point, is refused, so that memory stays proportional to the file. The
-# first bytes of any file may expand to a fixed amount.
+# Pickles of snapshots compress about 20-fold, their indented JSON up to 125-fold. Files that expand further
+# are rejected, so that memory is proportional to the file size. The check starts after a fixed number of
+# bytes, because the first bytes of any file may expand more.
 _MOST_EXPANSION = 200
-_ALWAYS_ALLOWED = 4 << 20
+_UNCHECKED_BYTES = 4 << 20
 
-_HINT_DUMP = "write one with torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+HINT_DUMP = (
+    "write one with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +37,30 @@ class Source:
 
 
 def read(path: str) -> Source:
-    """Read a file (``-`` is standard input) and unpack gzip or Zstandard by its first bytes.
+    """Read a file (``-`` is standard input), and decompress gzip and Zstandard.
 
-    Raises SnapshotError when there is nothing usable there.
+    Raises SnapshotError if the file cannot be read, is empty, or is a zip archive.
     """
     packed = sys.stdin.buffer.read() if path == "-" else _read_file(Path(path))
     name = "standard input" if path == "-" else path
     if not packed:
-        raise SnapshotError(f"{name} is empty", hint=f"the dump did not finish; {_HINT_DUMP}")
+        raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {HINT_DUMP}")
     if packed.startswith(_ZIP):
         raise SnapshotError(
             f"{name} is a zip archive (torch.save writes such), not a memory snapshot",
-            hint=_HINT_DUMP,
+            hint=HINT_DUMP,
         )
     content = _unpack(packed, name)
     if not content:
         raise SnapshotError(
-            f"{name} unpacks to nothing", hint=f"the dump did not finish; {_HINT_DUMP}"
+            f"{name} is empty after decompression", hint=f"writing it did not finish; {HINT_DUMP}"
         )
     return Source(name, content)
 
 
 def _read_file(path: Path) -> bytes:
     try:
-        _refuse_endless(path)
+        _refuse_special_file(path)
         return path.read_bytes()
     except FileNotFoundError:
         raise SnapshotError(f"{path} does not exist", hint="check the name of the file") from None
@@ -70,7 +72,7 @@ def _read_file(path: Path) -> bytes:
         ) from None
 
 
-def _refuse_endless(path: Path) -> None:
+def _refuse_special_file(path: Path) -> None:
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise SnapshotError(
@@ -93,7 +95,7 @@ def _unpack(packed: bytes, name: str) -> bytes:
 
 
 def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
-    # The standard library has Zstandard from Python 3.14 on; backports.zstd is the same code before.
+    # The standard library has Zstandard since Python 3.14; backports.zstd is the same code.
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -103,21 +105,21 @@ def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
 
 
 def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> bytes:
-    """Decompress a file; ``taken`` is the compressed file, whose position bounds the output."""
+    """Decompress ``packed``, which reads from ``taken``; the position of ``taken`` limits the output."""
     content = io.BytesIO()
     try:
         while chunk := packed.read(_CHUNK):
             content.write(chunk)
-            if content.tell() > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * taken.tell()):
+            if content.tell() > max(_UNCHECKED_BYTES, _MOST_EXPANSION * taken.tell()):
                 raise SnapshotError(
-                    f"{name} unpacks to more than {_MOST_EXPANSION} times its size: "
-                    "no snapshot packs that well",
-                    hint="unpack it yourself if you trust it",
+                    f"{name} expands to more than {_MOST_EXPANSION} times its size; "
+                    "no snapshot compresses that well",
+                    hint="if you trust the file, decompress it first",
                 )
     except (EOFError, OSError, zlib.error) as error:
         raise _damaged(name, error) from None
     except Exception as error:
-        # ZstdError derives from Exception itself and its module may not be imported here.
+        # ZstdError derives from Exception, and its module is imported for Zstandard files only.
         if type(error).__name__ != "ZstdError":
             raise
         raise _damaged(name, error) from None
@@ -126,5 +128,5 @@ def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> b
 
 def _damaged(name: str, error: Exception) -> SnapshotError:
     return SnapshotError(
-        f"{name} is compressed and damaged or cut short: {error}", hint="copy the file again"
+        f"{name} is compressed, and damaged or truncated: {error}", hint="copy the file again"
     )

@@ -1,4 +1,4 @@
-"""Tables of the repeated values of a snapshot: frames, stacks, texts, pools and streams."""
+"""Tables of values that repeat in a snapshot: frames, call stacks, texts, pools and streams."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.load.tree import Handles, Tree, multiplied
+from cudakit.core.memory.load.tree import Handles, Tree, expansion_error
 from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 _Ids = npt.NDArray[np.int32]
 
-# Stacks share frames, so that stacks written out are longer than their file; never by this factor.
+# Call stacks share frames, so that their text is longer than the file; in real snapshots by less than this
+# factor.
 _MOST_EXPANSION = 200
 
 
 class Tables:
-    """The tables that columns index, which grow while they are read: values with their ids.
+    """Tables of distinct values with their ids, which grow while columns are read.
 
-    The ids are 0 and up in the order of the values. Id 0 of all but frames means "none".
+    Ids count from 0 in the order of insertion. In all tables but ``frames``, id 0 means "none".
     """
 
     def __init__(self, tree: Tree, size_bytes: int) -> None:
         self._tree = tree
         self._size_bytes = size_bytes
-        self._lengths: list[int] = []  # of each frame, in characters
-        self._characters = 0  # of all stacks written out
+        self._lengths: list[int] = []  # of each frame: characters of its name and file name
+        self._characters = 0  # of the text of all call stacks
         self.texts: dict[str, int] = {"": 0}
         self.frames: dict[Frame, int] = {}
         self.stacks: dict[tuple[int, ...], int] = {(): 0}  # frame ids, innermost first
         self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
 
     def text_ids(self, handles: Handles) -> _Ids:
-        """Return the ids of texts; absent values and other types are the empty text."""
-        return self._number(handles, self.texts, self.decode_texts)
+        """Return the ids of texts; missing values and other types count as the empty text."""
+        return self._ids(handles, self.texts, self.decode_texts)
 
     def stack_ids(self, handles: Handles) -> _Ids:
-        """Number stacks, given as lists of frame dictionaries; absent is the empty one.
+        """Return the ids of call stacks, which are lists of frame dictionaries; a missing one is empty.
 
-        Raises SnapshotError where long texts are shared so often that no report could hold them.
+        Raises SnapshotError if the text of all call stacks is much longer than the file.
         """
-        return self._number(handles, self.stacks, self._decode_stacks)
+        return self._ids(handles, self.stacks, self._decode_stacks)
 
     def pool_ids(self, handles: Handles) -> _Ids:
-        """Number pool ids, given as pairs; absent is the default pool."""
-        return self._number(handles, self.pools, self._decode_pools)
+        """Return the ids of pools, which are pairs of integers; a missing one is the default pool."""
+        return self._ids(handles, self.pools, self._decode_pools)
 
     def codes(
         self, handles: Handles, words: Mapping[str, int], default: int
     ) -> npt.NDArray[np.uint8]:
-        """Replace words by their codes, and anything else by the default."""
+        """Return the code of each word, and the default for any other value."""
         ids, representatives = self._tree.intern(handles)
         known = [words.get(word, default) for word in self.decode_texts(representatives)]
         return np.array(known or [default], np.uint8)[ids]
 
     def decode_texts(self, handles: Handles) -> list[str]:
-        """Read texts one by one: for few handles."""
+        """Return texts, one call per handle: for few handles only."""
         found = (self._tree.plain(handle) if handle else "" for handle in handles.tolist())
         return [item if isinstance(item, str) else "" for item in found]
 
-    def _number(
+    def _ids(
         self, handles: Handles, table: dict[_T, int], decode: Callable[[Handles], list[_T]]
     ) -> _Ids:
         local_ids, representatives = self._tree.intern(handles)
@@ -74,22 +75,22 @@ class Tables:
         usable = np.array([bool(h) and self._tree.is_list(h) for h in handles.tolist()], np.bool_)
         counts, frames = self._tree.children(np.where(usable, handles, np.uint64(0)))
         frame_ids = self._frame_ids(frames).tolist()
-        self._count(frame_ids)
+        self._limit_text(frame_ids)
         ends = np.cumsum(counts).tolist()
         return [
             tuple(frame_ids[end - count : end])
             for count, end in zip(counts.tolist(), ends, strict=True)
         ]
 
-    def _count(self, frame_ids: list[int]) -> None:
+    def _limit_text(self, frame_ids: list[int]) -> None:
         new = islice(self.frames, len(self._lengths), None)
         self._lengths += (len(frame.name) + len(frame.filename) for frame in new)
         self._characters += sum(map(self._lengths.__getitem__, frame_ids))
         if self._characters > max(_MOST_EXPANSION * self._size_bytes, 1 << 20):
-            raise multiplied(self._size_bytes)
+            raise expansion_error(self._size_bytes)
 
     def _frame_ids(self, handles: Handles) -> _Ids:
-        return self._number(handles, self.frames, self._decode_frames)
+        return self._ids(handles, self.frames, self._decode_frames)
 
     def _decode_frames(self, handles: Handles) -> list[Frame]:
         names = self.decode_texts(self._tree.column(handles, "name"))
@@ -111,7 +112,7 @@ def _pool(item: object) -> tuple[int, int]:
 
 
 class StreamNumbers:
-    """Numbers the streams of one device: the default stream is 0, others by first appearance."""
+    """The streams of one device: number 0 is the default stream, the others count in order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {0: 0}
@@ -122,7 +123,7 @@ class StreamNumbers:
         return tuple(self._numbers)
 
     def number(self, raw: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Number an array of raw stream handles."""
+        """Return the number of each raw stream handle."""
         values, first, inverse = np.unique(raw, return_index=True, return_inverse=True)
         for value in values[np.argsort(first)].tolist():
             self._numbers.setdefault(value, len(self._numbers))

@@ -1,9 +1,9 @@
-"""A file's builtin containers as a tree that is read by columns, never node by node.
+"""The content of a file as a tree of nodes, which is queried by column: many nodes in one call.
 
-A node is addressed by a handle: a positive integer that means something to its tree only; 0 is "not
-there". Tuples are lists. Every operation takes and gives numpy arrays of handles, so that a million
-dictionaries cost a few calls; the native tree (``reader/*.c``) answers them from flat memory,
-ObjectTree from Python objects (JSON files, and pickles where the native reader was not built).
+A handle is a positive integer that names a node of one tree; 0 means that there is no node. Tuples are lists.
+The queries take and return numpy arrays of handles, so that a million dictionaries need only a few calls.
+NativeTree (``reader/*.c``) answers the queries from flat memory, ObjectTree from Python objects: of JSON
+files, and of pickles if the compiled reader is missing.
 """
 
 from __future__ import annotations
@@ -21,58 +21,55 @@ from cudakit.errors import SnapshotError
 Handles: TypeAlias = npt.NDArray[np.uint64]
 _T = TypeVar("_T")
 
-# Frames are dictionaries in a list: two levels. Deeper nodes are compared by identity.
+# A call stack is a list of dictionaries: two levels. Nodes below this depth are compared by identity.
 _INTERN_DEPTH = 4
 
 
 class Tree(Protocol):
-    """The interface of a parsed file; see the module for what a handle is.
-
-    Every method raises SnapshotError where a node is not of the kind asked for.
-    """
+    """A parsed file. Every method raises SnapshotError if a node is of the wrong kind."""
 
     @property
     def root(self) -> int:
         """The handle of the outermost object."""
 
     def plain(self, handle: int) -> Any:
-        """Build Python objects of a whole subtree: for small parts only.
+        """Return a subtree as Python objects; for small parts only.
 
-        Raises SnapshotError when it has more items than the file has bytes (shared containers that
-        multiply) or is nested deeper than 100.
+        Raises SnapshotError if the subtree is nested deeper than 100 levels, or has more items than the file
+        has bytes, because containers are shared.
         """
 
     def members(self, handle: int) -> dict[str, int]:
-        """Map a dictionary's text keys to the handles of their values; other keys are ignored."""
+        """Return the text keys of a dictionary, with the handles of their values."""
 
     def is_list(self, handle: int) -> bool:
         """Return whether the node is a list or a tuple."""
 
     def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
-        """Concatenate the items of lists: the number of items of each, and all items. 0 has none.
+        """Return the length of each list, and the items of all lists, concatenated; handle 0 is empty.
 
-        Raises SnapshotError when there are more items than the file has bytes.
+        Raises SnapshotError if there are more items than the file has bytes.
         """
 
     def column(self, dicts: Handles, key: str) -> Handles:
-        """Look one key up in many dictionaries: 0 where it is absent."""
+        """Return the value of a key in each dictionary; 0 if the dictionary lacks the key."""
 
     def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Read integers of -2**63 to 2**64-1, and which nodes are such.
+        """Return integers of -2**63 to 2**64-1, and which nodes are such integers.
 
-        The upper half wraps: view it as uint64. Booleans are 0 and 1. Whatever else, 0 included,
-        is 0 and marked False.
+        Values from 2**63 on wrap: view them as uint64. Booleans are 0 and 1. All other nodes, and handle 0,
+        give 0 and False.
         """
 
     def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
-        """Number nodes by content: an id for each, and for each id one node that has that content.
+        """Return an id per node, equal for nodes of equal content, and one node per id.
 
-        Ids count from 0 in order of first appearance; handle 0 is a content of its own.
+        Ids count from 0 in the order of their first nodes; handle 0 has its own id.
         """
 
 
 class ObjectTree:
-    """A Tree over Python objects: builtin scalars, lists, tuples and dicts only."""
+    """A Tree of Python objects: scalars, lists, tuples and dicts."""
 
     def __init__(self, root: object, size_bytes: int) -> None:
         self._objects: list[Any] = [None, root]
@@ -84,13 +81,13 @@ class ObjectTree:
 
     def plain(self, handle: int) -> Any:
         root = self._objects[handle]
-        check_size(root, _items, self._size_bytes)
+        check_subtree(root, _items, self._size_bytes)
         return root
 
     def members(self, handle: int) -> dict[str, int]:
         found = self._objects[handle]
         if not isinstance(found, dict):
-            raise wrong_kind("a dictionary", _kind(found))
+            raise kind_error("a dictionary", _kind(found))
         texts = {key: value for key, value in found.items() if isinstance(key, str)}
         return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
 
@@ -101,17 +98,17 @@ class ObjectTree:
         found = [self._objects[i] if i else () for i in lists.tolist()]
         for item in found:
             if not isinstance(item, (list, tuple)):
-                raise wrong_kind("a list", _kind(item))
+                raise kind_error("a list", _kind(item))
         counts = np.fromiter(map(len, found), np.int64, len(found))
         if int(counts.sum()) > self._size_bytes:
-            raise multiplied(self._size_bytes)
+            raise expansion_error(self._size_bytes)
         return counts, self._add(list(chain.from_iterable(found)))
 
     def column(self, dicts: Handles, key: str) -> Handles:
         found = [self._objects[i] for i in dicts.tolist()]
         for item in found:
             if not isinstance(item, dict):
-                raise wrong_kind("a dictionary", _kind(item))
+                raise kind_error("a dictionary", _kind(item))
         present = np.fromiter((key in item for item in found), np.bool_, len(found))
         return np.where(present, self._add([item.get(key) for item in found]), np.uint64(0))
 
@@ -126,7 +123,7 @@ class ObjectTree:
         return wrapped, np.array(known, np.bool_)
 
     def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
-        contents = _Contents()
+        contents = _ContentKeys()
         first: dict[object, int] = {}
         representatives: list[int] = []
         ids = np.empty(len(handles), np.int32)
@@ -144,8 +141,8 @@ class ObjectTree:
         return np.arange(start, start + len(objects), dtype=np.uint64)
 
 
-class _Contents:
-    """Keys that are equal for objects of equal content; visits each container once for each depth."""
+class _ContentKeys:
+    """Hashable keys that are equal for objects of equal content. Visits each container once per depth."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -156,7 +153,7 @@ class _Contents:
             return _scalar_key(node)
         if depth == _INTERN_DEPTH:
             return ("identity", id(node))
-        # Equality depends on the remaining depth, so each depth has its own keys.
+        # Below _INTERN_DEPTH nodes are compared by identity, so a key is valid for one depth only.
         known = self._visited.get((id(node), depth))
         if known is None:
             known = self._visited[id(node), depth] = self._container(node, depth)
@@ -176,9 +173,9 @@ class _Contents:
 
 
 def _scalar_key(node: object) -> object:
-    # 1, 1.0 and True differ; floats are equal when their bits are, so that NaN equals itself.
-    # Python hashes bytes under a secret key, but not integers: a file could choose large ones that
-    # collide.
+    # 1, 1.0 and True differ. Floats are equal if their bits are, so that NaN equals itself. Large integers
+    # are keyed as bytes: Python's hash of bytes is keyed, but a file could choose integers with colliding
+    # hashes.
     if isinstance(node, float):
         return (float, struct.pack(">d", node))
     if isinstance(node, int) and node.bit_length() > 64:
@@ -186,34 +183,30 @@ def _scalar_key(node: object) -> object:
     return (type(node), node)
 
 
-def check_size(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) -> None:
-    """Count a subtree before it is walked.
-
-    Raises SnapshotError when it has more items than size_bytes or is nested deeper than 100.
-    """
+def check_subtree(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) -> None:
+    """Raise SnapshotError if a subtree has more items than ``size_bytes``, or more than 100 levels."""
     level, left = [root], max(size_bytes, 1)
     for _ in range(100):
         below: list[_T] = []
         for node in level:
             below += items(node)
             if len(below) > left:
-                raise multiplied(size_bytes)
+                raise expansion_error(size_bytes)
         if not below:
             return
         level, left = below, left - len(below)
-    raise SnapshotError("the file is nested deeper than 100 levels, which no memory snapshot is")
+    raise SnapshotError("the file is nested deeper than 100 levels; no memory snapshot is")
 
 
-def wrong_kind(wanted: str, found: str) -> SnapshotError:
-    """Return the error for a node of another kind than the schema requires."""
+def kind_error(wanted: str, found: str) -> SnapshotError:
+    """Return the error for a node of the wrong kind."""
     return SnapshotError(f"the file has {found} where a memory snapshot has {wanted}")
 
 
-def multiplied(size_bytes: int) -> SnapshotError:
-    """Return the error for containers that are shared so often that reading them would not end."""
+def expansion_error(size_bytes: int) -> SnapshotError:
+    """Return the error for a file whose shared containers expand to too many items."""
     return SnapshotError(
-        f"the file says more than its {size_bytes:,} bytes can hold: "
-        "lists in it are shared to multiply"
+        f"the file shares its lists so often that they expand to more than its {size_bytes:,} bytes"
     )
 
 

@@ -1,4 +1,4 @@
-"""The MemoryResult as a Document, the most important part first."""
+"""The MemoryResult as a Document: the answer first, the details after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudakit.document import Document, Node, Section
 
 
 def report(result: MemoryResult, *, top: int = 10) -> Document:
-    """Lay out the report; tables show ``top`` rows, 0 shows all."""
+    """Return the report; tables show ``top`` rows, 0 shows all."""
     several = len(result.devices) > 1
     nodes: list[Node] = []
     if several:
@@ -26,7 +26,8 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
 
 
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
-    yield from summary.health_notes(device)
+    yield from summary.answer(device)
+    yield from summary.reliability(device)
     if device.ooms:
         yield Section("Out of memory", tuple(summary.failures(device, top)))
     yield Section(
@@ -34,15 +35,16 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     )
     when = moment_name(device)
     yield Section(
-        f"Who holds it {when}", (call_sites.lines(device, top), call_sites.holders(device, top))
+        f"Memory by call site {when}",
+        (call_sites.lines(device, top), call_sites.holders(device, top)),
     )
     for facet in device.facets:
         yield Section(f"By {facet.name.replace('_', ' ')} {when}", (call_sites.facet(facet, top),))
+    if device.churn:
+        yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
     yield Section(
         f"Segments {when}", (segments.segments(device, top), *segments.layout_columns(device))
     )
     yield Section("Layout at the end", (segments.layout(device),))
     yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
     yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))
-    if device.churn:
-        yield Section("Churn over the whole trace", (call_sites.churn(device, top),))

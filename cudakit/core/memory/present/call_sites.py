@@ -1,10 +1,11 @@
-"""Tables by call site: who holds memory, who leaks it, and who allocates most."""
+"""Tables by call site: memory in use, growth from step to step, and allocations over the trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value
+from cudakit.core.memory.present.summary import growth_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
 from cudakit.document import (
     Bytes,
@@ -21,22 +22,22 @@ from cudakit.units import Unavailable
 
 
 def lines(device: DeviceMemory, top: int) -> Table:
-    """List the source lines that hold most."""
+    """List the call sites that hold most memory."""
     return limited(
         (
             ("bytes", "number", lambda line: Bytes(line.bytes)),
             ("share", "bar", lambda line: Ratio(line.share)),
             ("blocks", "number", lambda line: Count(line.count)),
-            ("line of your program", "text", lambda line: line.frame or Text(NO_STACK)),
+            ("call site", "text", lambda line: line.frame or Text(NO_STACK)),
         ),
         device.lines,
         top,
-        ("line of source", "lines of source"),
+        ("call site", "call sites"),
     )
 
 
 def holders(device: DeviceMemory, top: int) -> Table:
-    """List the call stacks that hold most."""
+    """List the call stacks that hold most memory."""
     return limited(
         (
             ("bytes", "number", lambda holder: Bytes(holder.bytes)),
@@ -50,7 +51,7 @@ def holders(device: DeviceMemory, top: int) -> Table:
 
 
 def facet(found: Facet, top: int) -> Table:
-    """List the values of a facet that hold most."""
+    """List the values of a facet, such as annotations, that hold most memory."""
     return limited(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
@@ -65,26 +66,24 @@ def facet(found: Facet, top: int) -> Table:
 
 
 def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
-    """List the stacks that hold more after each step."""
+    """List the call stacks that hold more memory after each step."""
     steps = device.steps
     if steps.source == "none":
         yield Note(
             "info",
-            "no steps were found to compare",
-            remedies=("mark them with torch.profiler.record_function('step 1') and so on",),
+            "Growth was not checked: the trace shows no steps.",
+            remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    by = f"{steps.count} moments compared, by {steps.source}"
+    compared = f"{steps.count} moments compared, found by {steps.source}"
     if not device.leaks:
-        yield Note("ok", f"nothing grows from step to step ({by})")
+        yield Note("ok", f"No call stack grows from step to step ({compared}).")
         return
-    n = len(device.leaks)
-    who = "1 call stack holds" if n == 1 else f"{n} call stacks hold"
-    yield Note("warn", f"{who} more after each step ({by})")
+    yield Note("warn", f"{growth_sentence(device)[:-1]} ({compared}).")
     yield limited(
         (
             ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
-            ("held now", "number", lambda leak: Bytes(leak.bytes)),
+            ("at last step", "number", lambda leak: Bytes(leak.bytes)),
             ("blocks", "number", lambda leak: Count(leak.count)),
             ("call stack", "stack", lambda leak: stack_value(leak.stack, leak.site)),
         ),
@@ -94,13 +93,13 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
 
 
 def churn(device: DeviceMemory, top: int) -> Table:
-    """List the stacks that allocate most over the trace."""
+    """List the call stacks that allocate most over the whole trace."""
     return limited(
         (
             ("allocated", "number", lambda row: Bytes(row.bytes)),
             ("share", "bar", lambda row: Ratio(row.share)),
-            ("times", "number", lambda row: Count(row.count)),
-            ("mean life", "number", _mean_life),
+            ("count", "number", lambda row: Count(row.count)),
+            ("mean lifetime", "number", _mean_lifetime),
             ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
         ),
         device.churn,
@@ -108,7 +107,7 @@ def churn(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def _mean_life(row: Churn) -> Value:
+def _mean_lifetime(row: Churn) -> Value:
     if row.mean_lifetime_us is None:
-        return Unavailable("none of them ended, or the file has no times")
+        return Unavailable("nothing was freed, or the file has no times")
     return Seconds(row.mean_lifetime_us / 1e6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudakit.core.memory.present.rows import device_name, limited, stack_value, table
+from cudakit.core.memory.present.summary import call_site
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,
@@ -19,27 +20,48 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, format_bytes, format_ratio
 
 
 def report(result: DiffResult, *, top: int = 10) -> Document:
-    """Lay out what changed; tables show ``top`` rows, 0 shows all."""
+    """Return the report; tables show ``top`` rows, 0 shows all."""
     nodes: list[Node] = []
     for device in result.devices:
-        sections: tuple[Node, ...] = (_totals(device), *_moments(device, top))
+        sections: tuple[Node, ...] = (_answer(device), _totals(device), *_moments(device, top))
         several = len(result.devices) > 1
         nodes += [Section(device_name(device), sections)] if several else sections
     return Document(f"GPU memory: {result.before.name} → {result.after.name}", tuple(nodes))
 
 
+def _answer(device: DeviceDiff) -> Note:
+    changes = "; ".join(
+        f"{_change(moment)} at the {name}"
+        for name, moment in (("peak", device.peak), ("end", device.end))
+    )
+    rows = [*device.peak.grown, *device.peak.appeared]
+    largest = max(rows, key=lambda row: row.change_bytes, default=None)
+    if largest is None or not largest.stack:
+        return Note("ok" if largest is None else "warn", f"Requested memory: {changes}.")
+    name, size = call_site(largest.stack[largest.site]), format_bytes(largest.change_bytes)
+    return Note("warn", f"Requested memory: {changes}. Largest increase: {name}, {size}.")
+
+
+def _change(moment: MomentDiff) -> str:
+    before, after = (side.state.requested_bytes for side in (moment.before, moment.after))
+    if before == after:
+        return f"unchanged ({format_bytes(after)})"
+    share = f" ({format_ratio(abs(after / before - 1))})" if before else ""
+    return f"{format_bytes(abs(after - before))}{share} {'more' if after > before else 'less'}"
+
+
 def _totals(device: DeviceDiff) -> Table:
     rows = [
-        (f"{what} at {name}", *(getattr(side.state, f"{what}_bytes") for side in sides))
+        (f"{amount} at {name}", *(getattr(side.state, f"{amount}_bytes") for side in sides))
         for name, sides in (
             ("peak", (device.peak.before, device.peak.after)),
             ("end", (device.end.before, device.end.after)),
         )
-        for what in ("requested", "reserved")
+        for amount in ("requested", "reserved")
     ]
     return table(
         (
@@ -54,23 +76,23 @@ def _totals(device: DeviceDiff) -> Table:
 
 
 def _growth(before: int, after: int) -> Value:
-    return Ratio(after / before - 1) if before else Unavailable("nothing was held before")
+    return Ratio(after / before - 1) if before else Unavailable("no memory was in use before")
 
 
 def _moments(device: DeviceDiff, top: int) -> Iterator[Section]:
     for name, moment in (("peak", device.peak), ("end", device.end)):
         nodes = tuple(_changes(moment, top))
-        same = Note("ok", "every call stack holds what it held before")
+        same = Note("ok", "No call stack changed.")
         yield Section(f"Changes at the {name}", nodes or (same,))
 
 
 def _changes(moment: MomentDiff, top: int) -> Iterator[Node]:
-    for word in ("grown", "appeared", "shrunk", "vanished"):
-        rows: tuple[DiffRow, ...] = getattr(moment, word)
+    for kind in ("grown", "appeared", "shrunk", "vanished"):
+        rows: tuple[DiffRow, ...] = getattr(moment, kind)
         if rows:
             yield limited(
                 (
-                    (word, "number", lambda row: Change(row.change_bytes)),
+                    (kind, "number", lambda row: Change(row.change_bytes)),
                     ("before", "number", lambda row: Bytes(row.before_bytes)),
                     ("after", "number", lambda row: Bytes(row.after_bytes)),
                     ("blocks", "number", lambda row: Count(row.after_count)),

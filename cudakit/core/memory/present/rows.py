@@ -20,9 +20,9 @@ def device_name(device: DeviceMemory | DeviceDiff) -> str:
 
 
 def moment_name(device: DeviceMemory) -> str:
-    """Return the words for the moment of the tables."""
+    """Return the words for the moment that the tables show."""
     at = device.at
-    return {"peak": "at the peak", "end": "at the end", "oom": "when it ran out"}.get(
+    return {"peak": "at the peak", "end": "at the end", "oom": "when memory ran out"}.get(
         at.name, f"after event {at.event:,}"
     )
 
@@ -31,11 +31,11 @@ def pool_name(pool: tuple[int, int]) -> str:
     """Return the name of a pool: (0, 0) is the default pool, (n, 0) a graph's, (0, n) a MemPool's."""
     if pool == (0, 0):
         return "default"
-    return f"graph {pool[0]},{pool[1]}" if pool[0] else f"user {pool[0]},{pool[1]}"
+    return f"graph {pool[0]},{pool[1]}" if pool[0] else f"MemPool {pool[0]},{pool[1]}"
 
 
 def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
-    """Return a stack, or the text for a missing one."""
+    """Return a call stack, or the text for a missing one."""
     return Stack(frames, site) if frames else Text(NO_STACK)
 
 
@@ -44,7 +44,7 @@ def table(
     items: Iterable[_T],
     caption: str = "",
 ) -> Table:
-    """Return a table with a row per item; a column is its title, its kind and its value of an item."""
+    """Return a table with a row per item; a column is a title, a kind, and the value of an item."""
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
         tuple(tuple(value(item) for *_, value in columns) for item in items),
@@ -57,9 +57,11 @@ def limited(
     items: Sequence[_T],
     top: int,
     names: tuple[str, str] = ("call stack", "call stacks"),
+    *,
+    caption: str = "",
 ) -> Table:
-    """Return a table of the first ``top`` items, 0 for all, with the number of rows left out."""
+    """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     shown = items if top == 0 else items[:top]
     n, (one, many) = len(items) - len(shown), names
-    caption = f"{n:,} more {one if n == 1 else many}: --top 0 shows all" if n else ""
-    return table(columns, shown, caption)
+    rest = f"{n:,} more {one if n == 1 else many}: --top 0 shows all" if n else ""
+    return table(columns, shown, "; ".join(filter(None, (rest, caption))))

@@ -1,4 +1,4 @@
-"""Segments: in groups, what is free inside them, and their layout."""
+"""Segments: totals by group, fragmentation, and their layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.document import Bytes, Columns, Count, Facts, Node, Ratio, Table, T
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
-    """List the groups of segments."""
+    """List the groups of segments: one per pool, stream and kind."""
     return limited(
         (
             ("pool", "text", lambda group: Text(pool_name(group.pool))),
@@ -24,7 +24,7 @@ def segments(device: DeviceMemory, top: int) -> Table:
             ("reserved", "number", lambda group: Bytes(group.reserved_bytes)),
             ("in use", "number", lambda group: Bytes(group.used_bytes)),
             ("free", "number", lambda group: Bytes(group.free_bytes)),
-            ("largest hole", "number", lambda group: Bytes(group.largest_hole_bytes)),
+            ("largest free block", "number", lambda group: Bytes(group.largest_hole_bytes)),
         ),
         device.segments,
         top,
@@ -37,41 +37,42 @@ def _kind(group: SegmentGroup) -> Text:
 
 
 def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
-    """Show what is free inside segments, and the blocks that pin it there."""
+    """Show the free memory in segments, and the blocks that keep these segments in use."""
     found = device.fragmentation
     yield Facts(
         (
-            ("free inside segments", Bytes(found.free_bytes)),
-            ("of reserved", Ratio(found.free_share)),
-            ("largest hole", Bytes(found.largest_hole_bytes)),
-            ("holes", Count(found.holes)),
-            ("pinned by blocks", Bytes(found.stranded_bytes)),
-            ("in empty segments", Bytes(found.releasable_bytes)),
+            ("free in segments", Bytes(found.free_bytes)),
+            ("share of reserved", Ratio(found.free_share)),
+            ("largest free block", Bytes(found.largest_hole_bytes)),
+            ("free blocks", Count(found.holes)),
+            ("free in segments in use", Bytes(found.stranded_bytes)),
+            ("free in empty segments", Bytes(found.releasable_bytes)),
             ("lost to rounding", Bytes(found.rounding_bytes)),
-            ("of blocks", Ratio(found.rounding_share)),
+            ("share of blocks in use", Ratio(found.rounding_share)),
         )
     )
     if found.pins:
         yield limited(
             (
-                ("pins", "number", lambda pin: Bytes(pin.pinned_bytes)),
-                ("alone", "number", lambda pin: Bytes(pin.alone_bytes)),
+                ("free", "number", lambda pin: Bytes(pin.pinned_bytes)),
+                ("unshared", "number", lambda pin: Bytes(pin.alone_bytes)),
                 ("segments", "number", lambda pin: Count(pin.segments)),
-                ("with blocks", "number", lambda pin: Count(pin.blocks)),
-                ("of", "number", lambda pin: Bytes(pin.bytes)),
+                ("blocks", "number", lambda pin: Count(pin.blocks)),
+                ("block bytes", "number", lambda pin: Bytes(pin.bytes)),
                 (
-                    "call stack of the pinning blocks",
+                    "call stack of the blocks",
                     "stack",
                     lambda pin: stack_value(pin.stack, pin.site),
                 ),
             ),
             found.pins,
             top,
+            caption="free: in segments that hold these blocks; unshared: in segments that hold no others",
         )
 
 
 def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
-    """Give the segments and blocks of the end as columns, for the layout view."""
+    """Return the final segments and blocks as columns, for the layout view."""
     found = device.layout
     segments = found.segments
     blocks = Columns(
@@ -96,9 +97,8 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
 
 
 def layout(device: DeviceMemory) -> View:
-    """Draw each segment with its blocks; in words, the segments with most free memory."""
-    fallback = _emptiest_segments(device)
-    return View("memory-layout", ("segments", "blocks"), memory_layout, fallback)
+    """Draw each segment with its blocks; a terminal lists the segments with most free memory."""
+    return View("memory-layout", ("segments", "blocks"), memory_layout, _emptiest_segments(device))
 
 
 def _emptiest_segments(device: DeviceMemory) -> Table:

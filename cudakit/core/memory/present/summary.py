@@ -1,4 +1,4 @@
-"""The first part of a report: trust in the file, failed allocations, and totals."""
+"""The first part of a report: the answer, the reliability of the file, failed allocations, and totals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.present.rows import device_name, stack_value, table
+from cudakit.core.memory.present.rows import NO_STACK, device_name, moment_name, stack_value, table
 from cudakit.core.memory.result import DeviceMemory, State
 from cudakit.document import (
     Bytes,
@@ -15,6 +15,7 @@ from cudakit.document import (
     Column,
     Count,
     Facts,
+    Frame,
     Marker,
     Node,
     Note,
@@ -23,75 +24,150 @@ from cudakit.document import (
     Text,
     Value,
 )
+from cudakit.units import format_bytes, format_ratio
+
+# --- the answer ------------------------------------------------------------------------------------
 
 
-def health_notes(device: DeviceMemory) -> Iterator[Note]:
-    """Yield whether trace and final state agree, and what to record differently."""
-    health = device.health
+def answer(device: DeviceMemory) -> Iterator[Note]:
+    """Yield three notes: what happened, which call site holds the memory, and the next step."""
+    yield _finding(device)
+    yield Note("info", _holder(device))
+    yield Note("info", f"Next step: {_next_step(device)}")
+
+
+def _finding(device: DeviceMemory) -> Note:
+    if device.ooms:
+        before = len(device.ooms) - 1
+        more = f" ({before:,} earlier allocation{'s' * (before > 1)} failed too.)" if before else ""
+        return Note("error", device.ooms[-1].sentence + more)
+    if device.leaks:
+        return Note("warn", growth_sentence(device))
+    peak = device.peak
+    sizes = (
+        f"peak {format_bytes(peak.requested_bytes)} requested,"
+        f" {format_bytes(peak.highest_reserved_bytes)} reserved"
+    )
+    growth = (
+        "growth between steps was not checked"
+        if device.steps.source == "none"
+        else "no call stack grows from step to step"
+    )
+    return Note("ok", f"No allocation failed, and {growth}: {sizes}.")
+
+
+def growth_sentence(device: DeviceMemory) -> str:
+    """Return how many call stacks hold more memory after each step, and how much."""
+    n = len(device.leaks)
+    growth = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
+    if n == 1:
+        return f"1 call stack holds {growth} more after each step."
+    return f"{n:,} call stacks hold more after each step, {growth} in total."
+
+
+def _holder(device: DeviceMemory) -> str:
+    if device.leaks and not device.ooms:
+        leak = device.leaks[0]
+        site = call_site(leak.stack[leak.site]) if leak.stack else NO_STACK
+        return f"Largest growth: {site}, {format_bytes(leak.bytes)} at the last step."
+    if not device.lines:
+        return f"No memory is in use {moment_name(device)}."
+    largest = device.lines[0]
+    site = NO_STACK if largest.frame is None else call_site(largest.frame)
+    size, share = format_bytes(largest.bytes), format_ratio(largest.share)
+    return f"Largest call site {moment_name(device)}: {site}, {size} ({share})."
+
+
+def _next_step(device: DeviceMemory) -> str:
+    calls = device.snapshot.calls
+    if device.ooms:
+        return f"{device.ooms[-1].remedies[0]}."
+    if device.leaks:
+        return "find the reference that keeps this memory alive."
+    if not device.events:
+        return f"record a trace: call {calls.record_trace} before the first allocation."
+    if device.steps.source == "none":
+        return f"mark each step with {calls.mark_step}, so that growth can be checked."
+    return "to lower the peak, start with the largest call site."
+
+
+def call_site(frame: Frame) -> str:
+    """Return a frame as ``folder/file.py:12 function``."""
+    path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
+    place = f"{path}:{frame.line}" if frame.line else path
+    return f"{place} {frame.name}".strip()
+
+
+# --- how reliable the file is ----------------------------------------------------------------------
+
+
+def reliability(device: DeviceMemory) -> Iterator[Note]:
+    """Yield whether the trace and the final state agree, and how to record a better file."""
     if device.exact:
         yield Note("ok", _exact_sentence(device))
     else:
         yield Note(
             "warn",
             _inexact_sentence(device),
-            remedies=("figures before the end may be off; the end itself is exact",),
+            remedies=("figures at the end are exact; earlier ones may be wrong",),
         )
-    for warning in health.warnings:
+    for warning in device.health.warnings:
         yield Note("warn", warning)
-    for advice in health.advice:
+    for advice in device.health.advice:
         yield Note("info", advice)
 
 
 def _exact_sentence(device: DeviceMemory) -> str:
-    """Return the sentence of a consistent trace, with how far back it reaches."""
     if not device.events:
-        return f"{device_name(device)}: the state at the end, without a trace"
-    reach = (
-        "from an empty allocator on"
-        if device.health.begins_complete
-        else "of a program that held memory before the first one"
-    )
+        return f"{device_name(device)}: state at the end, without a trace."
+    start = "with no" if device.health.begins_complete else "with"
     return (
-        f"{device_name(device)}: {device.events:,} events {reach}; "
-        "the trace agrees with the state at its end"
+        f"{device_name(device)}: {device.events:,} events, starting {start} memory in use; trace and"
+        " final state agree."
     )
 
 
 def _inexact_sentence(device: DeviceMemory) -> str:
-    """Return how trace and final state disagree."""
     counts = device.health.contradictions
-    words = ", ".join(
+    kinds = ", ".join(
         f"{getattr(counts, field.name):,} {field.name.replace('_', ' ')}"
         for field in fields(counts)
         if getattr(counts, field.name)
     )
     return (
-        f"{device_name(device)}: the trace of {device.events:,} events and the state at its end "
-        f"disagree {device.inconsistencies:,} times ({words or 'entries passed over'})"
+        f"{device_name(device)}: the trace of {device.events:,} events and the final state disagree"
+        f" {device.inconsistencies:,} times ({kinds or 'invalid entries were skipped'})."
     )
+
+
+# --- failed allocations ----------------------------------------------------------------------------
 
 
 def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the last ``top`` failed allocations, 0 for all."""
     shown = device.ooms if top == 0 else device.ooms[-top:]
     if len(shown) < len(device.ooms):
-        yield Note("info", f"the last {len(shown)} of {len(device.ooms)} failed allocations:")
+        yield Note("info", f"The last {len(shown)} of {len(device.ooms)} failed allocations:")
     for oom in shown:
-        yield Note("error", oom.sentence, remedies=oom.remedies)
+        if len(device.ooms) > 1:
+            yield Note("error", oom.sentence)
         yield Facts(
             (
                 ("requested", Bytes(oom.size_bytes)),
                 ("free on the device", Bytes(oom.device_free_bytes)),
                 ("allocated", Bytes(oom.state.allocated_bytes)),
                 ("reserved", Bytes(oom.state.reserved_bytes)),
-                ("free in segments", Bytes(oom.free_bytes)),
-                ("largest hole", Bytes(oom.largest_hole_bytes)),
+                ("free in all segments", Bytes(oom.free_bytes)),
+                ("largest free block", Bytes(oom.largest_hole_bytes)),
                 ("pending free", Bytes(oom.state.pending_free_bytes)),
                 ("event", Count(oom.event)),
-                ("asked by", stack_value(oom.stack, oom.site)),
+                ("requested by", stack_value(oom.stack, oom.site)),
             )
         )
+        yield Note("info", "Remedies, the surest first:", remedies=oom.remedies)
 
+
+# --- several devices -------------------------------------------------------------------------------
 
 # Ranks of a balanced program differ by less than this share of the median peak.
 _OUTLIER = 0.05
@@ -116,24 +192,27 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
 
 
 def _outlier(devices: Sequence[DeviceMemory]) -> str:
-    """Return the rank whose peak stands out, a sign of an unbalanced program; "" if none does."""
+    """Return a sentence on the rank with a much higher peak, a sign of unbalanced work; "" if none has."""
     peaks = sorted(device.peak.requested_bytes for device in devices)
-    middle = peaks[len(peaks) // 2]
+    median = peaks[len(peaks) // 2]
     highest = max(devices, key=lambda device: device.peak.requested_bytes)
-    above = highest.peak.requested_bytes / middle - 1 if middle else 0.0
+    above = highest.peak.requested_bytes / median - 1 if median else 0.0
     if len(devices) < 3 or above < _OUTLIER:
         return ""
-    return f"{highest.file} {device_name(highest)} peaks {above:.0%} above the median"
+    return f"the peak of {highest.file} {device_name(highest)} is {above:.0%} above the median"
+
+
+# --- totals ----------------------------------------------------------------------------------------
 
 
 def totals(device: DeviceMemory) -> Table:
-    """Show the totals of the end, the peak and the moment asked for side by side."""
+    """Show the totals of the chosen moment, of the end, and the highest ones, side by side."""
     states = [("at end", device.end)]
     if device.at.name != "end":
-        words = (
+        title = (
             f"event {device.at.event:,}" if device.at.name == "event" else f"at {device.at.name}"
         )
-        states.insert(0, (words, device.at.state))
+        states.insert(0, (title, device.at.state))
     peak = device.peak
     none = Text("")
     # The title of a row, its value at a moment, and the highest one.
@@ -152,8 +231,8 @@ def totals(device: DeviceMemory) -> Table:
     return Table(
         columns=(
             Column("", "text"),
-            *(Column(words, "number") for words, _ in states),
-            Column("highest ever", "number"),
+            *(Column(title, "number") for title, _ in states),
+            Column("maximum", "number"),
         ),
         rows=tuple(
             (Text(name), *(value(state) for _, state in states), highest)
@@ -165,23 +244,23 @@ def totals(device: DeviceMemory) -> Table:
 
 def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
-    when = "before the first recorded event" if peak.event < 0 else f"event {peak.event:,}"
-    caption = f"the peak is the moment of most requested memory: {when} of {device.events:,}"
+    when = "before the first event" if peak.event < 0 else f"event {peak.event:,}"
+    caption = f"peak: most requested memory, {when} of {device.events:,}"
     if peak.allocated_is_derived:
-        caption += "; ~ follows from the allocator's rules, the file does not record it"
+        caption += "; ~ computed by the allocator's rules, not recorded"
     return caption
 
 
 def curves(device: DeviceMemory) -> Chart | None:
-    """Draw requested, allocated and reserved bytes from event to event, with what ran out.
+    """Draw requested, allocated and reserved bytes after each event, and failed allocations.
 
-    Events, not seconds: a program's pauses hold no memory, and ``--at`` takes an event.
+    The axis counts events, not seconds, because ``--at`` takes an event.
     """
     line = device.timeline
     if len(line.event) < 2:
         return None
     return Chart(
-        title="Memory along the trace",
+        title="Memory over the trace",
         x=np.maximum(np.array(line.event, np.float64), 0),
         series=(
             Series("reserved", np.array(line.reserved_bytes, np.int64)),

@@ -31,6 +31,7 @@ from cudakit.errors import SnapshotError, UsageError
 from cudakit.torch_rules.settings import Settings, parse_config
 
 _OPTION = "--what-if"
+_AS_RECORDED = "replayed, as recorded"  # the name of the replay with the recorded settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def what_if(
 
     def begin(name: str) -> None:
         if progress is not None:
-            progress(f"replaying: {name}", min(next(numbers) / count, 1.0))
+            progress(f"replaying with {name}", min(next(numbers) / count, 1.0))
 
     return WhatIfResult(
         schema=SCHEMA,
@@ -87,7 +88,7 @@ def _traces_to_replay(
     known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     if device == HOST:
         raise UsageError(
-            "--what-if replays memory of devices, not pinned host memory",
+            "--what-if cannot replay pinned host memory",
             hint="leave out --device host",
         )
     of_device = [
@@ -106,9 +107,8 @@ def _traces_to_replay(
     with_trace = [pair for pair in of_device if len(pair[1].events)]
     if not with_trace:
         raise SnapshotError(
-            f"{of_device[0][0].source}: there is no trace in it, and so nothing to replay",
-            hint="record one: `cudakit run --memory`, or torch.cuda.memory._record_memory_history()"
-            " before the program begins",
+            f"{of_device[0][0].source}: the file has no trace to replay",
+            hint=f"record one: cudakit run --memory, or {of_device[0][0].calls.record_trace}",
         )
     return with_trace
 
@@ -118,8 +118,8 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
         settings = parse_config(text, variable=_OPTION)
         if settings.memory_fraction < 1 and spec.limit_bytes is None:
             raise UsageError(
-                f"{_OPTION} {text}: no snapshot says how much memory the device has",
-                hint="give it: --what-if-limit 80GiB",
+                f"{_OPTION} {text}: a snapshot does not record the size of the device's memory",
+                hint="add it, for example --what-if-limit 80GiB",
             )
         # An empty replay refuses settings that the allocator does not have before anything is read.
         replay(NOTHING, settings, new_allocator, limit_bytes=spec.limit_bytes)
@@ -141,7 +141,7 @@ class _Experiment:
         recording, settings = self._recording, self._settings
         met = limit_of(recording, self._program, settings)
         recorded = outcome_of(recording, self._program, settings)
-        outcome, start = self._replay("replayed, as recorded", settings, met)
+        outcome, start = self._replay(_AS_RECORDED, settings, met)
         limit, baseline = met, outcome
         if given_bytes is not None:
             limit = Limit(given_bytes, "given")
@@ -164,7 +164,7 @@ class _Experiment:
         )
 
     def _replay(self, name: str, settings: Settings, limit: Limit | None) -> tuple[Outcome, Held]:
-        self._begin(name)
+        self._begin("recorded settings" if name == _AS_RECORDED else name)
         return replay(
             self._program,
             settings,

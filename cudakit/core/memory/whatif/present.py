@@ -46,8 +46,8 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
         yield Note("info", _limit(device))
     outcomes = _rows(device)
     yield Section("Reserved", (_reserved(device, outcomes),))
-    yield Section("In use", (_in_use(outcomes),))
-    yield Section("Asked of the driver", (_driver(outcomes),))
+    yield Section("Allocated and requested", (_in_use(outcomes),))
+    yield Section("Driver calls", (_driver(outcomes),))
 
 
 def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
@@ -60,19 +60,17 @@ def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
         if outcome.shortage is not None:
             yield Note(
                 "warn",
-                f"{outcome.name}: out of memory {when_short(outcome)}; its figures end there.",
+                f"{outcome.name}: out of memory {when_short(outcome)}; its figures end at this event.",
             )
 
 
 def _trust(device: DeviceWhatIf) -> Note:
     if not device.differences:
-        return Note(
-            "ok", "Replayed under the settings of the record, every figure is the recorded one."
-        )
+        return Note("ok", "The replay with the recorded settings reproduces every recorded figure.")
     found = "; ".join(_difference(difference) for difference in device.differences)
-    why = device.reasons or ("no reason for that is known",)
+    why = device.reasons or ("the reason is unknown",)
     return Note(
-        "warn", f"Replayed under the settings of the record, some figures differ: {found}.", why
+        "warn", f"The replay with the recorded settings differs from the recording: {found}.", why
     )
 
 
@@ -80,7 +78,7 @@ def _difference(difference: Difference) -> str:
     counts = not difference.figure.startswith(("peak", "end"))
     words = format_count if counts else format_bytes
     then, now = words(difference.recorded), words(difference.replayed)
-    return f"{difference.figure} {now}, recorded {then}"
+    return f"{difference.figure} {now} instead of {then}"
 
 
 def _limit(device: DeviceWhatIf) -> str:
@@ -89,12 +87,12 @@ def _limit(device: DeviceWhatIf) -> str:
         return ""
     size = format_bytes(limit.bytes)
     if limit.source == "given":
-        return f"No more than {size} may be reserved, as given."
+        return f"Memory limit of the replays: {size} (--what-if-limit)."
     if limit.source == "device full":
-        return f"No more than {size} may be reserved: so much the process could have when memory ran out."
+        return f"Memory limit of the replays: {size}, the memory of the process when it ran out."
     return (
-        f"No more than {size} may be reserved: that is the highest that was, and memory was short."
-        " --what-if-limit sets another limit."
+        f"Memory limit of the replays: {size}, the most that was reserved in the recording;"
+        " --what-if-limit sets another."
     )
 
 
@@ -114,11 +112,11 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
             ("peak", "number", lambda outcome: Bytes(outcome.peak.reserved_bytes)),
             ("change", "number", change),
             ("end", "number", lambda outcome: Bytes(outcome.end.reserved_bytes)),
-            ("free inside", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
-            ("of reserved", "number", lambda outcome: Ratio(outcome.fragmentation)),
+            ("free in segments", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
+            ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        "free inside segments, and its share: when most was requested in the record",
+        "free in segments: at the recorded peak; free share: its share of reserved memory",
     )
 
 
@@ -150,7 +148,7 @@ def _driver(outcomes: tuple[Outcome, ...]) -> Table:
 
 def _retries(outcome: Outcome) -> Value:
     if outcome.retries is None:
-        return Unavailable("the file does not tell who gave memory back")
+        return Unavailable("the file does not record who released memory")
     return Count(outcome.retries)
 
 

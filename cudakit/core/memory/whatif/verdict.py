@@ -33,29 +33,29 @@ def reasons(recording: Recording, start: Held) -> Iterator[str]:
     settings, history = recording.snapshot.settings, recording.history
     if not history.begins_complete:
         yield (
-            "the trace begins with memory in use, which is put in anew: of what was reserved then,"
-            f" {format_bytes(int(history.curves.reserved[0]))}, the replay has"
-            f" {format_bytes(start.reserved_bytes)}"
+            "the trace starts with memory in use, which the replay allocates again: it reserves"
+            f" {format_bytes(start.reserved_bytes)} for it, not"
+            f" {format_bytes(int(history.curves.reserved[0]))} as recorded"
         )
     if history.inconsistencies.total or recording.trace.warnings:
-        yield "the trace and the state at its end contradict each other"
+        yield "the trace and the final state disagree"
     if has_both_kinds(recording):
-        yield "expandable_segments was changed meanwhile: the trace has both kinds of segments"
+        yield "expandable_segments was changed during the recording: the trace has both kinds of segments"
     if settings.get("garbage_collection_threshold"):
-        yield "garbage is collected by a share of a limit, which the file does not say"
+        yield "garbage_collection_threshold is a fraction of a memory limit that the file does not record"
     if settings.get("max_split_size", -1) not in (-1, None) and _has_pending_frees(
         history.allocations
     ):
-        yield "which of the pending frees a request waited for, before it gave memory back, is in no trace"
+        yield "the trace does not record which pending frees a request waited for before it released memory"
     if settings.get("cudakit_cache_limit", -1) not in (-1, None):
-        yield "the cache was limited while it was recorded, and is not in the replay"
+        yield "the cache was limited in the recorded program, and is not limited in the replay"
     released = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
     if (
         released
         and not (recording.trace.events.pool >= 0).any()
         and len(recording.snapshot.pools) > 1
     ):
-        yield "of segments that are gone the file does not say the pool"
+        yield "the file does not record the pools of segments that were released"
 
 
 def _has_pending_frees(found: Allocations) -> bool:
@@ -102,20 +102,22 @@ def _rescue(baseline: Outcome, chosen: Outcome) -> str:
         return (
             f"run to the end, with {format_bytes(chosen.peak.reserved_bytes)} reserved at the peak"
         )
-    served = "the request that failed" if baseline.ooms == 1 else "the requests that failed"
-    return f"served {served}, with {format_bytes(chosen.peak.reserved_bytes)} reserved at the peak"
+    requests = "request" if baseline.ooms == 1 else "requests"
+    peak = format_bytes(chosen.peak.reserved_bytes)
+    return f"let the failed {requests} succeed, with {peak} reserved at the peak"
 
 
 def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
-    who = f"{tried[0].name} would not have" if len(tried) == 1 else "none of these would have"
+    one = len(tried) == 1
+    subject = f"{tried[0].name} would not have" if one else "none of these settings would have"
     if baseline.shortage is not None:
-        return f"{who} run to the end either"
+        return f"{subject} run to the end either"
     if baseline.ooms:
-        return f"{who} served what failed"
+        return f"{subject} let the failed requests succeed"
     worse = [outcome for outcome in tried if _badness(outcome) > _badness(baseline)]
     if len(tried) == 1 and worse:
         return _worse(baseline, tried[0])
-    return f"{who} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
+    return f"{subject} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
 
 
 def _worse(baseline: Outcome, outcome: Outcome) -> str:
@@ -131,8 +133,8 @@ def when_short(outcome: Outcome) -> str:
         return "not at all"
     size = format_bytes(outcome.shortage.size_bytes)
     if outcome.shortage.event < 0:
-        return f"before the trace begins, asking {size}"
-    return f"at event {format_count(outcome.shortage.event)}, asking {size}"
+        return f"before the trace starts (request of {size})"
+    return f"at event {format_count(outcome.shortage.event)} (request of {size})"
 
 
 def _failures(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The SanitizeResult as a Document: the verdict, each race, and the coverage."""
+"""Present a SanitizeResult as a Document: verdict, races, coverage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     ]
     left_out = len(result.races) - len(shown)
     if left_out:
-        nodes.append(Note("info", f"{left_out:,} more races are not shown"))
+        more = "1 more race is" if left_out == 1 else f"{left_out:,} more races are"
+        nodes.append(Note("info", f"{more} not shown"))
     seen = tuple(coverage.notes(result))
     return Document(title(result), (*nodes, Section("Coverage", seen)) if nodes else seen)
 
@@ -32,14 +33,15 @@ def title(result: SanitizeResult) -> str:
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
     races, times = len(result.races), sum(found.count for found in result.races)
-    where = "" if any(found.kind is RaceKind.HOST for found in result.races) else " between streams"
+    is_host = any(found.kind is RaceKind.HOST for found in result.races)
+    between = "" if is_host else " between streams"
     if races:
-        yield f"{races:,} race{'s' if races > 1 else ''}{where}"
+        yield f"{races:,} race{'s' if races > 1 else ''}{between}"
     else:
-        yield "no races found"
+        yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
     if times > races:
         yield f"found {format_count(times)} times"
     if result.simulated:
         yield "on a simulated device"
     if result.stopped:
-        yield "stopped at the first"
+        yield "program stopped at the first race"

@@ -1,8 +1,8 @@
-"""Notes on how much of the program was recorded, and what the verdict leaves out."""
+"""Notes on how much of the program was recorded, and how much of the recording was analyzed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.result import SanitizeResult
@@ -11,113 +11,126 @@ from cudakit.units import format_bytes, format_count
 
 _MOST_GAPS = 8
 
+NOTHING_RECORDED = "no GPU work was recorded; nothing was checked"
+
 
 def notes(result: SanitizeResult) -> Iterator[Note]:
-    """Yield the notes on what was recorded, and then on what was not."""
-    yield _seen(result)
-    yield from _exactness(result.coverage)
+    """Yield the counts of recorded work, then everything that was not recorded, analyzed or shown."""
+    yield from _recorded(result)
     for text in result.notes:
         yield Note("warn", text)
-    yield from _unknown_launches(result)
+    yield from _unknown_launches(result.coverage.launches_unknown)
     yield from _gaps(result)
     yield from _suppressed(result)
     if result.coverage.suspected:
-        yield _suspected(result.coverage.suspected)
+        yield _hidden(result.coverage.suspected)
     if result.simulated:
-        yield Note("info", "simulated: no GPU took part")
+        yield Note("info", "simulated device: no GPU was used")
 
 
-def _seen(result: SanitizeResult) -> Note:
+def is_empty(result: SanitizeResult) -> bool:
+    """Return whether no GPU work was recorded at all."""
+    seen = result.coverage
+    return not (seen.launches or seen.copies or seen.fills or seen.graph_launches or result.gaps)
+
+
+def _recorded(result: SanitizeResult) -> Iterator[Note]:
+    if is_empty(result):
+        yield Note("info", NOTHING_RECORDED)
+        return
     seen, gaps = result.coverage, sum(result.gaps.values())
-    if not any((seen.launches, seen.copies, seen.fills, seen.graph_launches, gaps)):
-        return Note("info", "nothing was enqueued on a GPU: there was nothing to look at")
-    done = _listed(
-        ("launch", seen.launches),
+    work = _nonzero(
+        ("kernel launch", seen.launches),
         ("copy", seen.copies),
         ("fill", seen.fills),
         ("graph launch", seen.graph_launches),
     )
-    known = [
-        f"{format_count(count)} {how}"
-        for how, count in (
+    number = len(result.processes)
+    across = f" in {number:,} processes" if number > 1 else ""
+    analyzed = f"{_counted('event', gaps)} not analyzed" if gaps else "all events analyzed"
+    yield Note("info", f"recorded {_joined(work) or 'no work'}{across}; {analyzed}")
+    if accesses := _accesses(seen):
+        yield Note("info", f"accesses of kernels: {', '.join(accesses)}")
+    yield from _exactness(seen)
+
+
+def _accesses(seen: Coverage) -> list[str]:
+    return [
+        f"{format_count(count)} {precision}"
+        for precision, count in (
             ("exact", seen.accesses_exact),
-            ("in pieces that were joined", seen.accesses_summary),
-            ("assumed from arguments", seen.accesses_assumed),
-            ("uncertain, in tables among arguments", seen.accesses_uncertain),
+            ("in merged ranges", seen.accesses_summary),
+            ("assumed from pointer arguments", seen.accesses_assumed),
+            ("assumed from pointer tables, which may be stale", seen.accesses_uncertain),
         )
         if count
     ]
-    understood = f"{_counted('event', gaps)} not understood" if gaps else "every event understood"
-    accesses = f"; accesses: {', '.join(known)}" if known else ""
-    return Note("info", f"seen: {', '.join(done)}{_across(result)}{accesses}; {understood}")
 
 
 def _exactness(seen: Coverage) -> Iterator[Note]:
-    """Yield a note on how many launches are known exactly, and the memory that recording took."""
+    """Yield the number of launches with exact accesses, and the device memory that recording used."""
     kernels = seen.launches_exact + seen.launches_assumed + seen.launches_unknown
     if not kernels:
         return
-    nodes = ", those of graphs included" if kernels > seen.launches else ""
-    held = (
-        f"; recording held {format_bytes(seen.arenas_bytes)} of the devices' memory at most"
+    nodes = " (including graph nodes)" if kernels > seen.launches else ""
+    memory = (
+        f"; recording used up to {format_bytes(seen.arenas_bytes)} of device memory"
         if seen.arenas_bytes
         else ""
     )
-    exact = format_count(seen.launches_exact)
-    yield Note("info", f"launches: {format_count(kernels)}{nodes}, of which {exact} exact{held}")
+    exact, launches = format_count(seen.launches_exact), _counted("kernel launch", kernels)
+    have = "has" if kernels == 1 else "have"
+    yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
 
 
-def _across(result: SanitizeResult) -> str:
-    number = len(result.processes)
-    return f" in {number:,} processes" if number > 1 else ""
-
-
-def _unknown_launches(result: SanitizeResult) -> Iterator[Note]:
-    unknown = result.coverage.launches_unknown
+def _unknown_launches(unknown: int) -> Iterator[Note]:
     if unknown:
-        did = "its arguments were" if unknown == 1 else "their arguments were"
-        yield Note("warn", f"of {_counted('launch', unknown)} nothing is known: {did} not seen")
+        launches = _counted("kernel launch", unknown)
+        yield Note("warn", f"accesses of {launches} are unknown: the arguments were not recorded")
 
 
 def _gaps(result: SanitizeResult) -> Iterator[Note]:
     gaps = list(result.gaps.items())
-    for what, count in gaps[:_MOST_GAPS]:
-        yield Note("warn", f"not understood: {what} ({_times(count)})")
-    if len(gaps) > _MOST_GAPS:
-        rest = sum(count for _, count in gaps[_MOST_GAPS:])
-        yield Note(
-            "warn", f"not understood: {len(gaps) - _MOST_GAPS:,} more kinds ({_times(rest)})"
-        )
+    for event, count in gaps[:_MOST_GAPS]:
+        yield Note("warn", f"not analyzed: {event} ({_times(count)})")
+    if rest := gaps[_MOST_GAPS:]:
+        times = _times(sum(count for _, count in rest))
+        yield Note("warn", f"not analyzed: {_counted('other kind', len(rest))} of events ({times})")
 
 
 def _suppressed(result: SanitizeResult) -> Iterator[Note]:
     for hidden in result.suppressed:
         if hidden.races:
             races = _counted("race", hidden.races)
-            yield Note(
-                "info",
-                f"{races} suppressed, found {_times(hidden.count)}: {hidden.pattern} ({hidden.origin})",
-            )
+            times = f", found {_times(hidden.count)}"
+            yield Note("info", f"{races} suppressed by {hidden.pattern} ({hidden.origin}){times}")
 
 
-def _suspected(number: int) -> Note:
+def _hidden(number: int) -> Note:
+    conflicts = _counted("possible conflict", number)
     verb = "is" if number == 1 else "are"
     return Note(
         "info",
-        f"{_counted('conflict', number)} that {verb} only possible {verb} not shown: "
-        "what the kernels touch is not known well enough",
-        remedies=("--show possible shows them",),
+        f"{conflicts} {verb} not shown: the accesses of the kernels are not known exactly",
+        remedies=("show with --show possible",),
     )
 
 
-def _listed(*amounts: tuple[str, int]) -> list[str]:
-    return [_counted(what, number) for what, number in amounts if number]
+def _nonzero(*amounts: tuple[str, int]) -> list[str]:
+    return [_counted(name, number) for name, number in amounts if number]
 
 
-def _counted(what: str, number: int) -> str:
-    plural = {"launch": "launches", "copy": "copies", "graph launch": "graph launches"}
-    name = what if number == 1 else plural.get(what, f"{what}s")
-    return f"{format_count(number)} {name}"
+def _joined(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+
+
+def _counted(name: str, number: int) -> str:
+    plural = {
+        "copy": "copies",
+        "kernel launch": "kernel launches",
+        "graph launch": "graph launches",
+    }
+    return f"{format_count(number)} {name if number == 1 else plural.get(name, f'{name}s')}"
 
 
 def _times(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The diagram of a race: streams as lanes, calls in order, and the synchronization between them."""
+"""Draw a race: streams as lanes, calls in order, and the synchronization between them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call in its lane; the two with ``operation`` are the sides of the race."""
+    """A call in the lane of its stream."""
 
     lane: str
     seq: int
-    words: str
-    place: str
-    operation: bool = False
-    after: Step | None = None  # what it waits for, or should
+    label: str
+    site: str
+    is_side: bool = False  # one of the two operations that race
+    after: Step | None = (
+        None  # the call that this one waits for or, of the later side, should wait for
+    )
 
 
 def diagram(found: FoundRace, number: int) -> tuple[Node, ...]:
-    """Return a diagram as Columns with a row per call, and the View of them."""
-    drawn = sorted(_steps(found), key=lambda step: step.seq or math.inf)
-    lanes = _lanes(drawn, found)
+    """Return the calls as Columns, and the View that draws them."""
+    steps = sorted(_steps(found), key=lambda step: step.seq or math.inf)
+    lanes = _lanes(steps, found)
     name = f"race-{number}"
     return (
-        _columns(name, drawn, lanes),
-        View("race", (name,), race_diagram, fallback=_table(drawn, lanes)),
+        _columns(name, steps, lanes),
+        View("race", (name,), race_diagram, fallback=_table(steps, lanes)),
     )
 
 
@@ -53,9 +55,9 @@ def _steps(found: FoundRace) -> Iterator[Step]:
 
 def _synchronised(sync: Synchronisation, earlier: str, later: str) -> Iterator[Step]:
     until, lane, wait = {
-        SyncKind.EVENT: ("event recorded", later, "wait for the event"),
-        SyncKind.HOST: ("work up to here", _HOST, "the host waits"),
-        SyncKind.DEFAULT_STREAM: ("work up to here", later, "default stream's order"),
+        SyncKind.EVENT: ("event record", later, "wait for the event"),
+        SyncKind.HOST: ("all work so far", _HOST, "host wait"),
+        SyncKind.DEFAULT_STREAM: ("all work so far", later, "implicit wait of the default stream"),
     }[sync.kind]
     recorded = Step(earlier, sync.recorded_seq, until, place(sync.recorded_stack))
     yield recorded
@@ -63,12 +65,12 @@ def _synchronised(sync: Synchronisation, earlier: str, later: str) -> Iterator[S
 
 
 def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
-    words = short_kernel(side.kernel, longest=_SHORT) if side.kernel else side.operation
-    return Step(lane, side.seq, words, place(side.stack), True, after)
+    label = short_kernel(side.kernel, longest=_SHORT) if side.kernel else side.operation
+    return Step(lane, side.seq, label, place(side.stack), True, after)
 
 
 def _lane_names(found: FoundRace) -> tuple[str, str]:
-    """Return the names of both lanes; sides in one stream are named by node or context."""
+    """Return the names of both lanes; two sides in one stream are named by node or context."""
     sides = (found.previous, found.current)
     earlier, later = (side.stream for side in sides)
     if earlier != later:
@@ -80,67 +82,67 @@ def _lane_names(found: FoundRace) -> tuple[str, str]:
     return earlier, later
 
 
-def _lanes(drawn: Sequence[Step], found: FoundRace) -> tuple[str, ...]:
+def _lanes(steps: Sequence[Step], found: FoundRace) -> tuple[str, ...]:
     names = _lane_names(found)
-    host = any(step.lane == _HOST for step in drawn) and _HOST not in names
+    host = any(step.lane == _HOST for step in steps) and _HOST not in names
     return tuple(dict.fromkeys(((_HOST,) if host else ()) + names))
 
 
-def _columns(name: str, drawn: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
-    rows = range(len(drawn))
-    before = [drawn.index(step.after) if step.after else _NONE for step in drawn]
+def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
+    rows = range(len(steps))
+    before = [steps.index(step.after) if step.after else _NONE for step in steps]
     return Columns(
         name,
         {
-            "lane": np.array([lanes.index(step.lane) for step in drawn]),
-            "seq": np.array([step.seq for step in drawn], np.uint64),
+            "lane": np.array([lanes.index(step.lane) for step in steps]),
+            "seq": np.array([step.seq for step in steps], np.uint64),
             "label": np.array(rows),
             "place": np.array(rows),
-            "operation": np.array([step.operation for step in drawn]),
+            "operation": np.array([step.is_side for step in steps]),
             "after": np.array(before),
         },
         text={
             "lane": lanes,
-            "label": tuple(step.words for step in drawn),
-            "place": tuple(step.place for step in drawn),
+            "label": tuple(step.label for step in steps),
+            "place": tuple(step.site for step in steps),
         },
     )
 
 
-def _table(drawn: Sequence[Step], lanes: tuple[str, ...]) -> Table:
+def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
     columns = (Column("call", "number"), *(Column(lane) for lane in lanes))
-    rows = tuple((_number(step), *(_cell(step, lane) for lane in lanes)) for step in drawn)
-    return Table(columns, rows, caption=_missing(drawn))
+    rows = tuple((_number(step), *(_cell(step, lane) for lane in lanes)) for step in steps)
+    return Table(columns, rows, caption=_missing(steps))
 
 
 def _number(step: Step) -> Value:
     return Count(step.seq) if step.seq else Text("?")
 
 
-def _missing(drawn: Sequence[Step]) -> str:
-    earlier, later = (step for step in drawn if step.operation)
+def _missing(steps: Sequence[Step]) -> str:
+    earlier, later = (step for step in steps if step.is_side)
     if 0 < earlier.seq < later.seq:
-        return f"nothing makes call {later.seq:,} wait for call {earlier.seq:,}"
-    return f"nothing makes {later.lane} wait for {earlier.lane}"
+        return f"no synchronization makes call {later.seq:,} wait for call {earlier.seq:,}"
+    return f"no synchronization makes {later.lane} wait for {earlier.lane}"
 
 
 def _cell(step: Step, lane: str) -> Text:
     if step.lane != lane:
         return Text("")
-    return Text(f"{step.words} ({step.place})" if step.place else step.words)
+    return Text(f"{step.label} ({step.site})" if step.site else step.label)
 
 
-# Pixels; the width is that of the page.
+# Heights in pixels; the width is that of the page.
 _BOX = 42
 _LANE = 104
-_LINES = (17, 33)  # of text in a box
+_LINES = (17, 33)  # baselines of the text in a box
 _INSET = 10
 _LANE_LETTERS = 26
 
 _WIDEST = 1.8  # the largest width of a box, in steps of the time axis
-_GAP = 0.16  # to the next box of the lane
+_GAP = 0.16  # distance to the next box of the lane, in the same steps
 _ORDER, _MISSING = "order", "missing"
-_LEGEND = ((_ORDER, "order there is"), (_MISSING, "order that is missing"))
+_LEGEND = ((_ORDER, "synchronization"), (_MISSING, "missing synchronization"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +169,9 @@ class _Call:
 def race_diagram(columns: Sequence[Columns]) -> Figure:
     """Draw the calls that led to a race, from left to right in their order.
 
-    The Columns have one item per call: ``lane``, ``label`` and ``place`` (decoded by ``text``), ``seq``,
-    ``operation`` (whether it is one of the two that race), ``after`` (the row of the call that its lane
-    waits for with it or, of an operation, should wait for; -1 for none).
+    The Columns have one row per call: ``lane``, ``label`` and ``place`` (decoded by ``text``), ``seq``,
+    ``operation`` (true for the two that race), ``after`` (the row of the call that this one waits for, or
+    that it should wait for if it races; -1: none).
     """
     (calls_,) = columns
     calls = tuple(_calls(calls_))
@@ -179,7 +181,7 @@ def race_diagram(columns: Sequence[Columns]) -> Figure:
         *(_arrow(calls[call.after], call) for call in calls if call.after >= 0),
         *map(_box, calls),
     )
-    title = "The two operations and the order between them"
+    title = "The two operations and the synchronization between their streams"
     drawing = Drawing(title, shapes, height=(len(lanes) - 1) * _LANE + _BOX)
     return Figure("race", (_legend(calls), drawing))
 
@@ -197,12 +199,12 @@ def _calls(columns: Columns) -> Iterator[_Call]:
     step = 1 / (len(lanes) - 1 + _WIDEST)
     for i, (lane, seq, operation, after, label, site) in enumerate(rows):
         remark = " · ".join(filter(None, (site, f"call {seq:,}" if seq else "")))
-        width = _room(lanes, i) - _GAP
+        width = _free_steps(lanes, i) - _GAP
         yield _Call(lane, i * step, width * step, label, remark, operation, after)
 
 
-def _room(lanes: Sequence[int], i: int) -> float:
-    """Return the number of steps to the next call of the same lane."""
+def _free_steps(lanes: Sequence[int], i: int) -> float:
+    """Return the number of steps to the next call of the same lane, at most ``_WIDEST``."""
     ahead = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
     return min(next(ahead, _WIDEST), _WIDEST)
 

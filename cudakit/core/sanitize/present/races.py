@@ -1,4 +1,4 @@
-"""One race of the report: what happened and what to do, its diagram, and the figures."""
+"""Present one race: the sentence and its fix, the diagram, and the facts."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ from cudakit.trace.kinds import How, Known
 from cudakit.units import Unavailable, format_bytes, format_count
 
 MEANINGS: Final = {
-    RaceKind.READ_AFTER_WRITE: "Memory is read while it may still be written.",
-    RaceKind.WRITE_AFTER_READ: "Memory is overwritten while it may still be read.",
-    RaceKind.WRITE_AFTER_WRITE: "Memory is written by two, and either may be the last.",
-    RaceKind.USE_BEFORE_ALLOCATION: "Memory is used before its stream-ordered allocation is done.",
-    RaceKind.USE_AFTER_FREE: "Memory is freed while it may still be used, or used afterwards.",
-    RaceKind.REUSE: "Memory is handed out again while its last owner's work may still run.",
-    RaceKind.HOST: "The host touches memory while a copy of it may still be in flight.",
+    RaceKind.READ_AFTER_WRITE: "An operation reads memory that another one may still be writing.",
+    RaceKind.WRITE_AFTER_READ: "An operation overwrites memory that another one may still be reading.",
+    RaceKind.WRITE_AFTER_WRITE: "Two operations write the same memory in no defined order.",
+    RaceKind.USE_BEFORE_ALLOCATION: "Memory is used before its stream-ordered allocation completes.",
+    RaceKind.USE_AFTER_FREE: "Memory is freed while it may still be in use, or used after its free.",
+    RaceKind.REUSE: "A caching allocator reuses a block that another stream may still be using.",
+    RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
 _KNOWN: Final = {
     Known.EXACT: "exact",
-    Known.SUMMARY: "seen in pieces that were too many, and were joined",
-    Known.ASSUMED: "assumed, from a pointer among its arguments",
-    Known.UNCERTAIN: "uncertain, from a table among its arguments that may hold old pointers",
+    Known.SUMMARY: "known as merged ranges, since the exact ones were too many",
+    Known.ASSUMED: "assumed from a pointer argument",
+    Known.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
 
 _HOW: Final = {
-    How.SYNC: "of the device",
-    How.STREAM_ORDERED: "stream-ordered",
-    How.VIRTUAL: "mapped into a reserved range",
-    How.PINNED: "pinned, of the host",
-    How.MANAGED: "managed",
-    How.GRAPH: "of a graph",
+    How.SYNC: "device memory",
+    How.STREAM_ORDERED: "stream-ordered device memory",
+    How.VIRTUAL: "device memory mapped into a reserved address range",
+    How.PINNED: "pinned host memory",
+    How.MANAGED: "managed memory",
+    How.GRAPH: "allocated by a graph node",
 }
 
 
 def accessed(side: Side) -> str:
-    """Return what a side does to which bytes."""
+    """Return the access of a side: ``writes 4.00 MiB at 0x7f2c40400000``."""
     size, at = format_bytes(side.size_bytes), f"{side.address:#x}"
     does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
     if side.operation in ("allocation", "free") or not does:
         return f"{size} at {at}"
     if side.known >= Known.ASSUMED:
-        return f"given {at}, may {' and '.join(does)} up to {size} from there"
+        return f"receives the pointer {at}; may {' and '.join(does)} up to {size} from there"
     atomically = " atomically" if side.atomic else ""
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
 
 
 def how_known(found: FoundRace) -> str:
-    """Return how well the two sides are known."""
+    """Return the precision of both accesses."""
     if found.previous.known is found.current.known is Known.EXACT:
-        return "both sides are exact"
+        return "both accesses are exact"
     return (
-        f"the earlier side is {_KNOWN[found.previous.known]}, "
+        f"the earlier access is {_KNOWN[found.previous.known]}, "
         f"the later one is {_KNOWN[found.current.known]}"
     )
 
 
 def memory_words(memory: Memory) -> str:
-    """Return an allocation in words."""
+    """Return an allocation in words: ``64.0 MiB at 0x7f2c40000000, device memory``."""
     return f"{format_bytes(memory.size_bytes)} at {memory.address:#x}, {_HOW[memory.how]}"
 
 
@@ -109,12 +109,12 @@ def _facts(found: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, 
         device = f" of cuda:{side.device}" if across else ""
         yield when, Text(f"{_what(side)}{device}; {accessed(side)}")
         yield "called at", _stack(side)
-    yield "both touch", Text(_bytes(found))
-    yield "known", Text(f"{found.confidence.value}: {how_known(found)}")
+    yield "both access", Text(_bytes(found))
+    yield "confidence", Text(f"{found.confidence.value}: {how_known(found)}")
     yield from _memory(found)
     yield "last wait", Text(_last_wait(found))
     if several_processes:
-        yield "in process", Text(str(found.process))
+        yield "process", Text(str(found.process))
 
 
 def _what(side: Side) -> str:
@@ -132,14 +132,16 @@ def _bytes(found: FoundRace) -> str:
         if found.offset_bytes is not None
         else ""
     )
-    fewer = "; perhaps fewer, its map became too fine" if found.approximate else ""
+    fewer = (
+        "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
+    )
     return f"{format_bytes(found.size_bytes)} at {found.address:#x}{within}{fewer}"
 
 
 def _memory(found: FoundRace) -> Iterator[tuple[str, Value]]:
     memory = found.memory
     if memory is None:
-        yield "memory", Unavailable("not allocated by CUDA, or before it was watched")
+        yield "memory", Unavailable("not allocated by CUDA, or allocated before recording began")
         return
     yield "memory", Text(memory_words(memory))
     yield "allocated at", Stack(memory.stack, memory.site)

@@ -54,7 +54,7 @@ CK_INLINE ck_u32 word_of(ck_u64 granule)
 
 /* Record the bytes from ``address`` on that ``pattern`` selects: one bit per byte of 32 bytes, aligned to 32
  * bytes. */
-CK_ASIDE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 address, ck_u32 bytes)
+CK_NOINLINE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 address, ck_u32 bytes)
 {
     if (!has_arena(userdata) || !bytes)
         return;
@@ -65,16 +65,17 @@ CK_ASIDE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 
     }
     const ck_u32 level = level_of(address, bytes) || pattern != ALL_BITS;
     const ck_u64 end = (address + bytes) >> CK_GRANULE_SHIFT(level);
+    /* One word of the bitmap, 32 granules, per iteration. */
 #pragma unroll 1
     for (ck_u64 granule = address >> CK_GRANULE_SHIFT(level); granule < end; granule = (granule | 31) + 1) {
         const ck_u64 rest = end - (granule & ~31ull);
-        const ck_u32 below = rest < 32 ? (1u << rest) - 1 : ~0u;
-        const ck_u32 bits = below & ~0u << (granule & 31) & pattern;
+        const ck_u32 below_end = rest < 32 ? (1u << rest) - 1 : ~0u;
+        const ck_u32 bits = below_end & ~0u << (granule & 31) & pattern;
         const ck_u64 key = key_of(userdata, mode, level, granule);
         if (are_set(userdata, key, word_of(granule), bits))
             continue;
-        page_search self = {userdata, key, 0, 0, RETRY_BUDGET};
-        const ck_u64 bitmap = find_or_claim(&self);
+        page_search search = {userdata, key, 0, 0, RETRY_BUDGET};
+        const ck_u64 bitmap = find_or_claim(&search);
         if (bitmap == CK_NO_PAGE)
             mark_lost(userdata);
         else
@@ -94,6 +95,7 @@ enum {
     FLAG_ATOMIC_WRITE_ONLY = 1 << 8,
 };
 
+/* Flags that need more work than choosing between read, write and atomic. */
 #define UNCOMMON_FLAGS (FLAG_PREFETCH | FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM | FLAG_ATOMIC_WRITE_ONLY)
 
 CK_INLINE ck_u32 mode_of(ck_u32 flags)
@@ -111,31 +113,34 @@ CK_INLINE ck_u64 word_at(ck_u64 bitmap, ck_u32 level, ck_u32 address)
     return bitmap | word_of(address >> CK_GRANULE_SHIFT(level)) * 4;
 }
 
-/* Lanes of a warp mostly continue where their left neighbour ends. The first lane of such a run, or the
- * first in each word that the run reaches, sets the bits of all. Lanes exchange positions while the word is
- * being loaded. */
+/* Set the bits of an access. Consecutive lanes of a warp mostly access consecutive memory: such lanes form a run.
+ * The first lane of a run sets the bits of all its lanes; if the run continues into another word of the bitmap, so
+ * does the first lane in each further word. Lanes exchange their positions while the current word is being
+ * loaded. */
 CK_INLINE void set_runs(ck_u64 word, ck_u32 level, ck_u32 address, ck_u32 bytes)
 {
     const ck_u32 current = load(word);
-    const ck_u32 shift = CK_GRANULE_SHIFT(level), many = bytes >> shift;
-    /* Continuous across words; a lane that copies fewer bytes gets a distant value, and so is no neighbour. */
-    const ck_u32 bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (many << 28);
-    const ck_u32 step = bit - from_left_lane(bit);
-    const ck_u32 here = active_lanes(), self = lane_bit();
-    const bool next = has_left_lane(here, self) & (step == many);
-    const ck_u32 like = active_lanes_with_same(next), heads = next ? here & ~like : like;
-    if (next & ((bit & 31) >= many))
-        return;
-    const ck_u32 all = many * (1 + popcount(here & lanes_until_next(heads, self)));
-    const ck_u32 bits = clipped_mask(bit, all);
+    const ck_u32 shift = CK_GRANULE_SHIFT(level), granules = bytes >> shift;
+    /* The position of the first bit, continuous across words. Adding the size to the upper bits gives a lane that
+     * copies fewer bytes a distant position, so that it does not join the run. */
+    const ck_u32 bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (granules << 28);
+    const ck_u32 distance = bit - from_left_lane(bit);
+    const ck_u32 active = active_lanes(), self = lane_bit();
+    const bool continues = has_left_lane(active, self) & (distance == granules);
+    const ck_u32 same = active_lanes_with_same(continues), run_starts = continues ? active & ~same : same;
+    if (continues & ((bit & 31) >= granules))
+        return; /* an earlier lane of the run sets these bits */
+    const ck_u32 run_granules = granules * (1 + popcount(active & lanes_until_next(run_starts, self)));
+    const ck_u32 bits = clipped_mask(bit, run_granules);
     if (!(bits & ~current))
         return;
     set_bits(word, bits);
-    if (!next && !(bit & 31) && all >= 32)
-        summarize(word, all >> 5);
+    if (!continues && !(bit & 31) && run_granules >= 32)
+        summarize(word, run_granules >> 5);
 }
 
-/* Find the word of an access through its first entry; false if that entry belongs to another page. */
+/* Fast path: look at the first entry of the access's key only. Return false if that entry is free or belongs to
+ * another page; otherwise set ``word`` to the address of the access's word in the bitmap. */
 CK_INLINE bool find_word(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 address, ck_u64 *word)
 {
     const ck_u32 launch = CK_LAUNCH_OF(userdata);
@@ -160,20 +165,20 @@ CK_INLINE bool find_word_coherent(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck
     return bitmap >> 32;
 }
 
-/* Slow path: search for the page, and claim one if there is none. */
+/* Slow path: search the page by probing, and claim one if there is none. */
 CK_INLINE void search_and_set(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes)
 {
     const ck_u32 level = level_of(address, bytes);
-    page_search self = {userdata, CK_KEY(CK_LAUNCH_OF(userdata), mode, level, address >> CK_PAGE_SHIFT(level)),
-                        address, bytes, RETRY_BUDGET};
-    const ck_u64 bitmap = find_or_claim(&self);
-    userdata = reload(&self)->userdata, bytes = reload(&self)->bytes;
-    const ck_u32 low = (ck_u32)reload(&self)->address, again = level_of(low, bytes);
-    const ck_u64 word = word_at(bitmap, again, low);
+    page_search search = {userdata, CK_KEY(CK_LAUNCH_OF(userdata), mode, level, address >> CK_PAGE_SHIFT(level)),
+                          address, bytes, RETRY_BUDGET};
+    const ck_u64 bitmap = find_or_claim(&search);
+    userdata = reload(&search)->userdata, bytes = reload(&search)->bytes;
+    const ck_u32 low = (ck_u32)reload(&search)->address, same_level = level_of(low, bytes);
+    const ck_u64 word = word_at(bitmap, same_level, low);
     if (bitmap == CK_NO_PAGE)
         mark_lost(userdata);
     else
-        set_runs(word, again, low, bytes);
+        set_runs(word, same_level, low, bytes);
 }
 
 /* Record the access of one instruction: at most 32 bytes, naturally aligned, so within one word. Most
@@ -187,7 +192,8 @@ CK_INLINE void record_access(ck_u64 userdata, ck_u32 flags, ck_u64 address, ck_u
             set_runs(word, 0, (ck_u32)address, bytes);
             return;
         }
-        userdata = rematerialized(userdata), mode = rematerialized(mode); /* and values derived from them */
+        /* Compute derived values again: keeping them across the branch would exceed the registers. */
+        userdata = rematerialized(userdata), mode = rematerialized(mode);
         address = make_u64((ck_u32)address, rematerialized((ck_u32)(address >> 32)));
         if (find_word_coherent(userdata, mode, 0, address, &word)) {
             set_runs(word, 0, (ck_u32)address, bytes);

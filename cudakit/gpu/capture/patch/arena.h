@@ -7,12 +7,12 @@
  *
  * A *page* is what one launch accessed, in one mode, in 128 KiB of memory in granules of 4 bytes (level 0), or
  * in 32 KiB in granules of 1 byte (level 1): a bitmap of 4 KiB. Claiming a page stalls the lanes that need it,
- * so larger pages are faster; for small allocations they are more to copy. Pages are in the order of first
- * access; the entries are a hash table that finds the page of a key.
+ * so larger pages are faster; but a page of a small allocation is mostly empty and is copied as a whole. Pages are in the order of first
+ * access. The entries are a hash table from keys to pages.
  *
  * A *chunk* holds bitmaps, preceded by their *summaries*: one bit per 32-bit word, set if the whole word was set
- * at once. The host need not copy bitmaps of streamed memory, no counters are needed, and the position of a word
- * in the summary follows from its own.
+ * at once. A page whose summary is all ones was streamed: the host need not copy its bitmap. Summaries need no
+ * counters, and the position of a word's summary bit follows from the address of the word.
  *
  * A *box* is one use of a *tensor map*; the host computes the memory that it covers. Both are written once, in
  * the order of first use; their keys are hash tables that show what is already written.
@@ -27,7 +27,7 @@
 typedef unsigned int ck_u32;
 typedef unsigned long long ck_u64;
 
-/* of an access, and of a page */
+/* The mode of an access, and of the page that records it. */
 enum ck_mode {
     CK_SYNC = 0, /* system-scope synchronisation, not data */
     CK_READ = 1,

@@ -15,7 +15,7 @@ typedef struct {
 } page_search;
 
 #define MAX_PROBES 63u
-/* For an entry that another thread is filling, which takes only a few instructions. */
+/* Bounds the wait for an entry that another thread is filling, which takes only a few instructions. */
 #define RETRIES_PER_PROBE (1u << 20)
 #define RETRY_BUDGET (MAX_PROBES * RETRIES_PER_PROBE)
 
@@ -69,8 +69,8 @@ CK_INLINE ck_u32 first_probe(ck_u64 key)
     return slot_of_page(CK_KEY_LAUNCH(key), CK_KEY_MODE(key), CK_KEY_LEVEL(key), (ck_u32)key);
 }
 
-/* Where two runs of pages collide, one moves as a whole, by a step of its own. The step is odd, so that no
- * stride of addresses leaves slots unused. */
+/* The probe step depends on the launch and the mode: if two sequences of adjacent pages collide, one of them moves
+ * as a whole and stays adjacent. The step is odd, so that probing reaches every slot. */
 CK_INLINE ck_u32 next_probe(ck_u32 probe, ck_u64 key)
 {
     return probe + (((ck_u32)(key >> 32) * 0x85EBCA6Bu) >> 8 | 1);
@@ -105,24 +105,27 @@ CK_INLINE ck_u64 claim_page(const page_search *search)
         return CK_NO_PAGE;
     const ck_u32 page = load(header + AT(ck_header, pages_at)) + number * (ck_u32)sizeof(ck_page);
     store64(header + page, reload(search)->key);
-    /* Reloaded, so that no register holds it until here. */
-    const ck_u64 again = CK_BASE_OF(reload(search)->userdata);
-    return again + load(again + AT(ck_header, chunks_at)) + (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
+    /* Reloaded, so that no register holds the address across the calls above. */
+    const ck_u64 same_header = CK_BASE_OF(reload(search)->userdata);
+    return same_header + load(same_header + AT(ck_header, chunks_at)) +
+           (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
 }
 
-CK_INLINE bool use_retries(page_search *search, ck_u32 some)
+/* Take retries from the budget; return true when it is used up. */
+CK_INLINE bool use_retries(page_search *search, ck_u32 retries)
 {
     const ck_u32 before = reload(search)->retries;
-    search->retries = before - some;
-    return before <= some;
+    search->retries = before - retries;
+    return before <= retries;
 }
 
-/* Find the bitmap of a key, or claim a page for it; CK_NO_PAGE if none is left.
+/* Return the address of the bitmap of a key, claiming a page if the key is new. Return CK_NO_PAGE if no page is left,
+ * or the retry budget is used up.
  *
- * Of the lanes that reach a free entry together, one claims it and then looks it up again with the others:
- * otherwise it would continue alone, and whole words set by the warp would be missing in the summary. A thread
- * that finds a key without a page also retries: the thread that assigns the page waits for nothing. A kernel
- * that lost accesses does not search at every further access. */
+ * If several lanes reach a free entry together, one of them claims it, and then all look it up again. Otherwise the
+ * claiming lane would continue alone, and the warp would no longer set whole words at once, which the summary needs.
+ * A lane that finds its key without a page retries: the thread that assigns the page never waits, so this is short.
+ * Once a launch is lost, it stops probing: a full table would slow down every further access. */
 CK_INLINE ck_u64 find_or_claim(page_search *search)
 {
     ck_u32 probe = first_probe(reload(search)->key);

@@ -8,9 +8,9 @@
 #define CK_PATCH extern "C" __device__ __noinline__ int
 #define CK_INLINE static __device__ __forceinline__
 #ifdef CK_NO_CALLS /* for a patch without function calls */
-#define CK_ASIDE CK_INLINE
+#define CK_NOINLINE CK_INLINE
 #else
-#define CK_ASIDE static __device__ __noinline__
+#define CK_NOINLINE static __device__ __noinline__
 #endif
 
 /* Loads through the L1 cache may be stale, but only miss bits that were set since: then the access takes the
@@ -76,7 +76,7 @@ CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(value) : "memory");
     return old;
 }
-/* Does not return the old value, and so does not wait for it. */
+/* A reduction does not return the old value, so the thread does not wait for memory. */
 CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
 {
     asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
@@ -190,8 +190,9 @@ CK_INLINE ck_u32 opaque(ck_u32 value)
     return value;
 }
 
-/* Return the same value. The assembler cannot know that a lane is active, so it treats this as a new value,
- * and need not keep what was computed from the old one. */
+/* Return the same value as a new value: the result is selected by "some lane is active", which always holds, but the
+ * assembler cannot know that. What was computed from the old value is then computed again instead of being kept in
+ * registers. */
 CK_INLINE ck_u32 rematerialized(ck_u32 value)
 {
     ck_u32 again;
@@ -207,8 +208,8 @@ CK_INLINE ck_u64 rematerialized(ck_u64 value)
     return make_u64(rematerialized((ck_u32)value), (ck_u32)(value >> 32));
 }
 
-/* Force a reload of a local variable: neither its value nor its address stays in a register. The assembler
- * cannot know that a lane is active, so the address is a new value each time. */
+/* Return the address of a local variable as a new value, so that the variable is reloaded from local memory and
+ * occupies no register in between. As above, the assembler cannot know that the result equals the argument. */
 template <class type> CK_INLINE const type *reload(const type *variable)
 {
     ck_u64 at;

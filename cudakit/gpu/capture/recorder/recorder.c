@@ -37,33 +37,33 @@ int context_device(CUcontext context)
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
 {
     struct timespec now;
-    record made;
-    memset(&made, 0, sizeof made);
+    record rec;
+    memset(&rec, 0, sizeof rec);
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (!this_thread.id)
         this_thread.id = (uint64_t)syscall(SYS_gettid);
-    made.seq = ++last_seq;
-    made.time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    made.thread = this_thread.id;
-    made.kind = kind;
-    made.context = context;
-    made.stream = stream;
-    made.site = site;
-    made.device = context < MAX_CONTEXTS ? devices[context] : 0;
-    return made;
+    rec.seq = ++last_seq;
+    rec.time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    rec.thread = this_thread.id;
+    rec.kind = kind;
+    rec.context = context;
+    rec.stream = stream;
+    rec.site = site;
+    rec.device = context < MAX_CONTEXTS ? devices[context] : 0;
+    return rec;
 }
 
-void record_one(const record *one)
+void record_append(const record *rec)
 {
-    spool_records(one, 1);
+    spool_records(rec, 1);
 }
 
 void record_gaps(const char *what, uint64_t count)
 {
-    record made = record_begin(KIND_GAP, 0, 0, 0);
-    made.gap.what = spool_text(what);
-    made.gap.count = count;
-    record_one(&made);
+    record rec = record_begin(KIND_GAP, 0, 0, 0);
+    rec.gap.what = spool_text(what);
+    rec.gap.count = count;
+    record_append(&rec);
 }
 
 void record_gap(const char *what)
@@ -71,14 +71,14 @@ void record_gap(const char *what)
     record_gaps(what, 1);
 }
 
-void record_gap_with(const char *what, const char *detail)
+void record_gap_detail(const char *what, const char *detail)
 {
     char text[MAX_DETAIL];
     snprintf(text, sizeof text, "%s%s", what, detail);
     record_gaps(text, 1);
 }
 
-record record_begin_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
+record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
 {
     call_site here;
     call_site_here(&here);
@@ -87,8 +87,8 @@ record record_begin_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHan
     return record_begin(kind, number, of_stream, call_site_id(&here));
 }
 
-void record_end_unlock(const record *made)
+void record_append_and_unlock(const record *rec)
 {
-    record_one(made);
+    record_append(rec);
     pthread_mutex_unlock(&recorder_lock);
 }

@@ -17,7 +17,7 @@
 #include "write/record.h"
 
 struct kernel_layout;
-struct arena;
+struct launch_arena;
 
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
@@ -50,7 +50,7 @@ typedef struct {
     uint32_t expected_kernels, seen_kernels, launched_graph;
     graph_launch pending_graph;
     /* Launch that has a slot in an arena but may not be in its stream yet */
-    struct arena *pending_arena;
+    struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
 } thread_state;
 
@@ -68,15 +68,15 @@ void set_context_device(uint32_t context, CUdevice device);
 int context_device(CUcontext context);
 
 /* Append one record. The lock is held. */
-void record_one(const record *one);
+void record_append(const record *rec);
 
 /* Take the lock and begin a record of this thread's current call; append it and release the lock. */
-record record_begin_locked(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
-void record_end_unlock(const record *made);
+record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
+void record_append_and_unlock(const record *rec);
 
 /* Append a GAP record: ``what`` could not be recorded, ``count`` times. The lock is held. */
 void record_gap(const char *what);
 void record_gaps(const char *what, uint64_t count);
-void record_gap_with(const char *what, const char *detail);
+void record_gap_detail(const char *what, const char *detail);
 
 #endif

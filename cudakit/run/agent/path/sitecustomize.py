@@ -1,8 +1,8 @@
-"""Starts the agent in a Python program, then runs the sitecustomize that this one hides.
+"""Start the agent in a Python program, then run the sitecustomize that this one hides.
 
-Python imports this module at its start, because this directory is the first in PYTHONPATH. The directory must
-contain nothing else, which could hide modules of the program. Imports only modules that Python itself has
-imported: the program may have modules of the same names. See ``site`` of the standard library.
+Python imports this module at startup, since this directory is the first in PYTHONPATH. The directory must
+contain nothing else: it could hide a module of the program. For the same reason this file imports only
+modules that Python itself has imported. See ``site`` in the standard library.
 """
 
 import os
@@ -27,7 +27,7 @@ def _run_hidden() -> None:
     found = (finder.find_spec("sitecustomize", None) for finder in sys.meta_path)
     spec = next(filter(None, found), None)
     if spec is None or spec.loader is None:
-        # site expects this error if there is none, and the import system drops this module.
+        # site ignores this error, and the import system then drops this module.
         raise ImportError("there is no other sitecustomize", name="sitecustomize")
     module = sys.modules["sitecustomize"] = module_from_spec(spec)
     spec.loader.exec_module(module)

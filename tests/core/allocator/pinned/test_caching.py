@@ -9,7 +9,7 @@ from core.allocator.pinned.host import Host
 
 from cudakit.core.allocator.pinned import CachingHostAllocator
 from cudakit.core.allocator.pinned_memory import OutOfPinnedMemory
-from cudakit.core.allocator.state import InvalidPointer
+from cudakit.core.allocator.state import InvalidPointer, InvalidSize
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings
 
@@ -40,8 +40,8 @@ def test_no_bytes_are_the_address_0_and_change_nothing(
     assert host.calls == []
 
 
-def test_a_negative_size_is_refused(pool: CachingHostAllocator) -> None:
-    with pytest.raises(ValueError, match="not negative"):
+def test_alloc_of_a_negative_size_raises_invalid_size(pool: CachingHostAllocator) -> None:
+    with pytest.raises(InvalidSize, match="cannot allocate -1 bytes"):
         pool.alloc(-1)
 
 

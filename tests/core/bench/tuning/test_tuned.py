@@ -81,7 +81,7 @@ def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
         (set_("products", 1, "gemm", "m", to=0), r"products\[1\]: m is 0"),
         (
             set_("products", 0, "gemm", "dtype", to="fp7"),
-            r"products\[0\]: no such data type: 'fp7'",
+            r"products\[0\]: unknown data type 'fp7'",
         ),
         (set_("products", 0, "winner", "id", to="x"), r"products\[0\].winner.id should be a whole"),
         (set_("products", 0, "limits", "time_s", to=-1.0), r"products\[0\]: the time for tuning"),

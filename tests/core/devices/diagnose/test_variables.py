@@ -107,7 +107,7 @@ def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("expandable_segment:True", "1: PyTorch knows no key 'expandable_segment'"),
+        ("expandable_segment:True", "1: PyTorch has no setting 'expandable_segment'; did you mean"),
         ("expandable_segments", "20: here should be ':', after 'expandable_segments', not the end"),
         ("expandable_segments:true", "21: expandable_segments takes True or False, not 'true'"),
         ("max_split_size_mb:64,,", "22: here should be the name of a setting, not ','"),

@@ -54,9 +54,9 @@ def test_any_trace_has_a_verdict(trace: DeviceTrace) -> None:
 
 
 def test_a_warning_of_the_reader_makes_a_file_inexact() -> None:
-    trace = builders.trace(lives(1), [SEGMENT], warnings=("1 entry was passed over",))
+    trace = builders.trace(lives(1), [SEGMENT], warnings=("1 entry was skipped",))
     assert not device(builders.snapshot(trace)).exact
-    assert judged(trace).warnings == ("1 entry was passed over",)
+    assert judged(trace).warnings == ("1 entry was skipped",)
 
 
 def test_a_trace_from_an_empty_allocator_on_lost_nothing() -> None:
@@ -108,7 +108,7 @@ def test_a_kind_of_event_that_is_missed_and_never_there_was_skipped(
 ) -> None:
     entries = [entry for entry in lives(3) if entry.action != action]
     found = judged(builders.trace(entries, [SEGMENT]))
-    assert f"the trace has no {word} events: record without skip_actions" in found.advice
+    assert f"The trace has no {word} events: record without skip_actions." in found.advice
 
 
 def test_a_kind_of_event_that_did_not_happen_is_not_missed() -> None:

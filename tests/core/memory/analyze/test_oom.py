@@ -1,4 +1,4 @@
-"""Why an allocation failed: each cause made with the simulated allocator."""
+"""The cause of a failed allocation; a simulated allocator produces each one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ooms(snapshot: Snapshot, **spec: object) -> tuple[Oom, ...]:
 
 
 def failed(program: Program, **options: object) -> Oom:
-    """Run a program that runs out of memory once; 64 MiB of device unless told otherwise."""
+    """Run a program that runs out of memory once; the device has 64 MiB by default."""
     allocator = Allocator(**({"capacity": 64 * MIB} | options))  # type: ignore[arg-type]
     program(allocator)
     (found,) = ooms(allocator.history().snapshot())
@@ -37,7 +37,7 @@ def allocated(allocator: Allocator, *sizes: int, **more: int) -> list[int]:
     return [address for address in found if address is not None]
 
 
-# The programs, by the verdict that they lead to.
+# One program for each verdict.
 
 
 def fills_the_device(allocator: Allocator) -> None:
@@ -45,7 +45,7 @@ def fills_the_device(allocator: Allocator) -> None:
     allocator.alloc(30 * MIB, stack=1)
 
 
-def leaves_holes(allocator: Allocator) -> None:
+def leaves_free_blocks(allocator: Allocator) -> None:
     held = allocated(allocator, *[9 * MIB, 2 * MIB, 9 * MIB] * 3)
     for address in (*held[::3], *held[2::3]):
         allocator.free(address)
@@ -80,20 +80,20 @@ def waits_for_another_stream(allocator: Allocator) -> None:
     allocator.alloc(28 * MIB)
 
 
-def gets_memory_back_too_late(allocator: Allocator) -> None:
+def frees_too_late(allocator: Allocator) -> None:
     first, _ = halves_a_segment(allocator)
     allocator.record_stream(first, 1)
     allocator.free(first)
     allocator.alloc(28 * MIB)
 
 
-def has_room_on_another_stream(allocator: Allocator) -> None:
+def has_free_memory_on_another_stream(allocator: Allocator) -> None:
     first, _ = halves_a_segment(allocator, stream=1)
     allocator.free(first)
     allocator.alloc(30 * MIB)
 
 
-def has_room_in_several_pools_together(allocator: Allocator) -> None:
+def has_free_memory_in_several_pools(allocator: Allocator) -> None:
     first, _ = halves_a_segment(allocator, pool=1)
     allocator.free(first)
     allocator.alloc(32 * MIB)
@@ -105,18 +105,18 @@ def has_room_in_several_pools_together(allocator: Allocator) -> None:
         ("capacity", fills_the_device, {}),
         ("capacity", fills_the_device, {"expandable": True}),
         ("limit", fills_the_device, {"capacity": GIB, "limit": 64 * MIB}),
-        ("fragmentation", leaves_holes, {}),
-        ("fragmentation", leaves_holes, {"capacity": GIB, "limit": 64 * MIB}),
+        ("fragmentation", leaves_free_blocks, {}),
+        ("fragmentation", leaves_free_blocks, {"capacity": GIB, "limit": 64 * MIB}),
         ("cache", caches_in_a_private_pool, {}),
         ("cache", captures_with_a_full_cache, {}),
         ("cache", captures_with_a_full_cache, {"capacity": GIB, "limit": 64 * MIB}),
         ("pending", waits_for_another_stream, {}),
-        ("pending", gets_memory_back_too_late, {}),
-        ("pool", has_room_on_another_stream, {}),
-        ("pool", has_room_in_several_pools_together, {}),
+        ("pending", frees_too_late, {}),
+        ("pool", has_free_memory_on_another_stream, {}),
+        ("pool", has_free_memory_in_several_pools, {}),
     ],
 )
-def test_the_verdict_is_the_cause(
+def test_verdict_names_the_cause(
     verdict: str, program: Program, options: dict[str, object]
 ) -> None:
     found = failed(program, **options)
@@ -130,59 +130,57 @@ def test_the_verdict_is_the_cause(
     [
         (
             fills_the_device,
-            "30.0 MiB could not fit: 50.0 MiB were in use, 14.0 MiB free on the device and 0 B in "
-            "holes, which is 16.0 MiB too little even with every free byte usable.",
+            "Allocating 30.0 MiB failed: 50.0 MiB was in use; 0 B was free in segments and 14.0 MiB on "
+            "the device, 16.0 MiB less than needed.",
         ),
         (
-            leaves_holes,
-            "30.0 MiB did not fit, but would have fitted without holes: 54.0 MiB are free inside "
-            "reserved segments, but the largest hole is 9.00 MiB.",
+            leaves_free_blocks,
+            "Allocating 30.0 MiB failed: 54.0 MiB is free in the segments that can serve it, but the "
+            "largest free block is 9.00 MiB (fragmentation).",
         ),
         (
             caches_in_a_private_pool,
-            "30.0 MiB did not fit, but would have fitted without the cache: 40.0 MiB lie in empty "
-            "segments that were not given back.",
+            "Allocating 30.0 MiB failed: 40.0 MiB is in empty segments that were not released to the "
+            "device (cache).",
         ),
         (
             waits_for_another_stream,
-            "28.0 MiB did not fit, but would have fitted a moment later: 30.0 MiB were freed but "
-            "still in use by other streams (record_stream).",
+            "Allocating 28.0 MiB failed: 30.0 MiB was freed, but other streams may still use it "
+            "(pending free).",
         ),
         (
-            gets_memory_back_too_late,
-            "28.0 MiB did not fit, but would have fitted a moment later: a hole of 30.0 MiB became "
-            "free only after PyTorch had searched, when it waited for the other streams that used "
-            "it (record_stream).",
+            frees_too_late,
+            "Allocating 28.0 MiB failed: a block of 30.0 MiB became free only after the search for a "
+            "free block, when other streams had finished with it (pending free).",
         ),
         (
-            has_room_on_another_stream,
-            "30.0 MiB did not fit, but would have fitted into another pool or stream: 35.0 MiB are "
-            "free where this request may not go.",
+            has_free_memory_on_another_stream,
+            "Allocating 30.0 MiB failed: 35.0 MiB is free in segments of other pools or streams, which "
+            "cannot serve it (pool).",
         ),
         (
-            has_room_in_several_pools_together,
-            "32.0 MiB did not fit, but would have fitted if pools and streams shared their memory: "
-            "35.0 MiB are free where this request may not go.",
+            has_free_memory_in_several_pools,
+            "Allocating 32.0 MiB failed: 35.0 MiB is free in segments of other pools or streams, which "
+            "cannot serve it (pool).",
         ),
     ],
 )
-def test_the_sentence_says_what_was_missing(program: Program, sentence: str) -> None:
+def test_sentence_states_the_cause_with_sizes(program: Program, sentence: str) -> None:
     assert failed(program).sentence == sentence
 
 
-def test_under_a_limit_the_sentence_says_that_the_device_had_room() -> None:
+def test_sentence_of_a_limited_process_names_the_free_device_memory() -> None:
     limit = {"capacity": GIB, "limit": 64 * MIB}
     assert failed(fills_the_device, **limit).sentence == (
-        "30.0 MiB met a limit of the process, not of the device: the device had 974 MiB free while "
-        "this process held 50.0 MiB."
+        "Allocating 30.0 MiB failed: a limit of this process refused it. The device had 974 MiB free, "
+        "and this process had reserved 50.0 MiB."
     )
-    assert failed(leaves_holes, **limit).sentence.endswith(
-        "; the device had 964 MiB free, so a limit of the process (set_per_process_memory_fraction) "
-        "kept it at 60.0 MiB."
+    assert failed(leaves_free_blocks, **limit).sentence.endswith(
+        " The device had 964 MiB free: a limit of this process refused a new segment."
     )
 
 
-def test_free_device_memory_is_named_if_holes_alone_are_too_small() -> None:
+def test_sentence_names_free_device_memory_if_free_blocks_alone_are_too_small() -> None:
     def program(allocator: Allocator) -> None:
         held = allocated(allocator, *[18 * MIB, 2 * MIB] * 2)
         for address in held[::2]:
@@ -191,10 +189,13 @@ def test_free_device_memory_is_named_if_holes_alone_are_too_small() -> None:
 
     found = failed(program)
     assert found.verdict == "fragmentation"
-    assert "36.0 MiB are free inside reserved segments and 24.0 MiB on the device" in found.sentence
+    assert (
+        "36.0 MiB is free in the segments that can serve it and 24.0 MiB on the device"
+        in found.sentence
+    )
 
 
-# The figures.
+# Sizes.
 
 
 def test_shortage_is_the_request_minus_every_free_byte() -> None:
@@ -206,19 +207,19 @@ def test_shortage_is_the_request_minus_every_free_byte() -> None:
     assert found.state.active_bytes == 50 * MIB
 
 
-def test_an_allocation_that_could_have_fitted_is_short_of_nothing() -> None:
-    assert failed(leaves_holes).short_bytes == 0
-    assert failed(has_room_in_several_pools_together).short_bytes == 0
+def test_shortage_is_zero_if_enough_memory_is_free() -> None:
+    assert failed(leaves_free_blocks).short_bytes == 0
+    assert failed(has_free_memory_in_several_pools).short_bytes == 0
 
 
-def test_the_state_is_that_before_the_failure_and_the_stack_is_the_requests() -> None:
+def test_oom_has_the_state_before_the_failure_and_the_stack_of_the_request() -> None:
     found = failed(fills_the_device)
     assert found.event == 2
     assert found.time_us == builders.START_US + 2
     assert found.stack[found.site].name == "place1"
 
 
-def test_the_limit_to_ask_for_has_room_for_the_whole_segment() -> None:
+def test_suggested_limit_includes_the_whole_new_segment() -> None:
     def program(allocator: Allocator) -> None:
         allocated(allocator, 50 * MIB)
         allocator.alloc(2 * MIB)
@@ -230,35 +231,37 @@ def test_the_limit_to_ask_for_has_room_for_the_whole_segment() -> None:
 # The remedies.
 
 
-def test_expandable_segments_are_no_remedy_if_already_in_use() -> None:
-    plain, expandable = failed(leaves_holes), failed(leaves_holes, expandable=True)
+def test_expandable_segments_are_not_suggested_if_already_in_use() -> None:
+    plain, expandable = failed(leaves_free_blocks), failed(leaves_free_blocks, expandable=True)
     assert "expandable_segments:True" in plain.remedies[0]
     assert expandable.verdict == "fragmentation"
     assert not any("expandable_segments" in remedy for remedy in expandable.remedies)
 
 
-def test_a_limit_on_splitting_is_no_remedy_where_there_is_one() -> None:
-    assert any("max_split_size_mb:30" in remedy for remedy in failed(leaves_holes).remedies)
-    limited = failed(leaves_holes, max_split=40 * MIB)
+def test_split_limit_is_not_suggested_if_already_set() -> None:
+    assert any("max_split_size_mb:30" in remedy for remedy in failed(leaves_free_blocks).remedies)
+    limited = failed(leaves_free_blocks, max_split=40 * MIB)
     assert not any("max_split_size_mb" in remedy for remedy in limited.remedies)
 
 
-def test_the_cache_of_private_pools_goes_back_with_the_pools_only() -> None:
+def test_cache_remedy_of_private_pools_is_to_delete_the_pools() -> None:
     (private,) = failed(caches_in_a_private_pool).remedies
     assert "MemPools" in private
     (default,) = failed(captures_with_a_full_cache).remedies
     assert "empty_cache" in default
 
 
-def test_without_holes_expandable_segments_do_not_help_a_full_device() -> None:
+def test_expandable_segments_are_not_suggested_without_free_memory() -> None:
     (remedy,) = failed(fills_the_device).remedies
-    assert remedy.startswith("hold 16.0 MiB less")
+    assert remedy.startswith("use 16.0 MiB less")
 
 
-# What files leave open.
+# Facts that files do not record.
 
 
-def test_before_torch_2_12_a_large_enough_hole_means_a_private_pool_was_used() -> None:
+def test_request_despite_a_large_free_block_is_assigned_to_the_private_pool_before_torch_2_12() -> (
+    None
+):
     def program(allocator: Allocator) -> None:
         first, _ = halves_a_segment(allocator)
         allocator.free(first)
@@ -269,7 +272,7 @@ def test_before_torch_2_12_a_large_enough_hole_means_a_private_pool_was_used() -
     assert failed(program, says_pools=False).verdict == "pool"
 
 
-def test_expandable_segments_of_unknown_kind_count_as_the_requests_own() -> None:
+def test_expandable_segments_of_unknown_kind_can_serve_any_request() -> None:
     unknown = SegmentKind.UNKNOWN
     final = Segment(BASE, 40 * MIB, kind=unknown, expandable=True)
     trace = builders.trace([oom(45 * MIB, device_free=10 * MIB)], [final])
@@ -277,7 +280,7 @@ def test_expandable_segments_of_unknown_kind_count_as_the_requests_own() -> None
     assert found.fit.without_holes
 
 
-def test_pending_blocks_join_the_holes_on_both_sides() -> None:
+def test_pending_blocks_merge_with_the_free_blocks_on_both_sides() -> None:
     blocks = [
         Block(BASE + 5 * MIB, 10 * MIB, state=BlockState.PENDING_FREE),
         Block(BASE + 18 * MIB, 2 * MIB),
@@ -288,9 +291,9 @@ def test_pending_blocks_join_the_holes_on_both_sides() -> None:
         assert found.fit.after_pending_frees == fits
 
 
-def test_the_reason_does_not_depend_on_the_stream_or_pool_looked_at() -> None:
+def test_verdict_does_not_depend_on_the_selected_stream_or_pool() -> None:
     allocator = Allocator(capacity=64 * MIB)
-    has_room_on_another_stream(allocator)
+    has_free_memory_on_another_stream(allocator)
     snapshot = allocator.history().snapshot()
     whole = ooms(snapshot)
     assert whole[0].verdict == "pool"
@@ -298,11 +301,11 @@ def test_the_reason_does_not_depend_on_the_stream_or_pool_looked_at() -> None:
     assert ooms(snapshot, pool=(0, 0)) == whole
 
 
-def test_of_many_failures_the_first_and_the_latest_are_explained() -> None:
+def test_first_and_latest_of_many_failures_are_explained() -> None:
     entries = [oom(GIB, device_free=0) for _ in range(MOST_OOMS + 50)]
     found = ooms(builders.snapshot(builders.trace(entries)))
     assert [each.event for each in found] == [0, *range(51, MOST_OOMS + 50)]
 
 
-def test_a_trace_in_which_nothing_failed_has_no_failures() -> None:
+def test_trace_without_failed_allocations_has_no_ooms() -> None:
     assert ooms(builders.snapshot()) == ()

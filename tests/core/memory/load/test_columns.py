@@ -44,9 +44,7 @@ def test_an_unknown_action_stays_as_a_marker_and_is_reported(loaded: Loader) -> 
     trace = [event("workspace_snapshot", 0, 0), event("alloc", LARGE, 512)]
     device = only(loaded(untraced(device_traces=[trace])))
     assert device.events.action.tolist() == [Action.UNKNOWN, Action.ALLOC]
-    assert device.warnings == (
-        "1 trace entries have an action that is not known and are passed over",
-    )
+    assert device.warnings == ("1 trace entries with an unknown action were skipped",)
 
 
 def test_free_is_an_action_of_its_own(loaded: Loader) -> None:
@@ -94,7 +92,7 @@ def test_an_entry_that_cannot_be_stays_as_a_marker_and_is_reported(
 ) -> None:
     device = only(loaded(untraced(device_traces=[[entry, event("alloc", LARGE, 512)]])))
     assert device.events.action.tolist() == [Action.UNKNOWN, Action.ALLOC]
-    assert "1 trace entries have no usable address or size and are passed over" in device.warnings
+    assert "1 trace entries without a valid address or size were skipped" in device.warnings
 
 
 @pytest.mark.parametrize("frames", [None, [], "main", 5, {}])
@@ -188,7 +186,7 @@ def test_a_block_in_an_unknown_state_counts_as_free_and_is_reported(loaded: Load
     block = files.block(LARGE, MIB, 1000, "moved_elsewhere")
     device = only(loaded([files.segment(LARGE, MIB, [block])]))
     assert device.blocks.state.tolist() == [BlockState.INACTIVE]
-    assert device.warnings == ("1 blocks are in a state that is not known and count as free",)
+    assert device.warnings == ("1 blocks with an unknown state count as free",)
 
 
 def test_blocks_that_do_not_tile_their_segment_are_accepted(loaded: Loader) -> None:

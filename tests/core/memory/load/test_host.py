@@ -53,8 +53,8 @@ def test_host_segments_that_say_nothing_of_their_use_count_as_in_use(loaded: Loa
     host = loaded({"host_segments": segments}).devices[-1]
     assert host.blocks.state.tolist() == [BlockState.ALLOCATED]
     assert host.warnings == (
-        "1 host segments have no usable address or size and are passed over",
-        "1 host segments do not say whether they are in use, and count as such",
+        "1 host segments without a valid address or size were skipped",
+        "1 host segments without a state count as in use",
     )
 
 

@@ -239,7 +239,7 @@ def test_the_native_machine_writes_only_where_there_is_room() -> None:
 
     nodes = PickledTree(b"](K\1K\2K\3e.", b"", lambda _opcode, _raw: True)
     root, none, one = handles(nodes.root), np.empty(0, np.uint64), np.empty(1, np.uint64)
-    with pytest.raises(IndexError, match="room"):
+    with pytest.raises(IndexError, match="space"):
         nodes.gather(root, np.empty(2, np.uint64))
     for fill in (nodes.lengths, lambda *some: nodes.column(*some, "a")):
         with pytest.raises(TypeError, match="too short"):

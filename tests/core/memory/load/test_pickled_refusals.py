@@ -62,48 +62,48 @@ def test_an_object_hidden_in_plain_data_is_never_made(read: Read, protocol: int)
 
 _DAMAGED = {
     b"\x80\2e.": "opcode APPENDS needs a MARK",
-    b"\x80\2(e.": "opcode APPENDS needs values",
-    b"\x80\2](a.": "opcode APPEND needs values",
-    b"\x80\2]((e.": "opcode APPENDS needs values",
-    b"\x80\2}((u.": "opcode SETITEMS needs values",
-    b"\x80\2N(K": "ends in the middle",
-    b"\x80\2N(e.": "opcode APPENDS adds to a value of another kind",
-    b"\x80\2NNa.": "opcode APPEND adds to a value of another kind",
-    b"\x80\2](NNu.": "opcode SETITEMS adds to a value of another kind",
+    b"\x80\2(e.": "opcode APPENDS needs more values",
+    b"\x80\2](a.": "opcode APPEND needs more values",
+    b"\x80\2]((e.": "opcode APPENDS needs more values",
+    b"\x80\2}((u.": "opcode SETITEMS needs more values",
+    b"\x80\2N(K": "is truncated",
+    b"\x80\2N(e.": "opcode APPENDS adds items to a value that cannot hold them",
+    b"\x80\2NNa.": "opcode APPEND adds items to a value that cannot hold them",
+    b"\x80\2](NNu.": "opcode SETITEMS adds items to a value that cannot hold them",
     b"\x80\2}(Nu.": "opcode SETITEMS has a key without a value",
     b"\x80\2(Nd.": "opcode DICT has a key without a value",
-    b"\x80\2N\x86.": "opcode TUPLE2 needs values",
-    b"\x80\2.": "opcode STOP needs values",
-    b"\x80\2N(.": "opcode STOP needs values",
-    b"\x80\2N(N\x86.": "opcode TUPLE2 needs values",
-    b"\x80\2" + b"0.": "opcode POP needs values",
+    b"\x80\2N\x86.": "opcode TUPLE2 needs more values",
+    b"\x80\2.": "opcode STOP needs more values",
+    b"\x80\2N(.": "opcode STOP needs more values",
+    b"\x80\2N(N\x86.": "opcode TUPLE2 needs more values",
+    b"\x80\2" + b"0.": "opcode POP needs more values",
     b"\x80\2" + b"1.": "opcode POP_MARK needs a MARK",
-    b"\x80\2" + b"2.": "opcode DUP needs values",
-    b"\x80\2q\0.": "opcode BINPUT needs values",
-    b"\x80\2\x94.": "opcode MEMOIZE needs values",
-    b"\x80\2h\0.": "opcode BINGET asks for a value that was not stored",
-    b"\x80\2]q\3h\2.": "opcode BINGET asks for a value that was not stored",
-    b"\x80\2]r\0\xc2\xeb\x0b.": "opcode LONG_BINPUT stores under a number greater than its place",
-    b"Np200000000\n.": "opcode PUT stores under a number greater",
-    b"Np" + b"9" * 40 + b"\n.": "opcode PUT stores under a number greater",
-    b"Np-1\n.": "opcode PUT has an argument that makes no sense",
-    b"g" + b"9" * 40 + b"\n.": "opcode GET asks for a value",
-    b"I1_0\n.": "opcode INT has an argument that makes no sense",
-    b"I0x1\n.": "opcode INT has an argument that makes no sense",
-    b"I\n.": "opcode INT has an argument that makes no sense",
-    b"L-L\n.": "opcode LONG has an argument that makes no sense",
-    b"L" + b"9" * 5000 + b"L\n.": "opcode LONG has an argument that makes no sense",
-    b"F" + b"1" * 5000 + b"\n.": "opcode FLOAT has an argument that makes no sense",
-    b"Fx\n.": "opcode FLOAT has an argument that makes no sense",
-    b"Sx\n.": "opcode STRING has an argument that makes no sense",
-    b"S'\n.": "opcode STRING has an argument that makes no sense",
-    b"\x80\6N.": "opcode PROTO names a protocol above 5",
-    b"hello": "or no pickle at all",
-    b"\xff\xfe": "byte 0: 0xff is no opcode",
-    b"": "ends in the middle, after 0 bytes",
-    b"\x80\2N": "ends in the middle, after 3 bytes",
-    b"\x80\4\x95\3\0\0\0\0\0\0\0N.": "ends in the middle",
-    b"I1": "ends in the middle",
+    b"\x80\2" + b"2.": "opcode DUP needs more values",
+    b"\x80\2q\0.": "opcode BINPUT needs more values",
+    b"\x80\2\x94.": "opcode MEMOIZE needs more values",
+    b"\x80\2h\0.": "opcode BINGET reads a memo entry that was not stored",
+    b"\x80\2]q\3h\2.": "opcode BINGET reads a memo entry that was not stored",
+    b"\x80\2]r\0\xc2\xeb\x0b.": "opcode LONG_BINPUT stores a memo entry whose index is too large",
+    b"Np200000000\n.": "opcode PUT stores a memo entry whose index is too large",
+    b"Np" + b"9" * 40 + b"\n.": "opcode PUT stores a memo entry whose index is too large",
+    b"Np-1\n.": "opcode PUT has an invalid argument",
+    b"g" + b"9" * 40 + b"\n.": "opcode GET reads a memo entry",
+    b"I1_0\n.": "opcode INT has an invalid argument",
+    b"I0x1\n.": "opcode INT has an invalid argument",
+    b"I\n.": "opcode INT has an invalid argument",
+    b"L-L\n.": "opcode LONG has an invalid argument",
+    b"L" + b"9" * 5000 + b"L\n.": "opcode LONG has an invalid argument",
+    b"F" + b"1" * 5000 + b"\n.": "opcode FLOAT has an invalid argument",
+    b"Fx\n.": "opcode FLOAT has an invalid argument",
+    b"Sx\n.": "opcode STRING has an invalid argument",
+    b"S'\n.": "opcode STRING has an invalid argument",
+    b"\x80\6N.": "opcode PROTO declares a protocol above 5",
+    b"hello": "or not a pickle",
+    b"\xff\xfe": "byte 0: 0xff is not an opcode",
+    b"": "is truncated after 0 bytes",
+    b"\x80\2N": "is truncated after 3 bytes",
+    b"\x80\4\x95\3\0\0\0\0\0\0\0N.": "is truncated",
+    b"I1": "is truncated",
 }
 
 
@@ -124,7 +124,7 @@ _LENGTHS = {
 @pytest.mark.parametrize("opcode", _LENGTHS)
 def test_a_declared_length_is_not_believed(read: Read, opcode: bytes) -> None:
     for length in (b"\xff" * _LENGTHS[opcode], b"\xff" * (_LENGTHS[opcode] - 1) + b"\x7f"):
-        with pytest.raises(SnapshotError, match="ends in the middle"):
+        with pytest.raises(SnapshotError, match="is truncated"):
             read(b"\x80\4" + opcode + length + b"abcdefgh.")
 
 
@@ -132,7 +132,7 @@ def test_a_declared_length_is_not_believed(read: Read, opcode: bytes) -> None:
 def test_a_file_cut_at_any_byte_is_refused_by_both_alike(read: Read, protocol: int) -> None:
     content = pickle.dumps(SNAPSHOT, protocol)
     for size in range(len(content)):
-        with pytest.raises(SnapshotError, match=f"ends in the middle, after {size} bytes"):
+        with pytest.raises(SnapshotError, match=f"is truncated after {size} bytes"):
             read(content[:size])
 
 
@@ -143,7 +143,7 @@ def test_a_list_that_contains_itself_hangs_nothing(read: Read) -> None:
     loop: list[Any] = []
     loop += [loop, {"a": loop}, 1]
     tree = read(pickle.dumps(loop, 4))
-    with pytest.raises(SnapshotError, match="shared to multiply"):
+    with pytest.raises(SnapshotError, match="they expand to more than"):
         tree.plain(tree.root)
     counts, children = tree.children(handles(tree.root))
     assert counts.tolist() == [3]
@@ -157,10 +157,10 @@ def test_lists_shared_to_multiply_are_refused_before_they_are_walked(
     for _ in range(12):
         layers = [layers] * 100
     tree = read(pickle.dumps(layers, 4))
-    with pytest.raises(SnapshotError, match="shared to multiply"):
+    with pytest.raises(SnapshotError, match="they expand to more than"):
         tree.plain(tree.root)
     children = tree.children(handles(tree.root))[1]
-    with pytest.raises(SnapshotError, match="shared to multiply"):
+    with pytest.raises(SnapshotError, match="they expand to more than"):
         tree.children(np.repeat(children, 100))
     assert tree.intern(children)[0].tolist() == [0] * 100
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
@@ -13,6 +15,7 @@ from cudakit.core.memory.load import load
 from cudakit.core.memory.present import diff as present_diff
 from cudakit.core.memory.present import report
 from cudakit.core.memory.result import MemoryResult
+from cudakit.core.memory.snapshot import take
 from cudakit.document import Document, Note, Section, Table
 from cudakit.render import console
 
@@ -81,9 +84,30 @@ def captions(result: MemoryResult, top: int) -> list[str]:
     return [node.caption for part in sections for node in part.nodes if isinstance(node, Table)]
 
 
-def test_a_file_that_agrees_with_itself_is_said_to() -> None:
-    first = report(examined("tests/data/train.pkl.gz")).nodes[0]
+def test_report_begins_with_the_finding_the_holder_and_the_next_step() -> None:
+    notes = report(examined("tests/data/leak.pkl.gz")).nodes[:3]
 
-    assert isinstance(first, Note)
-    assert first.level == "ok"
-    assert "agrees with the state at its end" in first.text
+    assert all(isinstance(note, Note) for note in notes)
+    finding, holder, next_step = (note.text for note in notes if isinstance(note, Note))
+    assert finding == "1 call stack holds 1.95 MiB more after each step."
+    assert "record_snapshots.py:96 _forgotten" in holder
+    assert next_step.startswith("Next step: find the reference")
+
+
+def test_report_of_a_consistent_file_says_that_trace_and_state_agree() -> None:
+    note = report(examined("tests/data/train.pkl.gz")).nodes[3]
+
+    assert isinstance(note, Note)
+    assert note.level == "ok"
+    assert "trace and final state agree" in note.text
+
+
+def test_report_of_cudakits_own_snapshot_names_cudakits_calls() -> None:
+    snapshot = load("tests/data/leak.pkl.gz")
+    settings = {**snapshot.settings, "cudakit_cache_limit": -1}
+    empty = replace(snapshot.devices[0], events=take(snapshot.devices[0].events, np.array([], int)))
+    own = replace(snapshot, settings=settings, devices=(empty,))
+    text = read(report(analyze([own], MemorySpec())), 200)
+
+    assert "CachingAllocator.record_history()" in text
+    assert "torch.cuda" not in text

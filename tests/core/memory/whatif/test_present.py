@@ -42,5 +42,5 @@ def test_the_report_of_several_files_has_a_part_for_each() -> None:
     text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
 
     assert "under other settings" in text
-    assert text.count("Asked of the driver") == 2
+    assert text.count("Driver calls") == 2
     assert "tests/data/leak.pkl.gz: cuda:0" in text

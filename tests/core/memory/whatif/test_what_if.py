@@ -101,7 +101,7 @@ def test_settings_that_serve_the_failed_request_are_the_headline() -> None:
     roomy = ask(program.snapshot(), GROWS, limit=520 * MIB)
     assert roomy.baseline.ooms == 1
     assert (
-        roomy.headline == f"{GROWS} would have served the request that failed, with 520 MiB"
+        roomy.headline == f"{GROWS} would have let the failed request succeed, with 520 MiB"
         " reserved at the peak"
     )
 
@@ -162,7 +162,7 @@ def test_a_trace_that_begins_late_reports_the_difference_and_its_reason() -> Non
         ("peak reserved", 900 * MIB, 180 * MIB),
         ("end reserved", 900 * MIB, 180 * MIB),
     ]
-    assert "put in anew" in device.reasons[0]
+    assert "the replay allocates again" in device.reasons[0]
 
 
 def test_allocations_from_before_the_trace_are_replayed_and_freed() -> None:
@@ -185,7 +185,7 @@ def test_allocations_from_before_the_trace_are_replayed_and_freed() -> None:
     [
         ("expandable_segments:Yes", InputError, "--what-if, character 21"),
         ("backend:cudaMallocAsync", Unsupported, "has no backend:cudaMallocAsync"),
-        ("per_process_memory_fraction:0.5", UsageError, "no snapshot says how much memory"),
+        ("per_process_memory_fraction:0.5", UsageError, "does not record the size"),
     ],
 )
 def test_settings_that_cannot_be_tried_are_refused(
@@ -198,7 +198,7 @@ def test_settings_that_cannot_be_tried_are_refused(
 def test_a_snapshot_without_a_trace_is_refused_with_what_to_do() -> None:
     snapshot = fragmented().allocator.snapshot()
     snapshot["device_traces"] = [[]]
-    with pytest.raises(SnapshotError, match="there is no trace") as refused:
+    with pytest.raises(SnapshotError, match="has no trace to replay") as refused:
         ask(read(snapshot), "")
     assert "cudakit run --memory" in refused.value.hint
 
@@ -216,7 +216,7 @@ def test_progress_is_reported_for_every_replay() -> None:
         told.append((stage, fraction))
 
     replay_snapshots([fragmented().snapshot()], WhatIfSpec((GROWS,)), progress)
-    assert told == [("replaying: replayed, as recorded", 0.0), (f"replaying: {GROWS}", 0.5)]
+    assert told == [("replaying with recorded settings", 0.0), (f"replaying with {GROWS}", 0.5)]
 
 
 def test_invalid_settings_text_is_replaced_by_the_recorded_values() -> None:

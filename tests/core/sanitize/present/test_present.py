@@ -1,4 +1,4 @@
-"""The report as it reads."""
+"""The report as text, HTML and SARIF."""
 
 from __future__ import annotations
 
@@ -85,19 +85,17 @@ def racy(*races: Race) -> SanitizeResult:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_report_of_a_batch_that_is_read_too_early(
-    golden: Callable[[str, str], None], width: int
-) -> None:
+def test_report_of_read_after_write(golden: Callable[[str, str], None], width: int) -> None:
     golden(f"run-race-{width}.txt", read(racy(*[race()] * 1_200), width))
 
 
-def test_the_report_of_every_other_kind(golden: Callable[[str, str], None]) -> None:
+def test_report_of_every_other_race_kind(golden: Callable[[str, str], None]) -> None:
     result = racy(OVERWRITTEN, FREED, IN_A_GRAPH, REUSED, ON_THE_HOST)
 
     golden("run-races-80.txt", read(result))
 
 
-def test_the_report_of_a_clean_program(golden: Callable[[str, str], None]) -> None:
+def test_report_without_races(golden: Callable[[str, str], None]) -> None:
     golden("run-clean-80.txt", read(racy()))
 
 
@@ -111,17 +109,17 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
         coverage={1: Coverage(launches=1, launches_unknown=1), 2: Coverage(graph_launches=2)},
         gaps=[{f"cuNew{number}": 10 - number for number in range(10)}],
         simulated=True,
-        notes=("process 3 was started with python -I, and was not watched",),
+        notes=("process 3 was started with python -I: it was not instrumented",),
     )
 
     golden("run-gaps-80.txt", read(result))
 
 
-def test_the_report_of_a_program_without_cuda() -> None:
+def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no races found\n")
-    assert "nothing was enqueued on a GPU" in text
+    assert text.startswith("no GPU work was recorded; nothing was checked\n")
+    assert "nothing was checked" in text
 
 
 @pytest.mark.parametrize(
@@ -134,18 +132,21 @@ def test_the_report_of_a_program_without_cuda() -> None:
         ((race(), ON_THE_HOST, race()), "2 races, found 3 times"),
     ],
 )
-def test_the_first_line_is_the_verdict(races: tuple[Race, ...], verdict: str) -> None:
+def test_title_is_the_verdict(races: tuple[Race, ...], verdict: str) -> None:
     assert title(racy(*races)) == verdict
 
 
 def test_title_mentions_simulation_and_early_stop() -> None:
     result = result_of(report_of(race()), simulated=True, stopped=True)
 
-    assert title(result) == "1 race between streams, on a simulated device, stopped at the first"
+    assert (
+        title(result)
+        == "1 race between streams, on a simulated device, program stopped at the first race"
+    )
 
 
 @pytest.mark.parametrize(("top", "shown"), [(2, 2), (0, 3), (20, 3)])
-def test_the_first_races_are_shown_and_the_rest_counted(top: int, shown: int) -> None:
+def test_top_limits_the_races_shown_and_counts_the_rest(top: int, shown: int) -> None:
     document = report(racy(race(), OVERWRITTEN, FREED), top=top)
     sections = [node.title for node in document.nodes if isinstance(node, Section)]
     left_out = [node for node in document.nodes if isinstance(node, Note)]
@@ -178,11 +179,11 @@ def test_races_of_several_processes_name_the_process() -> None:
     report_ = report_of(race())
     several = report_.result(exit_status=0, coverage={4242: Coverage(launches=1), 7: Coverage()})
 
-    assert "in process    4242" in read(several)
+    assert "process       4242" in read(several)
     assert "in 2 processes" in read(several)
 
 
-# --- the picture -----------------------------------------------------------------------------------
+# --- the diagram ---------------------------------------------------------------------------------------
 
 
 def picture(made: Race) -> Columns:
@@ -200,16 +201,16 @@ def arrows(columns: Columns) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_picture_shows_the_order_there_is_and_the_order_that_is_missing() -> None:
+def test_diagram_shows_last_wait_and_missing_wait() -> None:
     columns = picture(race(current=kernel("add")))
 
     assert columns.arrays["seq"].tolist() == [101, 104, 107, 112]
     assert columns.text["lane"] == ("stream 7 (non-blocking)", "the legacy default stream")
     assert columns.arrays["lane"].tolist() == [0, 1, 0, 1]
-    assert arrows(columns) == [("event recorded", "wait for the event"), ("copy", "add")]
+    assert arrows(columns) == [("event record", "wait for the event"), ("copy", "add")]
 
 
-def test_a_wait_that_came_after_the_copy_stands_after_it() -> None:
+def test_wait_after_the_copy_is_drawn_after_the_copy() -> None:
     columns = picture(race(last_sync=replace(EVENT, waited_seq=110)))
 
     assert columns.arrays["seq"].tolist() == [101, 107, 110, 112]
@@ -234,24 +235,22 @@ def test_sides_in_one_stream_have_two_lanes(made: Race, lanes: tuple[str, str]) 
     assert picture(made).text["lane"] == lanes
 
 
-def test_every_race_can_be_drawn() -> None:
+def test_every_race_kind_is_drawn_in_html() -> None:
     races = (race(), OVERWRITTEN, FREED, IN_A_GRAPH, REUSED, ON_THE_HOST)
     page = html.render(report(racy(*races)))
 
     assert page.count('<figure class="race">') == len(races)
-    assert page.count('class="missing"') == 2 * len(races)  # an arrow, and its key
+    assert page.count('class="missing"') == 2 * len(races)  # an arrow and its legend
 
 
-def test_an_unknown_call_has_no_number() -> None:
+def test_unknown_call_has_no_number() -> None:
     unknown = race(current=kernel("add", seq=0), previous=work(seq=0), last_sync=None)
 
     assert picture(unknown).arrays["seq"].tolist() == [0, 0]
-    assert "nothing makes the legacy default stream wait for stream 7 (non-blocking)" in read(
-        racy(unknown)
-    )
+    assert "makes the legacy default stream wait for stream 7" in read(racy(unknown), width=120)
 
 
-def test_a_call_without_a_number_comes_after_the_wait_that_missed_it() -> None:
+def test_call_without_number_is_drawn_after_the_last_wait() -> None:
     unknown = race(current=kernel("add", seq=0), previous=work(seq=0))
 
     assert picture(unknown).arrays["seq"].tolist() == [101, 104, 0, 0]
@@ -262,10 +261,12 @@ def test_nodes_of_one_graph_launch_are_named_by_number() -> None:
         current=kernel(graph=2, node=3), previous=work(seq=112, graph=2, node=2, stream=DEFAULT)
     )
 
-    assert "nothing makes node 3 of graph 2 wait for node 2 of graph 2" in read(racy(one))
+    assert "no synchronization makes node 3 of graph 2 wait for node 2 of graph 2" in read(
+        racy(one)
+    )
 
 
-def test_a_note_carries_the_finding_for_other_tools() -> None:
+def test_note_contains_the_finding_for_sarif() -> None:
     section = report(racy(race(), race())).nodes[0]
     assert isinstance(section, Section)
     note = section.nodes[0]
@@ -280,7 +281,7 @@ def test_a_note_carries_the_finding_for_other_tools() -> None:
     ]
 
 
-def test_other_tools_read_every_race_and_every_note() -> None:
+def test_sarif_contains_every_race_and_note() -> None:
     content = json.loads(sarif.render(report(racy(race(), OVERWRITTEN, race()))))
     (run,) = content["runs"]
 
@@ -288,10 +289,10 @@ def test_other_tools_read_every_race_and_every_note() -> None:
         ("write-after-read", "error", 1),
         ("read-after-write", "warning", 2),
     ]
-    assert len(run["invocations"][0]["toolExecutionNotifications"]) == 2
+    assert len(run["invocations"][0]["toolExecutionNotifications"]) == 3
 
 
-def test_a_hostile_name_stays_a_name() -> None:
+def test_hostile_kernel_name_is_escaped() -> None:
     name = "\x1b[31m<script>\u202e" * 50
     hostile = result_of(report_of(race(current=kernel(name, site=PREFETCH))))
     document: Document = report(hostile)

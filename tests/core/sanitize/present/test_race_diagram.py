@@ -48,7 +48,7 @@ def share(node: Node, name: str) -> float:
     return float(str(node.attributes[name]).removesuffix("%"))
 
 
-def test_a_lane_has_its_name_and_a_call_its_words() -> None:
+def test_lanes_and_calls_are_labelled() -> None:
     words = [text.words for text in drawn(columns()).all("text")]
 
     assert words[:2] == [
@@ -67,25 +67,25 @@ def test_a_lane_has_its_name_and_a_call_its_words() -> None:
     ]
 
 
-def test_the_order_that_is_missing_is_drawn_unlike_the_order_there_is() -> None:
+def test_missing_synchronization_is_drawn_differently() -> None:
     picture = drawn(columns()).one("svg", "chart")
 
     assert len(picture.all("line", "order")) == 1
     assert len(picture.all("line", "missing")) == 1
     assert [item.words for item in drawn(columns()).all("li")] == [
-        "order there is",
-        "order that is missing",
+        "synchronization",
+        "missing synchronization",
     ]
 
 
-def test_without_an_earlier_wait_only_the_missing_order_is_drawn() -> None:
+def test_without_synchronization_no_arrow_and_no_legend_is_drawn() -> None:
     picture = drawn(columns(lane=(0, 1), after=(-1, -1)))
 
     assert picture.all("li") == []
     assert picture.one("svg", "chart").all("line", "missing") == []
 
 
-def test_calls_stand_in_their_order_and_do_not_overlap() -> None:
+def test_calls_are_drawn_in_order_without_overlap() -> None:
     picture = drawn(columns(lane=(0, 0, 0, 1), after=(-1, -1, -1, 2))).one("svg", "chart")
     boxes = [(share(box, "x"), share(box, "width")) for box in picture.all("svg")]
 
@@ -95,9 +95,7 @@ def test_calls_stand_in_their_order_and_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize(("lane", "down"), [((0, 1), True), ((1, 0), False)])
-def test_an_arrow_runs_through_the_space_between_the_lanes(
-    lane: tuple[int, int], down: bool
-) -> None:
+def test_arrow_is_drawn_between_the_lanes(lane: tuple[int, int], down: bool) -> None:
     made = columns(lane=lane, after=(-1, 0))
     picture = drawn(made).one("svg", "chart")
     (line,) = picture.all("line", "order")
@@ -107,7 +105,7 @@ def test_an_arrow_runs_through_the_space_between_the_lanes(
     assert min(start, end) > 0
 
 
-def test_a_hostile_name_is_text() -> None:
+def test_hostile_label_is_escaped() -> None:
     view = View("race", ("race-1",), race_diagram, Note("info", "no"))
     page = render(Document("t", (columns(label="<script>"), view)))
 
@@ -115,7 +113,7 @@ def test_a_hostile_name_is_text() -> None:
     assert read(page).one("figure", "race")
 
 
-def test_the_heads_of_the_arrows_are_there_for_the_stylesheet() -> None:
+def test_page_defines_the_arrow_heads() -> None:
     page = read(render(Document("t", ())))
 
     assert {marker.attributes["id"] for marker in page.all("marker")} == {

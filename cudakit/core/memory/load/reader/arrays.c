@@ -17,17 +17,17 @@ bool grow(Vector *vector, uint64_t needed, size_t item_bytes)
     return true;
 }
 
-static inline uint64_t rotated(uint64_t word, int bits)
+static inline uint64_t rotate_left(uint64_t word, int bits)
 {
     return word << bits | word >> (64 - bits);
 }
 
 static inline void sip_round(uint64_t v[4])
 {
-    v[0] += v[1], v[1] = rotated(v[1], 13) ^ v[0], v[0] = rotated(v[0], 32);
-    v[2] += v[3], v[3] = rotated(v[3], 16) ^ v[2];
-    v[0] += v[3], v[3] = rotated(v[3], 21) ^ v[0];
-    v[2] += v[1], v[1] = rotated(v[1], 17) ^ v[2], v[2] = rotated(v[2], 32);
+    v[0] += v[1], v[1] = rotate_left(v[1], 13) ^ v[0], v[0] = rotate_left(v[0], 32);
+    v[2] += v[3], v[3] = rotate_left(v[3], 16) ^ v[2];
+    v[0] += v[3], v[3] = rotate_left(v[3], 21) ^ v[0];
+    v[2] += v[1], v[1] = rotate_left(v[1], 17) ^ v[2], v[2] = rotate_left(v[2], 32);
 }
 
 uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size)

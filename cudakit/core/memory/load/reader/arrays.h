@@ -1,4 +1,4 @@
-/* Growing arrays, a hash of bytes, and sets of indices. */
+/* Growing arrays, a keyed hash function, and a hash table of indices. tree.h has the overview. */
 
 #ifndef CUDAKIT_READER_ARRAYS_H
 #define CUDAKIT_READER_ARRAYS_H
@@ -16,7 +16,7 @@ typedef struct {
 
 #define ITEMS(type, vector) ((type *)(vector).data)
 
-/* Makes the capacity at least as large as needed; false without memory. */
+/* Makes the capacity at least `needed` items; false if out of memory. */
 bool grow(Vector *vector, uint64_t needed, size_t item_bytes);
 
 static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes)
@@ -25,7 +25,7 @@ static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes)
     return needed <= vector->capacity || grow(vector, needed, item_bytes);
 }
 
-static inline bool append(Vector *words, uint64_t word)
+static inline bool append_word(Vector *words, uint64_t word)
 {
     if (!reserve(words, 1, sizeof word))
         return false;
@@ -33,19 +33,21 @@ static inline bool append(Vector *words, uint64_t word)
     return true;
 }
 
-/* SipHash-1-3 (Aumasson and Bernstein, 2012): no file can be made to collide without the key. */
+/* SipHash-1-3 (Aumasson and Bernstein, 2012): without the key nobody can construct collisions. */
 uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size);
 
-/* An open-addressing set of indices; its owner knows what an index stands for. A slot is the hash
- * (upper half) and the index + 1 (lower half); the number of slots is a power of two. */
+/* A hash table of indices into an array of the caller, with open addressing. A slot is the hash
+ * (upper half) and the index + 1 (lower half); the number of slots is a power of two. The caller
+ * compares the items themselves. */
 typedef struct {
     uint64_t *slots;
-    uint64_t size, used;
+    uint64_t size, used; /* in slots */
 } Table;
 
 #define NOT_FOUND UINT32_MAX
 
-/* Returns the next index with this hash, then NOT_FOUND. The position starts as the hash. */
+/* Returns the next index with this hash, and NOT_FOUND after the last one. Start with
+ * position = hash. */
 static inline uint32_t table_next(const Table *table, uint32_t hash, uint64_t *position)
 {
     while (table->size) {
@@ -59,7 +61,7 @@ static inline uint32_t table_next(const Table *table, uint32_t hash, uint64_t *p
     return NOT_FOUND;
 }
 
-/* Adds an index; false without memory. */
+/* Adds an index; false if out of memory. */
 bool table_add(Table *table, uint32_t hash, uint64_t index);
 
 #endif

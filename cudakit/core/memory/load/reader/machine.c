@@ -1,8 +1,4 @@
-/* Executes a pickle of plain data: no class is looked up and nothing is called. A file can describe
- * lists, dictionaries, texts and numbers only. Memory and time are linear in its bytes: an opcode
- * stores a bounded amount, a declared length is compared with the rest of the file before it is
- * used, and a memo index must be smaller than the number of bytes read so far.
- */
+/* The opcodes of the pickle machine. Opcodes that look up a class or call anything are rejected. */
 
 #include "machine.h"
 
@@ -76,7 +72,7 @@ static bool pop(Machine *m)
     uint64_t position;
     if (m->marks.used && m->stack.used == stack_floor(m))
         return pop_mark(m, &position);
-    if (!needs(m, 1))
+    if (!require_values(m, 1))
         return false;
     m->stack.used--;
     return true;
@@ -86,10 +82,10 @@ static bool pop(Machine *m)
 
 static bool memo_put(Machine *m, uint64_t index)
 {
-    if (!needs(m, 1))
+    if (!require_values(m, 1))
         return false;
     if (index >= m->at)
-        return fail(m, "far");
+        return fail(m, "memo_index");
     if (index >= m->memo.used) {
         uint64_t extra = index + 1 - m->memo.used;
         if (!reserve(&m->memo, extra, sizeof(Value)))
@@ -109,8 +105,8 @@ static bool memo_get(Machine *m, uint64_t index)
     return value ? push(m, value) : fail(m, "memo");
 }
 
-/* Executes further look-ups in a row, with everything in registers: most of a file is stacks of
- * known frames. Anything unexpected is left to step. */
+/* Executes the BINGET and LONG_BINGET opcodes that follow, in a fast loop: most bytes of a snapshot
+ * are call stacks, that is, runs of memoized frames. Leaves all other cases to `step`. */
 static bool memo_get_run(Machine *m)
 {
     const uint8_t *at = m->data + m->at, *end = m->data + m->size;
@@ -133,13 +129,13 @@ static bool memo_get_run(Machine *m)
     return true;
 }
 
-/* Takes an index in decimal; one beyond 60 bits, which no memo has, becomes the greatest. */
-static bool take_index_line(Machine *m, uint64_t *index)
+/* Reads a memo index in decimal. An index of more than 60 bits becomes UINT64_MAX: no memo has it. */
+static bool read_index_line(Machine *m, uint64_t *index)
 {
-    if (!push_line(m))
+    if (!push_line_argument(m))
         return false;
     Value value = *stack_at(m, --m->stack.used);
-    *index = TAG(value) == SMALL ? PAYLOAD(value) : UINT64_MAX;
+    *index = TAG(value) == SMALL_INT ? PAYLOAD(value) : UINT64_MAX;
     return true;
 }
 
@@ -163,7 +159,7 @@ static bool push_dict(Machine *m)
     return push(m, MAKE(DICT, dicts->used++));
 }
 
-/* Moves the stack from a position on into the list before it. */
+/* Moves the values from a stack position on into the list below them. */
 static bool append_from(Machine *m, uint64_t position)
 {
     Value target = *stack_at(m, position - 1);
@@ -171,7 +167,7 @@ static bool append_from(Machine *m, uint64_t position)
         return fail(m, "target");
     List *list = list_at(m->tree, target);
     uint64_t extra = m->stack.used - position;
-    if (!extend(m->tree, &list->items, &list->capacity, list->length, extra))
+    if (!grow_items(m->tree, &list->items, &list->capacity, list->length, extra))
         return out_of_memory(m);
     if (extra)
         memcpy(list->items + list->length, stack_at(m, position), extra * sizeof(Value));
@@ -180,8 +176,9 @@ static bool append_from(Machine *m, uint64_t position)
     return true;
 }
 
-/* The same for a dictionary. A key that is not text is dropped with its value, since no reader uses
- * it. A repeated key is added again, and the last one counts. */
+/* Moves key-value pairs from a stack position on into the dictionary below them. Drops keys that are
+ * not text, with their values: no query can name them. A repeated key is added again; queries return
+ * its last value. */
 static bool set_from(Machine *m, uint64_t position)
 {
     Tree *tree = m->tree;
@@ -193,12 +190,12 @@ static bool set_from(Machine *m, uint64_t position)
         return fail(m, "pairs");
     Dict *dict = dict_at(tree, target);
     uint32_t length = shape_at(tree, dict->shape)->length;
-    if (!extend(tree, &dict->values, &dict->capacity, length, count / 2))
+    if (!grow_items(tree, &dict->values, &dict->capacity, length, count / 2))
         return out_of_memory(m);
     for (const Value *pair = stack_at(m, position), *end = pair + count; pair < end; pair += 2) {
         if (TAG(pair[0]) != TEXT)
             continue;
-        uint32_t shape = extended_shape(tree, dict->shape, (uint32_t)PAYLOAD(pair[0]));
+        uint32_t shape = shape_with_key(tree, dict->shape, (uint32_t)PAYLOAD(pair[0]));
         if (shape == NOT_FOUND)
             return out_of_memory(m);
         dict->shape = shape;
@@ -208,14 +205,14 @@ static bool set_from(Machine *m, uint64_t position)
     return true;
 }
 
-typedef bool (*Filler)(Machine *, uint64_t);
+typedef bool (*FillFunction)(Machine *, uint64_t);
 
-static bool fill_last(Machine *m, uint64_t count, Filler fill)
+static bool fill_last(Machine *m, uint64_t count, FillFunction fill)
 {
-    return needs(m, count + 1) && fill(m, m->stack.used - count);
+    return require_values(m, count + 1) && fill(m, m->stack.used - count);
 }
 
-static bool fill_from_mark(Machine *m, Filler fill)
+static bool fill_from_mark(Machine *m, FillFunction fill)
 {
     uint64_t position;
     if (!pop_mark(m, &position))
@@ -223,8 +220,9 @@ static bool fill_from_mark(Machine *m, Filler fill)
     return position > stack_floor(m) ? fill(m, position) : fail(m, "stack");
 }
 
-/* Makes a container of the stack from a position on: pushes an empty one, then puts it below. */
-static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), Filler fill)
+/* Makes a container of the values from a stack position on: inserts an empty container below them and
+ * fills it. */
+static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), FillFunction fill)
 {
     uint64_t count = m->stack.used - position;
     if (!push_empty(m))
@@ -235,7 +233,7 @@ static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine 
     return fill(m, position + 1);
 }
 
-static bool make_from_mark(Machine *m, bool (*push_empty)(Machine *), Filler fill)
+static bool make_from_mark(Machine *m, bool (*push_empty)(Machine *), FillFunction fill)
 {
     uint64_t position;
     return pop_mark(m, &position) && make_from(m, position, push_empty, fill);
@@ -243,7 +241,7 @@ static bool make_from_mark(Machine *m, bool (*push_empty)(Machine *), Filler fil
 
 static bool make_tuple(Machine *m, uint64_t count)
 {
-    return needs(m, count) && make_from(m, m->stack.used - count, push_list, append_from);
+    return require_values(m, count) && make_from(m, m->stack.used - count, push_list, append_from);
 }
 
 /* Protocol and frames. */
@@ -251,30 +249,30 @@ static bool make_tuple(Machine *m, uint64_t count)
 static bool check_protocol(Machine *m)
 {
     uint64_t version;
-    return take_number(m, 1, &version) && (version <= HIGHEST_PROTOCOL || fail(m, "protocol"));
+    return read_unsigned(m, 1, &version) && (version <= HIGHEST_PROTOCOL || fail(m, "protocol"));
 }
 
-/* A frame that is longer than the file shows a cut file at once. */
+/* A frame that is longer than the rest of the file means that the file is truncated. */
 static bool check_frame(Machine *m)
 {
     uint64_t size;
-    return take_number(m, 8, &size) && (size <= m->size - m->at || fail(m, "cut"));
+    return read_unsigned(m, 8, &size) && (size <= m->size - m->at || fail(m, "truncated"));
 }
 
 static bool step(Machine *m, uint8_t opcode)
 {
     uint64_t n = 0;
     switch (opcode) {
-    case OP_BINGET: return take_number(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
-    case OP_LONG_BINGET: return take_number(m, 4, &n) && memo_get(m, n) && memo_get_run(m);
-    case OP_GET: return take_index_line(m, &n) && memo_get(m, n);
+    case OP_BINGET: return read_unsigned(m, 1, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_LONG_BINGET: return read_unsigned(m, 4, &n) && memo_get(m, n) && memo_get_run(m);
+    case OP_GET: return read_index_line(m, &n) && memo_get(m, n);
     case OP_MEMOIZE: return memo_put(m, m->memoized);
-    case OP_BINPUT: return take_number(m, 1, &n) && memo_put(m, n);
-    case OP_LONG_BINPUT: return take_number(m, 4, &n) && memo_put(m, n);
-    case OP_PUT: return take_index_line(m, &n) && memo_put(m, n);
-    case OP_BININT1: return take_number(m, 1, &n) && push_small(m, (int64_t)n);
-    case OP_BININT2: return take_number(m, 2, &n) && push_small(m, (int64_t)n);
-    case OP_BININT: return take_number(m, 4, &n) && push_small(m, (int32_t)(uint32_t)n);
+    case OP_BINPUT: return read_unsigned(m, 1, &n) && memo_put(m, n);
+    case OP_LONG_BINPUT: return read_unsigned(m, 4, &n) && memo_put(m, n);
+    case OP_PUT: return read_index_line(m, &n) && memo_put(m, n);
+    case OP_BININT1: return read_unsigned(m, 1, &n) && push_small_int(m, (int64_t)n);
+    case OP_BININT2: return read_unsigned(m, 2, &n) && push_small_int(m, (int64_t)n);
+    case OP_BININT: return read_unsigned(m, 4, &n) && push_small_int(m, (int32_t)(uint32_t)n);
     case OP_LONG1: return push_long(m, 1);
     case OP_LONG4: return push_long(m, 4);
     case OP_NONE: return push(m, MAKE(CONSTANT, IS_NONE));
@@ -293,7 +291,7 @@ static bool step(Machine *m, uint8_t opcode)
     case OP_LONG:
     case OP_FLOAT:
     case OP_STRING:
-    case OP_UNICODE: return push_line(m);
+    case OP_UNICODE: return push_line_argument(m);
     case OP_EMPTY_DICT: return push_dict(m);
     case OP_SETITEM: return fill_last(m, 2, set_from);
     case OP_SETITEMS: return fill_from_mark(m, set_from);
@@ -307,10 +305,10 @@ static bool step(Machine *m, uint8_t opcode)
     case OP_TUPLE3: return make_tuple(m, 3);
     case OP_TUPLE:
     case OP_LIST: return make_from_mark(m, push_list, append_from);
-    case OP_MARK: return append(&m->marks, m->stack.used) || out_of_memory(m);
+    case OP_MARK: return append_word(&m->marks, m->stack.used) || out_of_memory(m);
     case OP_POP: return pop(m);
     case OP_POP_MARK: return pop_mark(m, &m->stack.used);
-    case OP_DUP: return needs(m, 1) && push(m, *stack_at(m, m->stack.used - 1));
+    case OP_DUP: return require_values(m, 1) && push(m, *stack_at(m, m->stack.used - 1));
     case OP_PROTO: return check_protocol(m);
     case OP_FRAME: return check_frame(m);
     default: return fail(m, "opcode");
@@ -321,7 +319,7 @@ static bool execute(Machine *m)
 {
     for (;;) {
         m->opcode_at = m->at;
-        if (!take(m, 1))
+        if (!skip_bytes(m, 1))
             return false;
         uint8_t opcode = m->data[m->opcode_at];
         if (opcode == OP_STOP)
@@ -329,7 +327,7 @@ static bool execute(Machine *m)
         if (!step(m, opcode))
             return false;
     }
-    if (!needs(m, 1))
+    if (!require_values(m, 1))
         return false;
     m->tree->root = *stack_at(m, m->stack.used - 1);
     return true;

@@ -1,4 +1,4 @@
-/* The pickle machine: its stack, and how it takes bytes. Used by machine.c and scalars.c. */
+/* The pickle machine: its state, and helpers for machine.c and scalars.c. tree.h has the overview. */
 
 #ifndef CUDAKIT_READER_MACHINE_H
 #define CUDAKIT_READER_MACHINE_H
@@ -8,22 +8,22 @@
 typedef struct {
     Tree *tree;
     const uint8_t *data;
-    uint64_t size, at, opcode_at;
-    Vector stack, marks, memo; /* Value, uint64_t, Value */
-    uint64_t memoized;         /* entries of the memo in use */
-    const char *failure;
-    PyObject *convert;     /* see push_line */
-    PyThreadState *thread; /* while the interpreter lock is released */
+    uint64_t size, at, opcode_at; /* at: the next byte; opcode_at: the current opcode */
+    Vector stack, marks, memo;    /* Value; uint64_t, positions in the stack; Value, 0 if unset */
+    uint64_t memoized;            /* number of memo entries that are set */
+    const char *failure;          /* the reason word, a key of _DAMAGE_REASONS in pickled.py */
+    PyObject *convert;            /* convert_argument of machine.py */
+    PyThreadState *thread;        /* the saved thread state while the interpreter lock is released */
 } Machine;
 
-/* Reads a pickle into the tree; false with m->failure set to the reason, a word of pickled.py. The
- * interpreter lock is released. */
+/* Runs a pickle and fills the tree; false with m->failure set if the pickle is rejected. Releases
+ * the interpreter lock. */
 bool run_machine(Machine *m);
 
-/* Records why the machine stops. */
-static inline bool fail(Machine *m, const char *why)
+/* Sets the reason why the machine stops; returns false. */
+static inline bool fail(Machine *m, const char *reason)
 {
-    m->failure = why;
+    m->failure = reason;
     return false;
 }
 
@@ -32,7 +32,8 @@ static inline bool out_of_memory(Machine *m)
     return fail(m, "memory");
 }
 
-/* Takes bytes from the file. */
+/* The bytes of the file. */
+
 static inline uint64_t little_endian(const uint8_t *bytes, int width)
 {
     uint64_t number = 0;
@@ -41,23 +42,23 @@ static inline uint64_t little_endian(const uint8_t *bytes, int width)
     return number;
 }
 
-static inline bool take(Machine *m, uint64_t count)
+static inline bool skip_bytes(Machine *m, uint64_t count)
 {
     if (count > m->size - m->at)
-        return fail(m, "cut");
+        return fail(m, "truncated");
     m->at += count;
     return true;
 }
 
-static inline bool take_number(Machine *m, int width, uint64_t *number)
+static inline bool read_unsigned(Machine *m, int width, uint64_t *number)
 {
-    if (!take(m, (uint64_t)width))
+    if (!skip_bytes(m, (uint64_t)width))
         return false;
     *number = little_endian(m->data + m->at - width, width);
     return true;
 }
 
-/* The stack. Values below the latest mark cannot be reached, as in Python's own unpickler. */
+/* The stack. As in Python's unpickler, opcodes cannot reach values below the latest mark. */
 static inline Value *stack_at(const Machine *m, uint64_t index)
 {
     return &ITEMS(Value, m->stack)[index];
@@ -70,24 +71,25 @@ static inline uint64_t stack_floor(const Machine *m)
 
 static inline bool push(Machine *m, Value value)
 {
-    return append(&m->stack, value) || out_of_memory(m);
+    return append_word(&m->stack, value) || out_of_memory(m);
 }
 
-static inline bool needs(Machine *m, uint64_t count)
+static inline bool require_values(Machine *m, uint64_t count)
 {
     return m->stack.used - stack_floor(m) >= count || fail(m, "stack");
 }
 
-/* Scalars: each takes its argument from the file and pushes a value. */
-static inline bool push_small(Machine *m, int64_t number)
+/* Scalars: each function reads its argument from the file and pushes a value. `width` is the size of
+ * the length field in bytes. */
+static inline bool push_small_int(Machine *m, int64_t number)
 {
-    return push(m, MAKE(SMALL, PAYLOAD((uint64_t)number)));
+    return push(m, MAKE(SMALL_INT, PAYLOAD((uint64_t)number)));
 }
 
-bool push_long(Machine *m, int width);  /* an integer; its length has so many bytes */
-bool push_bytes(Machine *m, int width); /* the same for bytes */
-bool push_text(Machine *m, int width);  /* the same for a text */
+bool push_long(Machine *m, int width);
+bool push_bytes(Machine *m, int width);
+bool push_text(Machine *m, int width);
 bool push_binfloat(Machine *m);
-bool push_line(Machine *m); /* a line of text, converted by m->convert, a function in Python */
+bool push_line_argument(Machine *m); /* a line of text, converted by m->convert */
 
 #endif

@@ -1,5 +1,6 @@
-/* The Python type: PickledTree(buffer, seed, convert), and its queries. An error in the file leaves as
- * ValueError(word, offset), which pickled.py turns into a sentence.
+/* The Python type PickledTree(buffer, seed, convert) and its methods, declared in _pickled.pyi.
+ *
+ * A rejected file raises ValueError(reason word, offset of the opcode); pickled.py makes it a sentence.
  */
 
 #include "machine.h"
@@ -26,10 +27,10 @@ static PyObject *new_large_integer(const Tree *tree, Span span)
     return made;
 }
 
-/* Makes the object of a scalar; None for anything else. */
+/* Returns a scalar as a Python object; None for other nodes. */
 static PyObject *new_scalar(const Tree *tree, Value node)
 {
-    bool is_blob = TAG(node) >= NUMBER && TAG(node) <= BYTES;
+    bool is_blob = TAG(node) >= BIG_INT && TAG(node) <= BYTES;
     Span span = is_blob ? blob_at(tree, node) : (Span){0};
     const char *bytes = is_blob ? (const char *)bytes_of(tree, span) : NULL;
     switch (TAG(node)) {
@@ -37,8 +38,8 @@ static PyObject *new_scalar(const Tree *tree, Value node)
         if (PAYLOAD(node) == IS_NONE)
             Py_RETURN_NONE;
         return PyBool_FromLong(PAYLOAD(node) == IS_TRUE);
-    case SMALL: return PyLong_FromLongLong(small_number(node));
-    case NUMBER: return new_large_integer(tree, span);
+    case SMALL_INT: return PyLong_FromLongLong(small_int(node));
+    case BIG_INT: return new_large_integer(tree, span);
     case FLOAT: return PyFloat_FromDouble(span.size == 8 ? PyFloat_Unpack8(bytes, 0) : 0);
     case TEXT: return new_text(tree, node);
     case BYTES: return PyBytes_FromStringAndSize(bytes, (Py_ssize_t)span.size);
@@ -46,7 +47,7 @@ static PyObject *new_scalar(const Tree *tree, Value node)
     }
 }
 
-/* Maps the keys of a dictionary, in the order of the file, to the handles of their values. */
+/* Returns a Python dict from keys, in the order of the file, to the handles of their values. */
 static PyObject *new_members(const Tree *tree, const Dict *dict)
 {
     uint32_t length = shape_at(tree, dict->shape)->length;
@@ -85,19 +86,19 @@ static PyObject *raise_value_error(PyObject *words)
 
 static PyObject *raise_refusal(const Query *query)
 {
-    if (!strcmp(query->why, "memory"))
+    if (!strcmp(query->reason, "memory"))
         return PyErr_NoMemory();
-    if (!strcmp(query->why, "kind"))
-        return raise_value_error(Py_BuildValue("(ss)", query->why, kind_name(query->node)));
-    return PyErr_Format(PyExc_IndexError, "%s: %llu", query->why, (unsigned long long)query->node);
+    if (!strcmp(query->reason, "kind"))
+        return raise_value_error(Py_BuildValue("(ss)", query->reason, kind_name(query->node)));
+    return PyErr_Format(PyExc_IndexError, "%s: %llu", query->reason, (unsigned long long)query->node);
 }
 
-static bool take_handle(const Tree *tree, PyObject *argument, Value *handle)
+static bool parse_handle(const Tree *tree, PyObject *argument, Value *handle)
 {
     PyObject *index = PyNumber_Index(argument);
     *handle = index ? PyLong_AsUnsignedLongLong(index) : 0;
     Py_XDECREF(index);
-    if (!PyErr_Occurred() && !exists(tree, *handle))
+    if (!PyErr_Occurred() && !is_node(tree, *handle))
         PyErr_Format(PyExc_IndexError, "handle: %llu", (unsigned long long)*handle);
     return !PyErr_Occurred();
 }
@@ -105,14 +106,14 @@ static bool take_handle(const Tree *tree, PyObject *argument, Value *handle)
 static PyObject *tree_kind(PyObject *self, PyObject *argument)
 {
     Value handle;
-    bool good = take_handle((Tree *)self, argument, &handle);
+    bool good = parse_handle((Tree *)self, argument, &handle);
     return good ? PyUnicode_FromString(kind_name(handle)) : NULL;
 }
 
 static PyObject *tree_scalar(PyObject *self, PyObject *argument)
 {
     Value handle;
-    bool good = take_handle((Tree *)self, argument, &handle);
+    bool good = parse_handle((Tree *)self, argument, &handle);
     return good ? new_scalar((Tree *)self, handle) : NULL;
 }
 
@@ -120,15 +121,15 @@ static PyObject *tree_members(PyObject *self, PyObject *argument)
 {
     Query query = {.tree = (Tree *)self};
     Value handle;
-    if (!take_handle(query.tree, argument, &handle))
+    if (!parse_handle(query.tree, argument, &handle))
         return NULL;
-    return expect(&query, handle, DICT) ? new_members(query.tree, dict_at(query.tree, handle))
-                                        : raise_refusal(&query);
+    return expect_tag(&query, handle, DICT) ? new_members(query.tree, dict_at(query.tree, handle))
+                                            : raise_refusal(&query);
 }
 
-/* The arguments of a query: handles, and one or two arrays to be filled. */
+/* The arguments of a query: handles, and one or two arrays for the results. */
 typedef struct {
-    Py_buffer handles, first, second;
+    Py_buffer handles, out, out2;
 } Arrays;
 
 static bool check_array(const Py_buffer *array, uint64_t count, uint64_t item_bytes)
@@ -145,68 +146,68 @@ static void release(Py_buffer *array)
         PyBuffer_Release(array);
 }
 
-/* Answers a query. The numbers are the bytes that an array needs for each handle; 0 is any size. */
-static PyObject *answer(Query *query, Arrays *arrays, bool (*fill)(Query *), unsigned first_bytes,
-                        unsigned second_bytes)
+/* Runs a query. The result arrays need the given number of bytes per handle; 0: `run` checks the size. */
+static PyObject *run_query(Query *query, Arrays *arrays, bool (*run)(Query *), unsigned out_item_bytes,
+                           unsigned out2_item_bytes)
 {
     query->handles = arrays->handles.buf;
     query->count = (uint64_t)arrays->handles.len / sizeof(Value);
-    query->first = arrays->first.buf;
-    query->first_bytes = (uint64_t)arrays->first.len;
-    query->second = arrays->second.buf;
+    query->out = arrays->out.buf;
+    query->out_bytes = (uint64_t)arrays->out.len;
+    query->out2 = arrays->out2.buf;
     bool good = check_array(&arrays->handles, query->count, sizeof(Value)) &&
-                (!first_bytes || check_array(&arrays->first, query->count, first_bytes)) &&
-                (!second_bytes || check_array(&arrays->second, query->count, second_bytes));
+                (!out_item_bytes || check_array(&arrays->out, query->count, out_item_bytes)) &&
+                (!out2_item_bytes || check_array(&arrays->out2, query->count, out2_item_bytes));
     if (good) {
         Py_BEGIN_ALLOW_THREADS
-        good = fill(query);
+        good = run(query);
         Py_END_ALLOW_THREADS
         if (!good)
             raise_refusal(query);
     }
     release(&arrays->handles);
-    release(&arrays->first);
-    release(&arrays->second);
+    release(&arrays->out);
+    release(&arrays->out2);
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *parse_and_answer(PyObject *self, PyObject *args, const char *format, bool (*fill)(Query *),
-                                  unsigned first_bytes, unsigned second_bytes)
+static PyObject *parse_and_run(PyObject *self, PyObject *args, const char *format, bool (*run)(Query *),
+                               unsigned out_item_bytes, unsigned out2_item_bytes)
 {
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
-    if (!PyArg_ParseTuple(args, format, &arrays.handles, &arrays.first, &arrays.second))
+    if (!PyArg_ParseTuple(args, format, &arrays.handles, &arrays.out, &arrays.out2))
         return NULL;
-    return answer(&query, &arrays, fill, first_bytes, second_bytes);
+    return run_query(&query, &arrays, run, out_item_bytes, out2_item_bytes);
 }
 
 static PyObject *tree_lengths(PyObject *self, PyObject *args)
 {
-    return parse_and_answer(self, args, "y*w*:lengths", read_lengths, sizeof(int64_t), 0);
+    return parse_and_run(self, args, "y*w*:lengths", read_lengths, sizeof(int64_t), 0);
 }
 
 static PyObject *tree_gather(PyObject *self, PyObject *args)
 {
-    return parse_and_answer(self, args, "y*w*:gather", gather_items, 0, 0);
+    return parse_and_run(self, args, "y*w*:gather", gather_items, 0, 0);
 }
 
 static PyObject *tree_integers(PyObject *self, PyObject *args)
 {
-    return parse_and_answer(self, args, "y*w*w*:integers", read_integers, sizeof(int64_t), 1);
+    return parse_and_run(self, args, "y*w*w*:integers", read_integers, sizeof(int64_t), 1);
 }
 
 static PyObject *tree_intern(PyObject *self, PyObject *args)
 {
-    return parse_and_answer(self, args, "y*w*w*:intern", intern_nodes, sizeof(int32_t), sizeof(Value));
+    return parse_and_run(self, args, "y*w*w*:intern", intern_nodes, sizeof(int32_t), sizeof(Value));
 }
 
-/* Returns the number of a key; NOT_FOUND, which no shape has, where the file has no such text. */
+/* Returns the blob of a key; NOT_FOUND, which is in no shape, if the file has no such text. */
 static uint32_t key_number(const Tree *tree, PyObject *key)
 {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(key, &size);
     if (!text) {
-        PyErr_Clear(); /* a lone surrogate, which no text of a file has */
+        PyErr_Clear(); /* a lone surrogate: no text of a file has one */
         return NOT_FOUND;
     }
     uint32_t hash = hash_bytes(tree->hash_key, text, (uint64_t)size);
@@ -218,10 +219,10 @@ static PyObject *tree_column(PyObject *self, PyObject *args)
     Query query = {.tree = (Tree *)self};
     Arrays arrays = {0};
     PyObject *key;
-    if (!PyArg_ParseTuple(args, "y*w*U:column", &arrays.handles, &arrays.first, &key))
+    if (!PyArg_ParseTuple(args, "y*w*U:column", &arrays.handles, &arrays.out, &key))
         return NULL;
     query.key = key_number(query.tree, key);
-    return answer(&query, &arrays, look_up, sizeof(Value), 0);
+    return run_query(&query, &arrays, look_up_key, sizeof(Value), 0);
 }
 
 static PyObject *tree_root(PyObject *self, void *Py_UNUSED(closure))
@@ -239,7 +240,7 @@ static void tree_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-static bool read_file(Tree *tree, PyObject *convert)
+static bool read_pickle(Tree *tree, PyObject *convert)
 {
     Machine m = {
         .tree = tree,
@@ -268,21 +269,21 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named)
     if (!tree)
         return NULL;
     memcpy(tree->hash_key, seed, Py_MIN((size_t)seed_bytes, sizeof tree->hash_key));
-    if (PyObject_GetBuffer(buffer, &tree->file, PyBUF_SIMPLE) == 0 && read_file(tree, convert))
+    if (PyObject_GetBuffer(buffer, &tree->file, PyBUF_SIMPLE) == 0 && read_pickle(tree, convert))
         return (PyObject *)tree;
     Py_DECREF(tree);
     return NULL;
 }
 
 static PyMethodDef tree_methods[] = {
-    {"kind", tree_kind, METH_O, "Name what a node is."},
-    {"scalar", tree_scalar, METH_O, "Make the Python object of a node that is no container."},
-    {"members", tree_members, METH_O, "Map the keys of a dictionary to handles."},
+    {"kind", tree_kind, METH_O, "Return the kind of a node."},
+    {"scalar", tree_scalar, METH_O, "Return a scalar as a Python object."},
+    {"members", tree_members, METH_O, "Return a dict from the keys of a dictionary to the handles of its values."},
     {"lengths", tree_lengths, METH_VARARGS, "Count the items of lists."},
     {"gather", tree_gather, METH_VARARGS, "Concatenate the items of lists."},
-    {"column", tree_column, METH_VARARGS, "Look one key up in many dictionaries."},
-    {"integers", tree_integers, METH_VARARGS, "Read integers, and which nodes are such."},
-    {"intern", tree_intern, METH_VARARGS, "Number nodes by content."},
+    {"column", tree_column, METH_VARARGS, "Return the values of one key in many dictionaries."},
+    {"integers", tree_integers, METH_VARARGS, "Return integers, and which nodes are integers."},
+    {"intern", tree_intern, METH_VARARGS, "Give nodes of equal content the same number."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -292,7 +293,7 @@ static PyGetSetDef tree_attributes[] = {
 };
 
 static PyType_Slot tree_slots[] = {
-    {Py_tp_doc, "The tree that a pickle of plain data describes."},
+    {Py_tp_doc, "The parsed content of a pickle of plain data."},
     {Py_tp_new, tree_new},
     {Py_tp_dealloc, tree_dealloc},
     {Py_tp_methods, tree_methods},

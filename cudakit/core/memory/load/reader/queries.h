@@ -1,4 +1,5 @@
-/* Queries on many nodes at once. They touch no Python object, so that the lock can be released. */
+/* Queries on many nodes at once. They use no Python objects, so they run without the interpreter
+ * lock. */
 
 #ifndef CUDAKIT_READER_QUERIES_H
 #define CUDAKIT_READER_QUERIES_H
@@ -9,28 +10,28 @@ typedef struct {
     const Tree *tree;
     const Value *handles;
     uint64_t count;
-    uint32_t key;         /* a blob, for look_up */
-    void *first, *second; /* filled: one item for each handle, unless stated otherwise */
-    uint64_t first_bytes;
-    const char *why; /* of a refused query: a word, as from the machine, */
-    Value node;      /* and the node that it is about */
+    uint32_t key;       /* for look_up_key: a blob */
+    void *out, *out2;   /* the results: one item per handle, unless stated otherwise */
+    uint64_t out_bytes; /* the size of `out` */
+    const char *reason; /* why the query was refused: "handle", "kind", "space" or "memory" */
+    Value node;         /* the node that caused it */
 } Query;
 
-static inline bool refuse(Query *query, const char *why, Value node)
+static inline bool refuse(Query *query, const char *reason, Value node)
 {
-    query->why = why;
+    query->reason = reason;
     query->node = node;
     return false;
 }
 
-/* Returns whether a handle is a node of the tree: handles come back from Python unchecked. */
-static inline bool exists(const Tree *tree, Value handle)
+/* Returns whether a handle, which Python may have made up, is a node of the tree. */
+static inline bool is_node(const Tree *tree, Value handle)
 {
     switch (TAG(handle)) {
     case ABSENT: return !handle;
     case CONSTANT: return PAYLOAD(handle) <= IS_TRUE;
-    case SMALL: return true;
-    case NUMBER:
+    case SMALL_INT: return true;
+    case BIG_INT:
     case FLOAT:
     case TEXT:
     case BYTES: return PAYLOAD(handle) < tree->blobs.used;
@@ -40,19 +41,19 @@ static inline bool exists(const Tree *tree, Value handle)
     }
 }
 
-/* Refuses a handle that is no node with this tag. */
-static inline bool expect(Query *query, Value handle, int tag)
+/* Refuses the query unless the handle is a node with this tag. */
+static inline bool expect_tag(Query *query, Value handle, int tag)
 {
-    if (!exists(query->tree, handle))
+    if (!is_node(query->tree, handle))
         return refuse(query, "handle", handle);
     return TAG(handle) == tag || refuse(query, "kind", handle);
 }
 
-/* Each fills the arrays of a query; false with why and node set if a node is refused. */
-bool read_lengths(Query *query);  /* first: the lengths of lists */
-bool gather_items(Query *query);  /* first: the items of lists, concatenated */
-bool look_up(Query *query);       /* first: the value of a key in dictionaries; 0 if missing */
-bool read_integers(Query *query); /* first: integers; second: whether a node is one */
-bool intern_nodes(Query *query);  /* first: a number by content; second: a node of each number */
+/* Each function fills the results; false with reason and node set if a node is refused. */
+bool read_lengths(Query *query);  /* out: lengths of lists */
+bool gather_items(Query *query);  /* out: the items of lists, concatenated */
+bool look_up_key(Query *query);   /* out: values of `key` in dictionaries; 0 if the key is missing */
+bool read_integers(Query *query); /* out: integers; out2: whether each node is one */
+bool intern_nodes(Query *query);  /* out: a number per distinct content; out2: one node per number */
 
 #endif

@@ -2,21 +2,21 @@
 
 #include <string.h>
 
-/* Takes a length of `width` bytes, then that many bytes. */
-static bool take_counted(Machine *m, int width, Span *span)
+/* Reads a length field of `width` bytes, then a span of this length. */
+static bool read_counted(Machine *m, int width, Span *span)
 {
-    if (!take_number(m, width, &span->size) || !take(m, span->size))
+    if (!read_unsigned(m, width, &span->size) || !skip_bytes(m, span->size))
         return false;
     span->offset = m->at - span->size;
     return true;
 }
 
-static bool take_line(Machine *m, Span *span)
+static bool read_line(Machine *m, Span *span)
 {
     const uint8_t *start = m->data + m->at;
     const uint8_t *end = m->at < m->size ? memchr(start, '\n', m->size - m->at) : NULL;
     if (!end)
-        return fail(m, "cut");
+        return fail(m, "truncated");
     *span = (Span){m->at, (uint64_t)(end - start)};
     m->at += span->size + 1;
     return true;
@@ -28,8 +28,8 @@ static bool push_blob(Machine *m, int tag, Span span)
     return blob == NOT_FOUND ? out_of_memory(m) : push(m, MAKE(tag, blob));
 }
 
-/* Whether the last byte of two's complement only repeats the sign. */
-static bool has_needless_byte(const uint8_t *bytes, uint64_t size)
+/* Returns whether the last byte only repeats the sign, so that the number is the same without it. */
+static bool repeats_sign(const uint8_t *bytes, uint64_t size)
 {
     bool negative = size > 1 && bytes[size - 2] & 0x80;
     return size && bytes[size - 1] == (negative ? 0xff : 0);
@@ -38,44 +38,44 @@ static bool has_needless_byte(const uint8_t *bytes, uint64_t size)
 static bool push_integer(Machine *m, Span span)
 {
     const uint8_t *bytes = bytes_of(m->tree, span);
-    while (has_needless_byte(bytes, span.size))
+    while (repeats_sign(bytes, span.size))
         span.size--;
-    int64_t number = span.size <= 8 ? signed_number(bytes, span.size) : 0;
-    if (span.size > 8 || small_number(PAYLOAD((uint64_t)number)) != number)
-        return push_blob(m, NUMBER, span);
-    return push_small(m, number);
+    int64_t number = span.size <= 8 ? decode_signed(bytes, span.size) : 0;
+    if (span.size > 8 || small_int(PAYLOAD((uint64_t)number)) != number)
+        return push_blob(m, BIG_INT, span);
+    return push_small_int(m, number);
 }
 
 bool push_long(Machine *m, int width)
 {
     Span span;
-    return take_counted(m, width, &span) && push_integer(m, span);
+    return read_counted(m, width, &span) && push_integer(m, span);
 }
 
 bool push_bytes(Machine *m, int width)
 {
     Span span;
-    return take_counted(m, width, &span) && push_blob(m, BYTES, span);
+    return read_counted(m, width, &span) && push_blob(m, BYTES, span);
 }
 
 bool push_binfloat(Machine *m)
 {
     Span span = {m->at, 8};
-    return take(m, 8) && push_blob(m, FLOAT, span);
+    return skip_bytes(m, 8) && push_blob(m, FLOAT, span);
 }
 
-/* Rare scalars: lines of text, and texts that are not plain ASCII. They are converted by a function
- * in Python, which the machine in Python uses too. */
+/* Rare scalars: arguments that are lines of text, and texts that are not ASCII. A Python function
+ * converts them, the same one as for the machine in Python. */
 
-static bool push_spilled(Machine *m, int tag, const void *bytes, uint64_t size)
+static bool push_stored(Machine *m, int tag, const void *bytes, uint64_t size)
 {
     Span span;
-    if (!spill(m->tree, bytes, size, &span))
+    if (!store_converted(m->tree, bytes, size, &span))
         return out_of_memory(m);
-    return tag == NUMBER ? push_integer(m, span) : push_blob(m, tag, span);
+    return tag == BIG_INT ? push_integer(m, span) : push_blob(m, tag, span);
 }
 
-/* Pushes a bool, a float, a str, or an integer given as bytes. */
+/* Pushes the result of m->convert: a bool, a float, a str, or an integer as little-endian bytes. */
 static bool push_object(Machine *m, PyObject *object)
 {
     Py_ssize_t size;
@@ -84,14 +84,14 @@ static bool push_object(Machine *m, PyObject *object)
         return push(m, MAKE(CONSTANT, object == Py_True ? IS_TRUE : IS_FALSE));
     if (PyBytes_Check(object)) {
         size = PyBytes_GET_SIZE(object);
-        return push_spilled(m, NUMBER, PyBytes_AS_STRING(object), (uint64_t)size);
+        return push_stored(m, BIG_INT, PyBytes_AS_STRING(object), (uint64_t)size);
     }
     if (PyFloat_Check(object)) {
         bool done = PyFloat_Pack8(PyFloat_AS_DOUBLE(object), packed, 0) == 0;
-        return done ? push_spilled(m, FLOAT, packed, sizeof packed) : fail(m, "raised");
+        return done ? push_stored(m, FLOAT, packed, sizeof packed) : fail(m, "raised");
     }
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);
-    return text ? push_spilled(m, TEXT, text, (uint64_t)size) : fail(m, "raised");
+    return text ? push_stored(m, TEXT, text, (uint64_t)size) : fail(m, "raised");
 }
 
 static bool push_converted(Machine *m, Span span)
@@ -109,16 +109,16 @@ static bool push_converted(Machine *m, Span span)
     return pushed;
 }
 
-bool push_line(Machine *m)
+bool push_line_argument(Machine *m)
 {
     Span span;
-    return take_line(m, &span) && push_converted(m, span);
+    return read_line(m, &span) && push_converted(m, span);
 }
 
 bool push_text(Machine *m, int width)
 {
     Span span;
-    if (!take_counted(m, width, &span))
+    if (!read_counted(m, width, &span))
         return false;
     for (uint64_t i = 0; i < span.size; i++)
         if (m->data[span.offset + i] >= 0x80)

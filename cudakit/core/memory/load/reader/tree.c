@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-int64_t signed_number(const uint8_t *bytes, uint64_t size)
+int64_t decode_signed(const uint8_t *bytes, uint64_t size)
 {
     uint64_t number = size && bytes[size - 1] & 0x80 ? UINT64_MAX : 0;
     for (uint64_t i = size; i--;)
@@ -34,36 +34,36 @@ uint32_t intern_blob(Tree *tree, Span span)
     return (uint32_t)tree->blobs.used++;
 }
 
-bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span)
+bool store_converted(Tree *tree, const void *bytes, uint64_t size, Span *span)
 {
-    /* One byte more, so that even an empty text has an address. */
-    if (!reserve(&tree->spill, size + 1, 1))
+    /* One more byte, so that an empty text has an address too: memcmp must not get NULL. */
+    if (!reserve(&tree->converted, size + 1, 1))
         return false;
-    *span = (Span){tree->spill.used | IN_SPILL, size};
+    *span = (Span){tree->converted.used | IN_CONVERTED, size};
     if (size)
-        memcpy(ITEMS(uint8_t, tree->spill) + tree->spill.used, bytes, size);
-    tree->spill.used += size;
+        memcpy(ITEMS(uint8_t, tree->converted) + tree->converted.used, bytes, size);
+    tree->converted.used += size;
     return true;
 }
 
-uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key)
+uint32_t shape_with_key(Tree *tree, uint32_t parent, uint32_t key)
 {
-    Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->successor);
-    if (from->successor && guess->key == key)
-        return from->successor;
+    Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->last_child);
+    if (from->last_child && guess->key == key)
+        return from->last_child;
     uint32_t pair[2] = {parent, key}, hash = hash_bytes(tree->hash_key, pair, sizeof pair);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->shape_table, hash, &position)) != NOT_FOUND;)
         if (shape_at(tree, i)->parent == parent && shape_at(tree, i)->key == key)
-            return from->successor = i;
+            return from->last_child = i;
     if (!reserve(&tree->shapes, 1, sizeof(Shape)) || !table_add(&tree->shape_table, hash, tree->shapes.used))
         return NOT_FOUND;
     uint32_t made = (uint32_t)tree->shapes.used++;
     *shape_at(tree, made) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
-    return shape_at(tree, parent)->successor = made;
+    return shape_at(tree, parent)->last_child = made;
 }
 
-/* A request that exceeds the rest of a chunk starts another: at least half of each is used. */
+/* Takes items from the current chunk, or starts a new chunk and abandons the rest of the old one. */
 static Value *allocate_items(Tree *tree, uint64_t count)
 {
     if (count > tree->free_count) {
@@ -82,9 +82,9 @@ static Value *allocate_items(Tree *tree, uint64_t count)
     return items;
 }
 
-/* The first batch gets exactly its size, since most containers have only one; after that the
- * capacity doubles. */
-bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra)
+/* The first batch gets exactly its size, because most containers are filled by one opcode. After
+ * that the capacity doubles. */
+bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra)
 {
     uint64_t needed = length + extra, wanted = 2 * (uint64_t)*capacity;
     if (needed <= *capacity)
@@ -108,7 +108,7 @@ void tree_free(Tree *tree)
         PyMem_RawFree(chunk);
     }
     PyMem_RawFree(tree->blobs.data);
-    PyMem_RawFree(tree->spill.data);
+    PyMem_RawFree(tree->converted.data);
     PyMem_RawFree(tree->lists.data);
     PyMem_RawFree(tree->dicts.data);
     PyMem_RawFree(tree->shapes.data);

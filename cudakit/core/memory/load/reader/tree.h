@@ -1,9 +1,49 @@
-/* The tree of a pickle in flat memory: no Python object is made for a node.
+/* The tree: the parsed content of a pickle, in flat memory.
  *
- * A node is a Value: a tag in the upper four bits, and a payload whose meaning depends on the tag.
- * Scalars of equal content have equal Values, since what does not fit in 60 bits is interned. A
- * dictionary is its shape (its keys in order: a path in a tree that all dictionaries share) and its
- * values.
+ * OVERVIEW OF THE READER
+ *
+ * A memory snapshot is a pickle of lists and dictionaries, often a million small dictionaries with
+ * the same keys. pickle.load needs about a kilobyte of Python objects per dictionary, and it calls
+ * whatever function the file names. This reader does neither: it accepts plain data only, creates no
+ * Python object per node, and answers queries on whole columns ("the key `size` of these 10^6
+ * dictionaries as an int64 array").
+ *
+ *     bytes --machine.c, scalars.c--> Tree --queries.c, intern.c--> numpy arrays
+ *                                       \____________module.c_____________/
+ *
+ *   arrays.[ch]   growing arrays, a keyed hash function, a hash table of indices
+ *   tree.[ch]     the Tree: nodes, interned scalars, shapes of dictionaries, memory of the items
+ *   machine.[ch]  the pickle machine: its stack, marks, memo and opcodes
+ *   scalars.c     the opcodes that push numbers, text and bytes
+ *   queries.[ch]  queries on many nodes: lengths, items, values of a key, integers
+ *   intern.c      the query that gives nodes of equal content the same number
+ *   module.c      the Python type PickledTree; native.py wraps it
+ *
+ * The terms are those of the pickle protocol (see pickletools in Python's standard library). A
+ * pickle is a program for a stack machine. An opcode pushes a scalar or an empty container, or moves
+ * the top of the stack into the container below it. MARK remembers a position in the stack, and the
+ * memo is an array of values that opcodes store and fetch again by index.
+ *
+ * A node is a Value: a tag in the upper four bits, and a payload that depends on the tag. Python
+ * refers to nodes by the same 64-bit number, called a handle. A scalar that does not fit in 60 bits is
+ * a blob: a span of bytes of the file, interned, so that equal scalars have equal Values and are
+ * compared as integers.
+ *
+ * A dictionary is a shape and an array of values. A shape is the sequence of its keys; shapes form a
+ * tree, in which a child has one key more than its parent, and all dictionaries with the same keys
+ * share one shape. A query for a key searches each shape once, not each dictionary.
+ *
+ * Hostile files. Time and memory are linear in the size of the file: an opcode stores a bounded
+ * number of items, a declared length is compared with the rest of the file before it is used, and a
+ * memo index must be smaller than the number of bytes read. Hash functions are keyed with random
+ * bytes, so that a file cannot contain prepared collisions. Handles come back from Python unchecked,
+ * so every query checks them (is_node). Nodes can contain themselves: every walk is bounded by a
+ * depth. machine.py is the same machine in Python; tests require that both accept the same files, and
+ * reject the others at the same byte for the same reason.
+ *
+ * Threads. The interpreter lock is released while a file is parsed and while a query runs. A Tree
+ * does not change after it was parsed. Another thread may change the arrays of a query, so each item
+ * is read once.
  */
 
 #ifndef CUDAKIT_READER_TREE_H
@@ -14,16 +54,16 @@
 typedef uint64_t Value;
 
 enum {
-    ABSENT,   /* the handle 0 */
-    CONSTANT, /* IS_NONE, IS_FALSE or IS_TRUE */
-    SMALL,    /* an integer of 60 bits */
-    NUMBER,   /* a blob: a larger integer, in the shortest little-endian two's complement */
-    FLOAT,    /* a blob: big-endian binary64, so that equal content means equal bits */
-    TEXT,     /* a blob: valid UTF-8 */
-    BYTES,    /* a blob */
-    LIST,     /* an index into Tree.lists; tuples are lists */
-    DICT,     /* an index into Tree.dicts */
-    CONTENT,  /* while interning: the number of a content */
+    ABSENT,     /* no node: the handle 0 */
+    CONSTANT,   /* IS_NONE, IS_FALSE or IS_TRUE */
+    SMALL_INT,  /* an integer of at most 60 bits */
+    BIG_INT,    /* a blob: a larger integer, in the shortest little-endian two's complement */
+    FLOAT,      /* a blob: 8 bytes, big-endian IEEE 754, so that floats are equal if their bits are */
+    TEXT,       /* a blob: valid UTF-8 */
+    BYTES,      /* a blob */
+    LIST,       /* an index into Tree.lists; tuples are lists too */
+    DICT,       /* an index into Tree.dicts */
+    CONTENT_ID, /* only in intern.c: the number of a distinct content */
 };
 
 enum { IS_NONE, IS_FALSE, IS_TRUE };
@@ -34,10 +74,10 @@ enum { IS_NONE, IS_FALSE, IS_TRUE };
 #define MAKE(tag, payload) ((Value)(tag) << PAYLOAD_BITS | (payload))
 
 typedef struct {
-    uint64_t offset, size; /* in the file, or with IN_SPILL set in Tree.spill */
+    uint64_t offset, size; /* in the file; with the bit IN_CONVERTED set, in Tree.converted */
 } Span;
 
-#define IN_SPILL ((uint64_t)1 << 63)
+#define IN_CONVERTED ((uint64_t)1 << 63)
 
 typedef struct {
     Value *items;
@@ -46,13 +86,13 @@ typedef struct {
 
 typedef struct {
     Value *values;
-    uint32_t shape, capacity; /* the shape has the length */
+    uint32_t shape, capacity; /* the length of the shape is the number of values */
 } Dict;
 
 typedef struct {
-    uint32_t parent, key; /* one key, a blob, more than the parent */
-    uint32_t length;
-    uint32_t successor; /* the latest child: a guess that saves most look-ups */
+    uint32_t parent, key; /* the keys of the parent, and one more key: a blob */
+    uint32_t length;      /* number of keys */
+    uint32_t last_child;  /* the child used last: most dictionaries add the same key next */
 } Shape;
 
 typedef struct Chunk {
@@ -66,13 +106,13 @@ typedef struct {
     PyObject_HEAD
     Py_buffer file;
     uint64_t hash_key[2];
-    Vector blobs;  /* Span */
-    Vector spill;  /* bytes of scalars that the file contains in another form only */
-    Vector lists;  /* List */
-    Vector dicts;  /* Dict */
-    Vector shapes; /* Shape; the first is the empty one */
+    Vector blobs;     /* Span */
+    Vector converted; /* bytes of scalars that are not stored in this form in the file */
+    Vector lists;     /* List */
+    Vector dicts;     /* Dict */
+    Vector shapes;    /* Shape; number 0 has no keys */
     Table blob_table, shape_table;
-    Chunk *chunks; /* where the items of lists and the values of dictionaries are */
+    Chunk *chunks; /* memory for the items of lists and the values of dictionaries */
     Value *free_items;
     uint64_t free_count;
     Value root;
@@ -100,36 +140,36 @@ static inline Shape *shape_at(const Tree *tree, uint32_t index)
 
 static inline const uint8_t *bytes_of(const Tree *tree, Span span)
 {
-    if (span.offset & IN_SPILL)
-        return ITEMS(uint8_t, tree->spill) + (span.offset ^ IN_SPILL);
+    if (span.offset & IN_CONVERTED)
+        return ITEMS(uint8_t, tree->converted) + (span.offset ^ IN_CONVERTED);
     return (const uint8_t *)tree->file.buf + span.offset;
 }
 
-/* Returns the integer of a SMALL. */
-static inline int64_t small_number(Value value)
+/* Returns the integer of a SMALL_INT node. */
+static inline int64_t small_int(Value value)
 {
     return (int64_t)(value << (64 - PAYLOAD_BITS)) >> (64 - PAYLOAD_BITS);
 }
 
-/* Returns the integer of two's complement in at most eight bytes, little-endian. */
-int64_t signed_number(const uint8_t *bytes, uint64_t size);
+/* Decodes at most eight bytes of little-endian two's complement. */
+int64_t decode_signed(const uint8_t *bytes, uint64_t size);
 
-/* Returns the number of the blob with these bytes; NOT_FOUND if there is none. */
+/* Returns the index of the blob with these bytes, or NOT_FOUND. */
 uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t hash);
 
-/* Returns the number of the blob with these bytes, new or known; NOT_FOUND without memory. */
+/* Returns the index of the blob with these bytes, adding it if it is new. NOT_FOUND: out of memory. */
 uint32_t intern_blob(Tree *tree, Span span);
 
-/* Copies bytes that the file does not contain in this form; false without memory. */
-bool spill(Tree *tree, const void *bytes, uint64_t size, Span *span);
+/* Copies bytes into Tree.converted and sets the span; false if out of memory. */
+bool store_converted(Tree *tree, const void *bytes, uint64_t size, Span *span);
 
-/* Returns the shape with one key more; NOT_FOUND without memory. */
-uint32_t extended_shape(Tree *tree, uint32_t parent, uint32_t key);
+/* Returns the child shape that has one more key. NOT_FOUND: out of memory. */
+uint32_t shape_with_key(Tree *tree, uint32_t parent, uint32_t key);
 
-/* Makes room for more items after the first `length`; false without memory. */
-bool extend(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra);
+/* Makes the capacity at least length + extra items; keeps the first `length`. False: out of memory. */
+bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra);
 
-/* Frees all memory of a tree but the tree itself. */
+/* Frees all memory that a tree owns, but not the tree itself. */
 void tree_free(Tree *tree);
 
 #endif

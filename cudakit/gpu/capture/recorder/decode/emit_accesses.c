@@ -14,12 +14,12 @@
 #define LOWEST_ADDRESS (64u << 10)
 
 typedef struct {
-    arena_copy *all;
+    arena_copy *copy;
     const record *launches;
     uint32_t next, count; /* launches before ``next`` are done */
     const tma_store_set *stores;
     size_t next_store;
-    bool spoiled;
+    bool attribution_lost;
     uint64_t lost, unknown_stores; /* numbers of launches; of those, the ones whose stores are unknown */
     size_t pieces;                 /* of the current launch */
     size_t used;
@@ -56,9 +56,9 @@ static record *append(emitter *out, const record *launch_record, uint16_t kind)
 
 static bool is_lost(const emitter *out, uint32_t launch)
 {
-    if (out->spoiled)
+    if (out->attribution_lost)
         return true;
-    return out->all->top.header.lost && out->all->lost[launch / 32] >> (launch & 31) & 1;
+    return out->copy->top.header.lost && out->copy->lost[launch / 32] >> (launch & 31) & 1;
 }
 
 /* Append an access of the current launch; the caller sets mode and known. */
@@ -84,10 +84,10 @@ static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_
 /* Append the stores of the current launch through tensor maps. */
 static void emit_stores(emitter *out, bool lost)
 {
-    const tma_store_set *all = out->stores;
-    for (; out->next_store < all->count && all->maps[out->next_store].launch <= out->next; out->next_store++)
-        if (!lost && !all->maps[out->next_store].is_load)
-            tma_store_rows(all->maps + out->next_store, append_store_row, out);
+    const tma_store_set *stores = out->stores;
+    for (; out->next_store < stores->count && stores->maps[out->next_store].launch <= out->next; out->next_store++)
+        if (!lost && !stores->maps[out->next_store].is_load)
+            tma_store_rows(stores->maps + out->next_store, append_store_row, out);
 }
 
 static void finish_launches(emitter *out, uint32_t before)
@@ -140,9 +140,9 @@ static void mark_lost(void *context, uint32_t launch)
     emitter *out = context;
     if (launch >= out->count)
         return;
-    if (!out->all->top.header.lost++)
-        memset(out->all->lost, 0, sizeof out->all->lost);
-    out->all->lost[launch / 32] |= 1u << (launch & 31);
+    if (!out->copy->top.header.lost++)
+        memset(out->copy->lost, 0, sizeof out->copy->lost);
+    out->copy->lost[launch / 32] |= 1u << (launch & 31);
 }
 
 /* A launch that loads through all of its tensor maps stores through an unknown map, or through one of them,
@@ -160,34 +160,39 @@ static void mark_unknown_stores_lost(emitter *out)
     }
 }
 
-void emit_accesses(arena_copy *all, const record *launches, uint32_t count, tma_store_set *stores, bool spoiled)
+void emit_accesses(arena_copy *copy, const record *launches, uint32_t count, tma_store_set *stores,
+                   bool attribution_lost)
 {
-    const ck_header *header = &all->top.header;
+    const ck_header *header = &copy->top.header;
     const size_t maps = header->maps < CK_MAX_MAPS ? header->maps : CK_MAX_MAPS;
     const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
-    spoiled = !tma_stores_resolve(stores, all->maps, maps, all->boxes, boxes) || spoiled;
-    emitter out = {.all = all, .launches = launches, .count = count, .stores = stores, .spoiled = spoiled};
+    attribution_lost = !tma_stores_resolve(stores, copy->maps, maps, copy->boxes, boxes) || attribution_lost;
+    emitter out = {.copy = copy,
+                   .launches = launches,
+                   .count = count,
+                   .stores = stores,
+                   .attribution_lost = attribution_lost};
     mark_unknown_stores_lost(&out);
-    page_set *pages = &all->pages;
-    if (!tma_boxes_expand(all->maps, all->top.header.maps, all->boxes, all->top.header.boxes, pages, mark_lost,
+    page_set *pages = &copy->pages;
+    if (!tma_boxes_expand(copy->maps, copy->top.header.maps, copy->boxes, copy->top.header.boxes, pages, mark_lost,
                           &out) ||
-        !ranges_of(pages->pages, pages->bitmaps, pages->count, emit_range, &out))
-        out.spoiled = true;
+        !pages_to_ranges(pages->pages, pages->bitmaps, pages->count, emit_range, &out))
+        out.attribution_lost = true;
     finish_launches(&out, count);
     flush(&out);
     pthread_mutex_lock(&recorder_lock);
     if (out.unknown_stores)
-        record_gaps("a launch that stores by a tensor map which is not known", out.unknown_stores);
+        record_gaps("launch with lost accesses: store through an unknown tensor map", out.unknown_stores);
     if (out.lost > out.unknown_stores)
-        record_gaps("a launch for whose accesses there was no room", out.lost - out.unknown_stores);
+        record_gaps("launch with lost accesses: arena full", out.lost - out.unknown_stores);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void emit_unknown_accesses(const record *launch_record)
 {
-    record made = *launch_record;
-    made.kind = KIND_ACCESSED;
-    memset(made.own, 0, sizeof made.own);
-    made.accessed.node = launch_record->access.node;
-    record_one(&made);
+    record rec = *launch_record;
+    rec.kind = KIND_ACCESSED;
+    memset(rec.own, 0, sizeof rec.own);
+    rec.accessed.node = launch_record->access.node;
+    record_append(&rec);
 }

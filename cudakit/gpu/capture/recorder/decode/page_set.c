@@ -40,64 +40,65 @@ void page_writer_free(page_writer *writer)
     free(writer->numbers);
 }
 
-static size_t slot_of(const page_writer *in, uint64_t key)
+static size_t slot_of(const page_writer *writer, uint64_t key)
 {
-    return (size_t)(key * 0x9E3779B97F4A7C15ull >> 20) & (in->slots - 1);
+    return (size_t)(key * 0x9E3779B97F4A7C15ull >> 20) & (writer->slots - 1);
 }
 
-static void insert(page_writer *in, size_t number)
+static void insert(page_writer *writer, size_t number)
 {
-    size_t slot = slot_of(in, in->set->pages[in->first + number].key);
-    while (in->numbers[slot])
-        slot = (slot + 1) & (in->slots - 1);
-    in->numbers[slot] = (uint32_t)number + 1;
+    size_t slot = slot_of(writer, writer->set->pages[writer->first + number].key);
+    while (writer->numbers[slot])
+        slot = (slot + 1) & (writer->slots - 1);
+    writer->numbers[slot] = (uint32_t)number + 1;
 }
 
 /* Keep at least half of the slots free. */
-static bool grow(page_writer *in)
+static bool grow(page_writer *writer)
 {
-    const size_t used = in->set->count - in->first;
-    if (2 * (used + 1) <= in->slots)
+    const size_t used = writer->set->count - writer->first;
+    if (2 * (used + 1) <= writer->slots)
         return true;
-    free(in->numbers);
-    in->slots = in->slots ? 2 * in->slots : MIN_SLOTS;
-    in->numbers = calloc(in->slots, sizeof *in->numbers);
-    if (!in->numbers)
+    free(writer->numbers);
+    writer->slots = writer->slots ? 2 * writer->slots : MIN_SLOTS;
+    writer->numbers = calloc(writer->slots, sizeof *writer->numbers);
+    if (!writer->numbers)
         return false;
     for (size_t i = 0; i < used; i++)
-        insert(in, i);
+        insert(writer, i);
     return true;
 }
 
-static bool add_page(page_writer *in, uint64_t key)
+static bool add_page(page_writer *writer, uint64_t key)
 {
-    page_set *set = in->set;
-    if ((set->count == set->capacity && !page_set_reserve(set, 2 * set->capacity + 64)) || !grow(in))
+    page_set *set = writer->set;
+    if ((set->count == set->capacity && !page_set_reserve(set, 2 * set->capacity + 64)) || !grow(writer))
         return false;
     set->pages[set->count] = (ck_page){.key = key};
     memset(set->bitmaps + set->count * CK_BITMAP_BYTES, 0, CK_BITMAP_BYTES);
-    insert(in, set->count++ - in->first);
+    insert(writer, set->count++ - writer->first);
     return true;
 }
 
-static bool find_or_add(page_writer *in, uint64_t key)
+static bool find_or_add(page_writer *writer, uint64_t key)
 {
-    for (size_t slot = slot_of(in, key); in->slots && in->numbers[slot]; slot = (slot + 1) & (in->slots - 1)) {
-        in->page = in->first + in->numbers[slot] - 1;
-        if (in->set->pages[in->page].key == key)
+    for (size_t slot = slot_of(writer, key); writer->slots && writer->numbers[slot];
+         slot = (slot + 1) & (writer->slots - 1)) {
+        writer->page = writer->first + writer->numbers[slot] - 1;
+        if (writer->set->pages[writer->page].key == key)
             return true;
     }
-    in->page = in->set->count;
-    return add_page(in, key);
+    writer->page = writer->set->count;
+    return add_page(writer, key);
 }
 
 /* Return NULL if out of memory. */
-static uint64_t *bitmap_of(page_writer *in, uint64_t key)
+static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
 {
-    if (key != in->key && !find_or_add(in, key))
+    if (key != writer->key && !find_or_add(writer, key))
         return NULL;
-    in->key = key;
-    return (uint64_t *)(in->set->bitmaps + in->page * CK_BITMAP_BYTES);
+    writer->key = key;
+    return (uint64_t *)(writer->set->bitmaps + writer->page * CK_BITMAP_BYTES);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------ */
@@ -115,14 +116,14 @@ static void set_bits(uint64_t *words, size_t first, size_t last)
     *end |= to;
 }
 
-bool page_set_bytes(page_writer *in, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)
+bool page_set_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)
 {
     const unsigned level = ((begin | end) & 3) != 0;
     const unsigned page_shift = CK_PAGE_SHIFT(level), granule_shift = CK_GRANULE_SHIFT(level);
     while (begin < end) {
         const uint64_t page = begin >> page_shift, page_end = (page + 1) << page_shift;
         const uint64_t here = end < page_end ? end : page_end;
-        uint64_t *words = bitmap_of(in, CK_KEY(launch, mode, level, page));
+        uint64_t *words = bitmap_of(writer, CK_KEY(launch, mode, level, page));
         if (!words)
             return false;
         set_bits(words, begin >> granule_shift & (CK_BITMAP_BITS - 1),

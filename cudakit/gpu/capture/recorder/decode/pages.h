@@ -35,7 +35,7 @@ page_writer page_writer_of(page_set *set);
 void page_writer_free(page_writer *writer);
 
 /* Mark the bytes from ``begin`` to ``end`` as accessed by a launch. False if out of memory. */
-bool page_set_bytes(page_writer *in, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end);
+bool page_set_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end);
 
 /* --- ranges -------------------------------------------------------------------------------------- */
 
@@ -46,13 +46,13 @@ typedef struct {
     uint32_t mode; /* ck_mode */
 } access_range;
 
-typedef void (*range_sink)(void *to, const access_range *range);
+typedef void (*range_sink)(void *context, const access_range *range);
 
 /* Pass the accesses of an arena's launches to ``sink``, ordered by launch, mode and address. Adjacent pieces are
  * joined; three or more pieces of the same size at the same distance become one range.
  *
  * ``pages`` are in any order; ``bitmaps`` holds 4 KiB for each, unused for full pages. Pages of the same key are
  * merged in place. False if out of memory; nothing was passed then. */
-bool ranges_of(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *to);
+bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *context);
 
 #endif

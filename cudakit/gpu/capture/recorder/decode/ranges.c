@@ -62,20 +62,20 @@ static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count
 
 typedef struct {
     range_sink sink;
-    void *to;
+    void *context;
     uint64_t lo, hi;    /* the piece that may still grow; empty if lo == hi */
     access_range range; /* earlier pieces; count 0: none */
-} writer;
+} range_writer;
 
-static void flush_range(writer *out)
+static void flush_range(range_writer *out)
 {
     if (out->range.count)
-        out->sink(out->to, &out->range);
+        out->sink(out->context, &out->range);
     out->range.count = 0;
 }
 
 /* Two pieces do not establish a stride: the second may be the first of a new range. */
-static void emit_first(writer *out)
+static void emit_first(range_writer *out)
 {
     access_range second = out->range;
     second.lo += second.stride;
@@ -94,7 +94,7 @@ static bool extends(const access_range *range, uint64_t lo, uint64_t bytes)
     return range->count == 1 || lo == range->lo + range->count * range->stride;
 }
 
-static void end_piece(writer *out)
+static void end_piece(range_writer *out)
 {
     access_range *range = &out->range;
     uint64_t lo = out->lo, bytes = out->hi - out->lo;
@@ -115,7 +115,7 @@ static void end_piece(writer *out)
     range->count++;
 }
 
-static void end_mode(writer *out)
+static void end_mode(range_writer *out)
 {
     end_piece(out);
     if (out->range.count == 2)
@@ -123,7 +123,7 @@ static void end_mode(writer *out)
     flush_range(out);
 }
 
-static inline void put_piece(writer *out, uint64_t lo, uint64_t hi)
+static inline void put_piece(range_writer *out, uint64_t lo, uint64_t hi)
 {
     if (out->hi != lo || out->hi == out->lo) {
         end_piece(out);
@@ -134,7 +134,7 @@ static inline void put_piece(writer *out, uint64_t lo, uint64_t hi)
 
 /* --- bits to pieces --------------------------------------------------------------------------- */
 
-static void put_bits(writer *out, uint64_t word, uint64_t base, unsigned shift)
+static void put_bits(range_writer *out, uint64_t word, uint64_t base, unsigned shift)
 {
     unsigned at = 0;
     while (word) {
@@ -150,7 +150,7 @@ static void put_bits(writer *out, uint64_t word, uint64_t base, unsigned shift)
     }
 }
 
-static void put_bitmap(writer *out, const uint64_t *words, uint64_t base, unsigned shift)
+static void put_bitmap(range_writer *out, const uint64_t *words, uint64_t base, unsigned shift)
 {
     for (size_t i = 0; i < WORDS; i++)
         if (words[i])
@@ -200,7 +200,7 @@ static uint64_t address_of(const source *from, uint32_t page)
     return CK_KEY_PAGE(key) << CK_PAGE_SHIFT(CK_KEY_LEVEL(key));
 }
 
-static void put_page(writer *out, const source *from, uint32_t page)
+static void put_page(range_writer *out, const source *from, uint32_t page)
 {
     unsigned level = CK_KEY_LEVEL(from->pages[page].key);
     uint64_t base = address_of(from, page);
@@ -228,7 +228,7 @@ static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quar
 }
 
 /* Emit a level-0 page together with the level-1 pages of the same memory. */
-static void put_mixed(writer *out, source *from, const sort_entry *pages, size_t count)
+static void put_mixed(range_writer *out, source *from, const sort_entry *pages, size_t count)
 {
     uint64_t base = address_of(from, pages[0].page);
     size_t next = 1;
@@ -248,7 +248,7 @@ static void put_mixed(writer *out, source *from, const sort_entry *pages, size_t
 
 /* The sort key without its lowest 3 bits (quarter and level) identifies the window; a level-0 page sorts
  * first, because its quarter and level are 0. */
-static void put_window(writer *out, source *from, const sort_entry *pages, size_t count)
+static void put_window(range_writer *out, source *from, const sort_entry *pages, size_t count)
 {
     bool coarse = !(pages[0].sort_key & 1);
     if (coarse && (count == 1 || is_full(from, pages[0].page)))
@@ -262,7 +262,7 @@ static void put_window(writer *out, source *from, const sort_entry *pages, size_
 
 #define LAUNCH_AND_MODE(sort_key) ((sort_key) >> (CK_PAGE_BITS + 1))
 
-static void put_all(writer *out, source *from, const sort_entry *pages, size_t count)
+static void put_all(range_writer *out, source *from, const sort_entry *pages, size_t count)
 {
     for (size_t begin = 0, end; begin < count; begin = end) {
         for (end = begin + 1; end < count && WINDOW(pages[end].sort_key) == WINDOW(pages[begin].sort_key);)
@@ -277,7 +277,7 @@ static void put_all(writer *out, source *from, const sort_entry *pages, size_t c
     end_mode(out);
 }
 
-bool ranges_of(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *to)
+bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *context)
 {
     if (!count)
         return true;
@@ -289,7 +289,7 @@ bool ranges_of(const ck_page *pages, void *bitmaps, size_t count, range_sink sin
         if (pages[i].key)
             order[used++] = (sort_entry){sort_key_of(pages[i].key), (uint32_t)i};
     source from = {.pages = pages, .bitmaps = bitmaps};
-    writer out = {.sink = sink, .to = to};
+    range_writer out = {.sink = sink, .context = context};
     if (used) {
         sort_entry *in_order = radix_sort(order, order + count, used);
         put_all(&out, &from, in_order, merge_same_key(&from, in_order, used));

@@ -47,7 +47,7 @@ bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent
  * The counts are those of the arena's header, which may exceed the arrays. Calls ``lost`` for each launch, maybe
  * more than once, of which a box cannot be expanded with certainty. False if out of memory. */
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *into,
-                      void (*lost)(void *to, uint32_t launch), void *to);
+                      void (*lost)(void *context, uint32_t launch), void *context);
 
 /* --- stores -------------------------------------------------------------------------------------- */
 
@@ -79,6 +79,7 @@ bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count
 /* Pass the rows of a map's tensor to ``row``: ``count`` rows of ``bytes``, the first at ``lo``, each ``stride``
  * after the one before. */
 void tma_store_rows(const tma_store *store,
-                    void (*row)(void *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count), void *to);
+                    void (*row)(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count),
+                    void *context);
 
 #endif

@@ -26,19 +26,19 @@ typedef struct {
 } placed_box;
 
 /* Rows that are contiguous in memory are written as one. */
-static bool write_box(page_writer *in, const placed_box *box)
+static bool write_box(page_writer *writer, const placed_box *box)
 {
     uint32_t at[MAX_RANK] = {0};
     uint64_t row = box->extent.begin, begin = row, end = row;
     do {
         if (row != end) {
-            if (!page_set_bytes(in, box->launch, box->mode, begin, end))
+            if (!page_set_bytes(writer, box->launch, box->mode, begin, end))
                 return false;
             begin = row;
         }
         end = row + box->extent.bytes;
     } while (next_row(&box->extent, at, &row));
-    return page_set_bytes(in, box->launch, box->mode, begin, end);
+    return page_set_bytes(writer, box->launch, box->mode, begin, end);
 }
 
 static int compare_boxes(const void *left, const void *right)
@@ -67,14 +67,14 @@ static bool merge_adjacent(placed_box *box, const placed_box *next)
     return true;
 }
 
-static bool write_boxes(page_writer *in, placed_box *boxes, size_t count)
+static bool write_boxes(page_writer *writer, placed_box *boxes, size_t count)
 {
     bool done = true;
     qsort(boxes, count, sizeof *boxes, compare_boxes);
     for (size_t i = 0, next; done && i < count; i = next) {
         for (next = i + 1; next < count && merge_adjacent(boxes + i, boxes + next);)
             next++;
-        done = write_box(in, boxes + i);
+        done = write_box(writer, boxes + i);
     }
     return done;
 }
@@ -94,18 +94,18 @@ static box_use decode_use(const ck_box *box)
 {
     const uint32_t *word = box->word;
     const bool load = box->mode == CK_READ;
-    box_use made = {.rank = word[load ? 7 : 6], .mode = word[load ? 10 : 7]};
-    memcpy(made.at, word + (load ? 2 : 1), sizeof made.at);
-    return made;
+    box_use use = {.rank = word[load ? 7 : 6], .mode = word[load ? 10 : 7]};
+    memcpy(use.at, word + (load ? 2 : 1), sizeof use.at);
+    return use;
 }
 
 /* Coordinates beyond the rank must be 0; otherwise the assumed layout is wrong. */
-static bool is_plausible(const box_use *made, unsigned rank)
+static bool is_plausible(const box_use *use, unsigned rank)
 {
     bool zeros = true;
     for (unsigned i = rank; i < MAX_RANK; i++)
-        zeros = zeros && !made->at[i];
-    return made->mode == TILED && made->rank == rank && zeros;
+        zeros = zeros && !use->at[i];
+    return use->mode == TILED && use->rank == rank && zeros;
 }
 
 typedef struct {
@@ -115,55 +115,55 @@ typedef struct {
 
 static map_index *map_index_create(const ck_map *maps, size_t count)
 {
-    map_index *all = calloc(1, sizeof *all);
-    if (!all || !(all->maps = calloc(count + 1, sizeof *all->maps))) {
-        free(all);
+    map_index *index = calloc(1, sizeof *index);
+    if (!index || !(index->maps = calloc(count + 1, sizeof *index->maps))) {
+        free(index);
         return NULL;
     }
     for (size_t i = 0; i < count; i++)
-        if (maps[i].slot < CK_MAP_KEYS && tensor_map_of(maps[i].content, all->maps + i))
-            all->number[maps[i].slot] = (uint16_t)(i + 1);
-    return all;
+        if (maps[i].slot < CK_MAP_KEYS && tensor_map_of(maps[i].content, index->maps + i))
+            index->number[maps[i].slot] = (uint16_t)(i + 1);
+    return index;
 }
 
-static void map_index_free(map_index *all)
+static void map_index_free(map_index *index)
 {
-    if (all)
-        free(all->maps);
-    free(all);
+    if (index)
+        free(index->maps);
+    free(index);
 }
 
-static bool place_box(const map_index *all, const ck_box *box, placed_box *made)
+static bool place_box(const map_index *index, const ck_box *box, placed_box *placed)
 {
-    const unsigned number = box->map < CK_MAP_KEYS ? all->number[box->map] : 0;
+    const unsigned number = box->map < CK_MAP_KEYS ? index->number[box->map] : 0;
     if (!number || box->launch >= CK_MAX_LAUNCHES || box->mode == CK_SYNC || box->mode >= CK_MODES)
         return false;
     const box_use use = decode_use(box);
-    const tensor_map *map = all->maps + number - 1;
-    *made = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
-    return is_plausible(&use, map->rank) && box_extent_of(map, use.at, &made->extent);
+    const tensor_map *map = index->maps + number - 1;
+    *placed = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
+    return is_plausible(&use, map->rank) && box_extent_of(map, use.at, &placed->extent);
 }
 
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *into,
-                      void (*lost)(void *to, uint32_t launch), void *to)
+                      void (*lost)(void *context, uint32_t launch), void *context)
 {
     if (!box_count)
         return true;
     if (box_count > CK_MAX_BOXES)
         box_count = CK_MAX_BOXES;
-    map_index *all = map_index_create(maps, map_count < CK_MAX_MAPS ? map_count : CK_MAX_MAPS);
-    placed_box *made = malloc(box_count * sizeof *made);
-    bool done = all && made;
+    map_index *index = map_index_create(maps, map_count < CK_MAX_MAPS ? map_count : CK_MAX_MAPS);
+    placed_box *placed = malloc(box_count * sizeof *placed);
+    bool done = index && placed;
     size_t used = 0;
     for (size_t i = 0; done && i < box_count; i++)
-        if (!place_box(all, boxes + i, made + used))
-            lost(to, boxes[i].launch);
-        else if (made[used].extent.bytes)
+        if (!place_box(index, boxes + i, placed + used))
+            lost(context, boxes[i].launch);
+        else if (placed[used].extent.bytes)
             used++;
-    page_writer in = page_writer_of(into);
-    done = done && write_boxes(&in, made, used);
-    page_writer_free(&in);
-    free(made);
-    map_index_free(all);
+    page_writer writer = page_writer_of(into);
+    done = done && write_boxes(&writer, placed, used);
+    page_writer_free(&writer);
+    free(placed);
+    map_index_free(index);
     return done;
 }

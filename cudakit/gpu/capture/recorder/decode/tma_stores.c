@@ -106,7 +106,8 @@ bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count
 /* --- rows ------------------------------------------------------------------------------------- */
 
 void tma_store_rows(const tma_store *store,
-                    void (*row)(void *to, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count), void *to)
+                    void (*row)(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count),
+                    void *context)
 {
     tensor_map map;
     uint64_t end;
@@ -119,17 +120,17 @@ void tma_store_rows(const tma_store *store,
     for (unsigned i = first + 1; i < map.rank; i++)
         outer *= map.dims[i];
     if (first == map.rank) {
-        row(to, map.address, bytes, 0, 1);
+        row(context, map.address, bytes, 0, 1);
         return;
     }
     if (outer > MAX_ROWS || map.strides[first] < bytes) {
-        row(to, map.address, end - map.address, 0, 1);
+        row(context, map.address, end - map.address, 0, 1);
         return;
     }
     for (uint64_t i = 0; i < outer; i++) {
         uint64_t lo = map.address, rest = i;
         for (unsigned d = first + 1; d < map.rank; rest /= map.dims[d++])
             lo += rest % map.dims[d] * map.strides[d];
-        row(to, lo, bytes, map.strides[first], map.dims[first]);
+        row(context, lo, bytes, map.strides[first], map.dims[first]);
     }
 }

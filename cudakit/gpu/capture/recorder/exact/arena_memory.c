@@ -43,7 +43,7 @@ static bool set_header(const arena_memory *arena)
            !sanitizer.stream_synchronize(arena->stream);
 }
 
-bool arena_create(arena_memory *made, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2)
+bool arena_create(arena_memory *created, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2)
 {
     arena_memory arena = {
         .context = context,
@@ -60,7 +60,7 @@ bool arena_create(arena_memory *made, CUcontext context, Sanitizer_StreamHandle 
         arena_free(&arena);
         return false;
     }
-    *made = arena;
+    *created = arena;
     return true;
 }
 

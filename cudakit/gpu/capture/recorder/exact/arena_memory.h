@@ -46,7 +46,7 @@ typedef struct {
 } arena_copy;
 
 /* Allocate and clear an arena with a quarter as many pages as entries. */
-bool arena_create(arena_memory *made, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
+bool arena_create(arena_memory *created, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
 void arena_free(arena_memory *arena);
 
 /* Copy the header and the markers to the host; copy the whole arena. False if a copy failed or memory is out. */

@@ -11,7 +11,7 @@
 #define MAX_POOLS 32
 #define POLL_INTERVAL_NS 20000000
 #define READ_INTERVAL_NS 100000000
-/* Minimum number of launches in an arena before it is read, and in the current arena while the other one is
+/* Minimum number of launches in an arena before it is read, and in the current arena while the other arena is
  * read. With fewer, a device that lags behind the host would run out of queued launches during the read; with
  * more, the bitmaps of two arenas no longer fit into the L2 cache. */
 #define MIN_LAUNCHES_PER_READ 256
@@ -40,15 +40,15 @@ bool pool_owns_stream(Sanitizer_StreamHandle stream)
     return false;
 }
 
-static void reset(arena *one)
+static void reset(launch_arena *arena)
 {
     pthread_mutex_lock(&recorder_lock);
-    if (one->used)
-        memset(one->launches, 0, one->used * sizeof *one->launches);
-    one->used = one->streams.markers = 0;
-    one->expected_pages = one->stores.count = 0;
-    one->streams.count = 0;
-    one->spoiled = one->retired = false;
+    if (arena->launch_count)
+        memset(arena->launches, 0, arena->launch_count * sizeof *arena->launches);
+    arena->launch_count = arena->streams.markers = 0;
+    arena->expected_pages = arena->stores.count = 0;
+    arena->streams.count = 0;
+    arena->attribution_lost = arena->retired = false;
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -59,38 +59,38 @@ static void reset(arena *one)
 static arena_pool *new_pool(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
-    arena_pool *made = pool_find(NULL);
-    if (made)
-        made->context = context;
+    arena_pool *pool = pool_find(NULL);
+    if (pool)
+        pool->context = context;
     pthread_mutex_unlock(&recorder_lock);
-    for (size_t i = 0; made && i < ARENAS; i++) {
-        made->arenas[i].memory.allocated = NULL; /* was destroyed with its context */
-        reset(made->arenas + i);
+    for (size_t i = 0; pool && i < ARENAS; i++) {
+        pool->arenas[i].memory.allocated = NULL; /* was destroyed with its context */
+        reset(pool->arenas + i);
     }
-    if (!made && pool_count < MAX_POOLS && (made = calloc(1, sizeof *made)))
-        made->context = context;
-    return made;
+    if (!pool && pool_count < MAX_POOLS && (pool = calloc(1, sizeof *pool)))
+        pool->context = context;
+    return pool;
 }
 
 static arena_pool *create_pool(CUcontext context)
 {
-    arena_pool *made = new_pool(context);
-    if (!made)
+    arena_pool *pool = new_pool(context);
+    if (!pool)
         return NULL;
-    made->stream = supply_stream(context, &made->own_stream);
-    bool works = made->stream && supply_memory(made, made->arenas);
+    pool->stream = arena_stream_create(context, &pool->own_stream);
+    bool works = pool->stream && arena_memory_provide(pool, pool->arenas);
     pthread_mutex_lock(&recorder_lock);
-    made->polled_ns = monotonic_now_ns();
-    made->read_ns = 0;
-    made->current = works ? made->arenas : NULL;
-    made->off = !works;
-    made->stuck = false;
+    pool->polled_ns = monotonic_now_ns();
+    pool->read_ns = 0;
+    pool->current = works ? pool->arenas : NULL;
+    pool->disabled = !works;
+    pool->wait_timed_out = false;
     if (!pool_find(context))
-        pools[pool_count++] = made;
+        pools[pool_count++] = pool;
     if (!works)
-        record_gap("no device memory for what kernels access: accesses from arguments");
+        record_gap("no device memory for arenas: accesses inferred from arguments");
     pthread_mutex_unlock(&recorder_lock);
-    return made;
+    return pool;
 }
 
 arena_pool *pool_open(CUcontext context)
@@ -110,37 +110,37 @@ arena_pool *pool_open(CUcontext context)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static bool is_complete(const arena *one)
+static bool is_complete(const launch_arena *arena)
 {
     arena_top top;
     pthread_mutex_lock(&recorder_lock);
-    bool enqueued = !one->entering;
+    bool enqueued = !arena->launches_entering;
     pthread_mutex_unlock(&recorder_lock);
-    if (!enqueued || arena_streams_complete(&one->streams, NULL))
+    if (!enqueued || arena_streams_complete(&arena->streams, NULL))
         return enqueued;
-    return one->streams.markers && arena_copy_top(&one->memory, &top) &&
-           arena_streams_complete(&one->streams, &top);
+    return arena->streams.markers && arena_copy_top(&arena->memory, &top) &&
+           arena_streams_complete(&arena->streams, &top);
 }
 
 /* Write the accesses in a retired arena to the trace and clear it for reuse. */
-static void read_arena(arena_pool *pool, arena *from)
+static void read_arena(arena_pool *pool, launch_arena *from)
 {
     bool fetched = from->memory.allocated && arena_copy_all(&from->memory, &copy);
     if (!fetched)
         memset(&copy.top, 0, sizeof copy.top), copy.pages.count = 0;
-    emit_accesses(&copy, from->launches, from->used, &from->stores, from->spoiled || !fetched);
+    emit_accesses(&copy, from->launches, from->launch_count, &from->stores, from->attribution_lost || !fetched);
     if (!fetched || !arena_clear(&from->memory, &copy.top.header))
         arena_free(&from->memory); /* the next launches get new memory */
     reset(from);
-    pool->stuck = false;
+    pool->wait_timed_out = false;
     pool->read_ns = monotonic_now_ns();
 }
 
-static void read_if_complete(arena_pool *pool, arena *one)
+static void read_if_complete(arena_pool *pool, launch_arena *arena)
 {
-    arena_streams_mark(&one->streams, &one->memory, NULL); /* on streams that could not be marked before */
-    if (is_complete(one))
-        read_arena(pool, one);
+    arena_streams_mark(&arena->streams, &arena->memory, NULL); /* on streams that could not be marked before */
+    if (is_complete(arena))
+        read_arena(pool, arena);
 }
 
 static void read_retired(arena_pool *pool)
@@ -151,16 +151,16 @@ static void read_retired(arena_pool *pool)
 }
 
 /* Whether the next launches may need the space, and would be delayed. */
-static bool is_large(const arena *one)
+static bool is_large(const launch_arena *arena)
 {
-    return one->expected_pages > one->memory.pages / 4;
+    return arena->expected_pages > arena->memory.pages / 4;
 }
 
 /* When the host has just waited, the device is idle. Reading is deferred until new launches keep the device
  * busy, but not for long: there may be no further launches. */
-static bool is_due(const arena_pool *pool, const arena *one)
+static bool is_due(const arena_pool *pool, const launch_arena *arena)
 {
-    return is_large(one) || !pool->current || pool->current->used >= MIN_LAUNCHES_PER_READ ||
+    return is_large(arena) || !pool->current || pool->current->launch_count >= MIN_LAUNCHES_PER_READ ||
            monotonic_now_ns() - pool->read_ns >= READ_INTERVAL_NS;
 }
 
@@ -173,7 +173,7 @@ static void read_due(arena_pool *pool)
 
 /* --- replacing the current arena -------------------------------------------------------------- */
 
-static arena *unused_arena(arena_pool *pool)
+static launch_arena *unused_arena(arena_pool *pool)
 {
     for (size_t i = 0; i < ARENAS; i++)
         if (pool->arenas + i != pool->current && !pool->arenas[i].retired)
@@ -183,11 +183,11 @@ static arena *unused_arena(arena_pool *pool)
 
 static bool replace_current(arena_pool *pool)
 {
-    arena *next = unused_arena(pool);
-    bool provided = next && supply_memory(pool, next);
+    launch_arena *next = unused_arena(pool);
+    bool provided = next && arena_memory_provide(pool, next);
     pthread_mutex_lock(&recorder_lock);
-    arena *full = pool->current;
-    bool replaced = provided && (!full || (full->used && !full->entering));
+    launch_arena *full = pool->current;
+    bool replaced = provided && (!full || (full->launch_count && !full->launches_entering));
     if (replaced) {
         if (full)
             full->retired = true;
@@ -205,20 +205,20 @@ static bool replace_current(arena_pool *pool)
 
 enum { HAS_SPACE, HALF_FULL, FULL };
 
-static int fill_level(const arena *one)
+static int fill_level(const launch_arena *arena)
 {
     arena_top top;
     pthread_mutex_lock(&recorder_lock);
-    uint32_t used = one->used;
-    bool many_streams = one->streams.count > MAX_MARKERS / 2;
+    uint32_t used = arena->launch_count;
+    bool many_streams = arena->streams.count > MAX_MARKERS / 2;
     pthread_mutex_unlock(&recorder_lock);
     if (used > SEVEN_EIGHTHS(CK_MAX_LAUNCHES))
         return FULL;
-    if (!arena_copy_top(&one->memory, &top))
+    if (!arena_copy_top(&arena->memory, &top))
         return HAS_SPACE;
-    if (top.header.cursor > SEVEN_EIGHTHS(one->memory.pages))
+    if (top.header.cursor > SEVEN_EIGHTHS(arena->memory.pages))
         return FULL;
-    bool half = top.header.cursor > one->memory.pages / 2 || used > CK_MAX_LAUNCHES / 2;
+    bool half = top.header.cursor > arena->memory.pages / 2 || used > CK_MAX_LAUNCHES / 2;
     return half || many_streams ? HALF_FULL : HAS_SPACE;
 }
 
@@ -228,8 +228,8 @@ static void wait_for_free_arena(arena_pool *pool)
     const int64_t until = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
     read_retired(pool);
     while (!replace_current(pool)) {
-        if (pool->stuck || monotonic_now_ns() >= until) {
-            pool->stuck = true;
+        if (pool->wait_timed_out || monotonic_now_ns() >= until) {
+            pool->wait_timed_out = true;
             return;
         }
         sleep_briefly();
@@ -242,7 +242,7 @@ static void poll_pool(arena_pool *pool, bool host_waits)
     read_due(pool);
     pool->polled_ns = monotonic_now_ns();
     pool->launches_since_poll = 0;
-    if (!pool->current || (host_waits && pool->current->used)) {
+    if (!pool->current || (host_waits && pool->current->launch_count)) {
         if (replace_current(pool))
             read_due(pool);
         return;
@@ -259,20 +259,20 @@ static void poll_pool(arena_pool *pool, bool host_waits)
 void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool early = host_waits && pool->current && pool->current->used < MIN_LAUNCHES_PER_READ &&
+    bool early = host_waits && pool->current && pool->current->launch_count < MIN_LAUNCHES_PER_READ &&
                  !is_large(pool->current) && monotonic_now_ns() - pool->polled_ns < POLL_INTERVAL_NS;
     pthread_mutex_unlock(&recorder_lock);
     if (early || !reader_lock_acquire(0))
         return;
-    if (!pool->off)
+    if (!pool->disabled)
         poll_pool(pool, host_waits);
     reader_lock_release();
 }
 
-static bool has_space(const arena *in, uint64_t pages, uint64_t indices)
+static bool has_space(const launch_arena *arena, uint64_t pages, uint64_t indices)
 {
-    return !in->used || (in->expected_pages + pages <= SEVEN_EIGHTHS(in->memory.pages) &&
-                         in->used + indices <= CK_MAX_LAUNCHES);
+    return !arena->launch_count || (arena->expected_pages + pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
+                                    arena->launch_count + indices <= CK_MAX_LAUNCHES);
 }
 
 void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices)
@@ -313,28 +313,28 @@ void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
 
 /* Read an arena at program end. Wait for markers, not for streams: a kernel that never ends must not keep
  * the process from exiting. Memory that such a kernel may still write to is not freed. */
-static void finish_arena(arena_pool *pool, arena *one)
+static void finish_arena(arena_pool *pool, launch_arena *arena)
 {
     const int64_t until = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
     arena_top top;
-    arena_streams_mark(&one->streams, &one->memory, NULL);
-    if (!arena_streams_wait_unmarked(&one->streams))
-        one->spoiled = true;
-    while (!is_complete(one)) {
-        if (monotonic_now_ns() >= until || !arena_copy_top(&one->memory, &top)) {
-            one->memory.allocated = NULL;
+    arena_streams_mark(&arena->streams, &arena->memory, NULL);
+    if (!arena_streams_wait_unmarked(&arena->streams))
+        arena->attribution_lost = true;
+    while (!is_complete(arena)) {
+        if (monotonic_now_ns() >= until || !arena_copy_top(&arena->memory, &top)) {
+            arena->memory.allocated = NULL;
             break;
         }
         sleep_briefly();
     }
-    read_arena(pool, one);
+    read_arena(pool, arena);
 }
 
 static void finish(arena_pool *pool)
 {
     pthread_mutex_lock(&recorder_lock);
     if (pool->current)
-        pool->current->retired = pool->current->used;
+        pool->current->retired = pool->current->launch_count;
     pool->current = NULL;
     pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
@@ -347,7 +347,7 @@ void pool_read(void)
     if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS))
         return;
     for (size_t i = 0; i < pool_count; i++)
-        if (pools[i]->context && !pools[i]->off)
+        if (pools[i]->context && !pools[i]->disabled)
             finish(pools[i]);
     reader_lock_release();
 }
@@ -358,10 +358,10 @@ static void abandon_context(CUcontext context)
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = pool_find(context);
     if (pool) {
-        pool->off = true;
+        pool->disabled = true;
         pool->context = NULL;
         pool->current = NULL;
-        record_gap("a context that was destroyed before what its kernels access was read");
+        record_gap("context destroyed before its arenas were read");
     }
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -377,12 +377,12 @@ void pool_finish(CUcontext context)
         arena_pool *pool = pools[i];
         if (!pool->context || (context && pool->context != context))
             continue;
-        if (!pool->off) {
+        if (!pool->disabled) {
             finish(pool);
-            supply_end(pool, !context);
+            arena_memory_release(pool, !context);
         }
         pthread_mutex_lock(&recorder_lock);
-        pool->off = true;
+        pool->disabled = true;
         if (context)
             pool->context = NULL;
         pthread_mutex_unlock(&recorder_lock);

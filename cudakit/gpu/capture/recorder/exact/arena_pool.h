@@ -1,4 +1,4 @@
-/* The two arenas of each context: which one launches write to, and when the other can be read. */
+/* The two arenas of each context: which arena launches write to, and when the other can be read. */
 #ifndef CK_ARENA_POOL_H
 #define CK_ARENA_POOL_H
 
@@ -9,18 +9,18 @@
 #include "exact/arena_memory.h"
 #include "write/record.h"
 
-typedef struct arena {
+typedef struct launch_arena {
     arena_memory memory;
-    bool retired;      /* new launches no longer write to it */
-    bool spoiled;      /* accesses can no longer be attributed to launches */
-    uint32_t used;     /* launch indices that were assigned */
-    uint32_t entering; /* launches with an index that may not be in their stream yet */
-    record *launches;  /* by index: what their access records are based on */
+    bool retired;               /* new launches no longer write to it */
+    bool attribution_lost;      /* accesses can no longer be attributed to launches */
+    uint32_t launch_count;      /* launch indices that were assigned */
+    uint32_t launches_entering; /* launches with an index that may not be in their stream yet */
+    record *launches;           /* by index: what their access records are based on */
     size_t launch_capacity;
     tma_store_set stores;
     uint64_t expected_pages; /* pages that the launches may take, estimated from their number of threads */
     arena_streams streams;
-} arena;
+} launch_arena;
 
 #define ARENAS 2
 
@@ -28,12 +28,12 @@ typedef struct {
     CUcontext context;             /* NULL: destroyed */
     Sanitizer_StreamHandle stream; /* the recorder's own */
     CUstream own_stream;           /* the same stream, as a driver handle */
-    bool off;                      /* accesses cannot be recorded in this context */
-    bool stuck;                    /* a wait for a free arena timed out, and no arena was read since */
-    arena arenas[ARENAS];
-    arena *current; /* NULL: no arena is free. Changed with both the lock and the reader lock held */
+    bool disabled;                 /* accesses cannot be recorded in this context */
+    bool wait_timed_out;           /* a wait for a free arena timed out, and no arena was read since */
+    launch_arena arenas[ARENAS];
+    launch_arena *current; /* NULL: no arena is free. Changed with both the lock and the reader lock held */
     uint32_t launches_since_poll;
-    int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an arena */
+    int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an launch_arena */
 } arena_pool;
 
 /* Return the pool of a context, or NULL; for NULL, a pool whose context was destroyed. The lock is held. */
@@ -69,13 +69,13 @@ void pool_clear(void);
 /* --- supply: a stream and device memory. Calls CUDA: the lock is not held -------------------------- */
 
 /* Create a stream of the recorder's own in the current context; NULL on failure. */
-Sanitizer_StreamHandle supply_stream(CUcontext context, CUstream *stream);
+Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
 
 /* Make sure that an unused arena has as much memory as is wanted now; false if it has none. */
-bool supply_memory(const arena_pool *pool, arena *unused);
+bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
 /* Free all arenas, and destroy the stream if ``stream``: otherwise it is destroyed with its context. */
-void supply_end(arena_pool *pool, bool stream);
+void arena_memory_release(arena_pool *pool, bool stream);
 
 /* --- reader lock --------------------------------------------------------------------------------- */
 

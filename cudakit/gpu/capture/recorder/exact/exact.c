@@ -13,29 +13,29 @@
 
 /* --- launch indices --------------------------------------------------------------------------- */
 
-static bool reserve_launches(arena *one, size_t indices)
+static bool reserve_launches(launch_arena *arena, size_t indices)
 {
-    if (one->used + indices > CK_MAX_LAUNCHES)
+    if (arena->launch_count + indices > CK_MAX_LAUNCHES)
         return false;
-    const size_t before = one->launch_capacity;
-    record *launches =
-        array_reserve(one->launches, &one->launch_capacity, one->used + indices, sizeof *launches, 1024);
+    const size_t before = arena->launch_capacity;
+    record *launches = array_reserve(arena->launches, &arena->launch_capacity, arena->launch_count + indices,
+                                     sizeof *launches, 1024);
     if (!launches)
         return false;
-    memset(launches + before, 0, (one->launch_capacity - before) * sizeof *launches);
-    one->launches = launches;
+    memset(launches + before, 0, (arena->launch_capacity - before) * sizeof *launches);
+    arena->launches = launches;
     return true;
 }
 
-static void set_launch(arena *in, uint32_t index, const record *launch_record, uint32_t node)
+static void set_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node)
 {
-    record *at = in->launches + index;
+    record *at = arena->launches + index;
     *at = *launch_record;
     memset(at->own, 0, sizeof at->own);
     at->access.node = node;
 }
 
-static arena *current_arena(CUcontext context)
+static launch_arena *current_arena(CUcontext context)
 {
     arena_pool *pool = pool_find(context);
     return pool ? pool->current : NULL;
@@ -50,25 +50,25 @@ static void emit_unknown_node(graph_launch *graph, uint32_t node)
 /* Write that the accesses of expected kernels of a graph that did not launch are unknown. */
 static void finish_pending(void)
 {
-    arena *in = this_thread.pending_arena;
-    if (!in)
+    launch_arena *arena = this_thread.pending_arena;
+    if (!arena)
         return;
     for (graph_launch *graph = &this_thread.pending_graph; graph->kernels_left; graph->kernels_left--)
         emit_unknown_node(graph, 0);
-    arena_streams_enqueued(&in->streams, this_thread.pending_stream);
-    in->entering--;
+    arena_streams_enqueued(&arena->streams, this_thread.pending_stream);
+    arena->launches_entering--;
     this_thread.pending_arena = NULL;
 }
 
-static void begin_pending(arena *in, Sanitizer_StreamHandle stream)
+static void begin_pending(launch_arena *arena, Sanitizer_StreamHandle stream)
 {
     finish_pending(); /* a launch whose end was not reported */
-    in->entering++;
-    this_thread.pending_arena = in;
+    arena->launches_entering++;
+    this_thread.pending_arena = arena;
     this_thread.pending_stream = stream;
 }
 
-#define FROM_ARGUMENTS "a launch from arguments alone: "
+#define FROM_ARGUMENTS "launch inferred from arguments: "
 
 /* --- kernels --------------------------------------------------------------------------------------- */
 
@@ -77,23 +77,23 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
     if (!patching_is_active(launch->context))
         return 0;
     const char *reason = patching_unreported(launch->module, launch->functionName);
-    arena *in = current_arena(launch->context);
+    launch_arena *arena = current_arena(launch->context);
     bool stores = reason && !strcmp(reason, MACHINE_CODE_TENSOR_STORES);
-    if ((reason && !stores) || !in || !reserve_launches(in, 1) ||
-        !arena_streams_get(&in->streams, launch->hStream)) {
-        record_gap_with(FROM_ARGUMENTS, reason ? reason : "no room for its accesses");
+    if ((reason && !stores) || !arena || !reserve_launches(arena, 1) ||
+        !arena_streams_get(&arena->streams, launch->hStream)) {
+        record_gap_detail(FROM_ARGUMENTS, reason ? reason : "arena full");
         return 0;
     }
-    uint32_t index = in->used;
+    uint32_t index = arena->launch_count;
     if (reason &&
-        !tma_stores_add(&in->stores, index, this_thread.layout, this_thread.parameters, this_thread.extra)) {
-        record_gap_with(FROM_ARGUMENTS, reason);
+        !tma_stores_add(&arena->stores, index, this_thread.layout, this_thread.parameters, this_thread.extra)) {
+        record_gap_detail(FROM_ARGUMENTS, reason);
         return 0;
     }
-    in->used++;
-    set_launch(in, index, launch_record, 0);
-    begin_pending(in, launch->hStream);
-    return CK_USERDATA(in->memory.base, in->memory.entries_log2, index);
+    arena->launch_count++;
+    set_launch(arena, index, launch_record, 0);
+    begin_pending(arena, launch->hStream);
+    return CK_USERDATA(arena->memory.base, arena->memory.entries_log2, index);
 }
 
 void exact_enqueued(void)
@@ -109,8 +109,8 @@ void exact_assign_failed(void)
 {
     pthread_mutex_lock(&recorder_lock);
     if (this_thread.pending_arena)
-        this_thread.pending_arena->spoiled = true;
-    record_gap("a launch that could not be told where to leave its accesses");
+        this_thread.pending_arena->attribution_lost = true;
+    record_gap("launch inferred from arguments: its user data could not be set");
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -135,7 +135,7 @@ static uint64_t needed_indices(uint32_t executable, uint32_t kernels)
 
 static void record_graph_gap(void)
 {
-    record_gap("the launch of a graph from arguments alone: no room for its accesses");
+    record_gap("graph launch inferred from arguments: arena full");
 }
 
 uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
@@ -161,7 +161,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
 }
 
 /* Reserve the launch indices of all kernel nodes when the first kernel launches. */
-static bool reserve_graph(arena *in, graph_launch *graph, uint64_t grid)
+static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t grid)
 {
     const uint32_t of = graph->executable;
     const bool known = grids[of].hi && grid >= grids[of].lo && grid <= grids[of].hi;
@@ -169,20 +169,20 @@ static bool reserve_graph(arena *in, graph_launch *graph, uint64_t grid)
         grids[of].lo = grids[of].hi = 0;
     const uint64_t capacity = needed_indices(of, graph->kernels);
     graph->first_grid = known ? grids[of].lo : grid > GRIDS_BEFORE ? grid - GRIDS_BEFORE : 0;
-    if (capacity > CK_MAX_LAUNCHES || !reserve_launches(in, capacity)) {
+    if (capacity > CK_MAX_LAUNCHES || !reserve_launches(arena, capacity)) {
         record_graph_gap();
         return false;
     }
     graph->capacity = (uint32_t)capacity;
-    graph->first_index = in->used;
-    in->used += graph->capacity;
+    graph->first_index = arena->launch_count;
+    arena->launch_count += graph->capacity;
     return true;
 }
 
-static uint64_t graph_user_data(const arena *in, const graph_launch *graph)
+static uint64_t graph_user_data(const launch_arena *arena, const graph_launch *graph)
 {
     uint32_t field = (uint32_t)(graph->first_index - graph->first_grid) & (CK_MAX_LAUNCHES - 1);
-    return CK_USERDATA(in->memory.base, in->memory.entries_log2, field) | CK_BY_GRID;
+    return CK_USERDATA(arena->memory.base, arena->memory.entries_log2, field) | CK_BY_GRID;
 }
 
 static void widen_grids(uint32_t executable, uint64_t grid)
@@ -195,38 +195,39 @@ static void widen_grids(uint32_t executable, uint64_t grid)
 
 /* Assign a kernel its index in the reserved range. False if it has none: then its accesses may be attributed
  * to other kernels. */
-static bool assign_node(arena *in, graph_launch *graph, uint64_t grid, uint32_t node)
+static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid, uint32_t node)
 {
     const uint64_t offset = grid - graph->first_grid;
     widen_grids(graph->executable, grid);
     if (offset >= graph->capacity) {
-        in->spoiled = true;
+        arena->attribution_lost = true;
         return false;
     }
     if (node)
-        set_launch(in, graph->first_index + (uint32_t)offset, &graph->launch_record, node);
+        set_launch(arena, graph->first_index + (uint32_t)offset, &graph->launch_record, node);
     return node;
 }
 
 /* Unexpected additional kernels receive user data, too: the user data may be shared by the others. */
 uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
-    arena *in = this_thread.pending_arena;
+    launch_arena *arena = this_thread.pending_arena;
     graph_launch *graph = &this_thread.pending_graph;
-    if (!in || !graph->kernels)
+    if (!arena || !graph->kernels)
         return 0;
     const bool expected = graph->kernels_left > 0;
     const char *reason = patching_unreported(launch->module, launch->functionName);
     graph->kernels_left -= expected;
     memset(graph->launch_record.own, 0, sizeof graph->launch_record.own);
     if (reason)
-        record_gap_with("a kernel of a graph from arguments alone: ", reason);
+        record_gap_detail("graph kernel inferred from arguments: ", reason);
     if (!graph->refused && !graph->capacity)
-        graph->refused = !reserve_graph(in, graph, launch->gridId);
-    const bool placed = !graph->refused && assign_node(in, graph, launch->gridId, expected && !reason ? node : 0);
+        graph->refused = !reserve_graph(arena, graph, launch->gridId);
+    const bool placed =
+        !graph->refused && assign_node(arena, graph, launch->gridId, expected && !reason ? node : 0);
     if (expected && !placed)
         emit_unknown_node(graph, node);
-    return graph->refused ? 0 : graph_user_data(in, graph);
+    return graph->refused ? 0 : graph_user_data(arena, graph);
 }
 
 /* --- preparation and synchronisation ---------------------------------------------------------- */
@@ -240,7 +241,7 @@ static void prepare(CUcontext context, uint64_t pages, uint64_t indices)
     if (!patching_is_enabled())
         return;
     arena_pool *pool = pool_open(context);
-    if (!pool || pool->off)
+    if (!pool || pool->disabled)
         return;
     pthread_mutex_lock(&recorder_lock);
     bool due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
@@ -270,9 +271,9 @@ static arena_pool *active_pool(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = context ? pool_find(context) : NULL;
-    bool off = !pool || pool->off;
+    bool disabled = !pool || pool->disabled;
     pthread_mutex_unlock(&recorder_lock);
-    return off ? NULL : pool;
+    return disabled ? NULL : pool;
 }
 
 void exact_event_completed(CUcontext context)

@@ -11,13 +11,13 @@
 enum kind { TEXTURE, SURFACE, MULTIMEM, TENSOR_STORE, TENSOR_REDUCTION, ASYNCHRONOUS, SYSTEM, KINDS };
 
 static const char *const KIND_NAMES[KINDS] = {
-    [TEXTURE] = "reads of textures",
-    [SURFACE] = "accesses to surfaces",
+    [TEXTURE] = "texture reads",
+    [SURFACE] = "surface accesses",
     [MULTIMEM] = "multimem.ld_reduce",
     [TENSOR_STORE] = MACHINE_CODE_TENSOR_STORES,
-    [TENSOR_REDUCTION] = "reductions by tensor maps",
+    [TENSOR_REDUCTION] = "tensor-map reductions",
     [ASYNCHRONOUS] = "st.async or red.async to global memory",
-    [SYSTEM] = "functions of the driver",
+    [SYSTEM] = "device functions of the driver",
 };
 
 #define INSTRUCTION_BYTES 16
@@ -175,7 +175,8 @@ static bool scan(const image *elf, function *functions, unsigned *shared_kinds)
 }
 
 int machine_code_find_unreported(const void *cubin, size_t bytes,
-                                 void (*found)(void *to, const char *function, const char *what), void *to)
+                                 void (*found)(void *context, const char *function, const char *what),
+                                 void *context)
 {
     image elf = {.bytes = cubin, .size = bytes};
     if (!open_image(&elf))
@@ -187,7 +188,7 @@ int machine_code_find_unreported(const void *cubin, size_t bytes,
     for (size_t i = 0; readable && i < elf.sections; i++)
         for (unsigned kind = 0; functions[i].name && kind < KINDS; kind++)
             if ((functions[i].kinds | shared_kinds) >> kind & 1) {
-                found(to, functions[i].name, KIND_NAMES[kind]);
+                found(context, functions[i].name, KIND_NAMES[kind]);
                 count++;
             }
     free(functions);

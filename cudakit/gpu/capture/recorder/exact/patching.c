@@ -64,10 +64,10 @@ bool patching_is_enabled(void)
 
 static const void *patch_for(int device)
 {
-    const driver_queries *api = driver();
+    const driver_functions *driver = driver_api();
     int major = 0, minor = 0;
-    if (!api || api->cuDeviceGetAttribute(&major, COMPUTE_CAPABILITY_MAJOR, device) ||
-        api->cuDeviceGetAttribute(&minor, COMPUTE_CAPABILITY_MINOR, device))
+    if (!driver || driver->cuDeviceGetAttribute(&major, COMPUTE_CAPABILITY_MAJOR, device) ||
+        driver->cuDeviceGetAttribute(&minor, COMPUTE_CAPABILITY_MINOR, device))
         return NULL;
     for (size_t i = 0; i < patch_count; i++)
         if (patches[i].capability == major * 10 + minor)
@@ -102,7 +102,7 @@ static bool is_ready(CUcontext context)
     if ((state = state_of(context)))
         *state = known;
     if (known == REFUSED)
-        record_gap("a context that the patch could not be loaded into: accesses from arguments there");
+        record_gap("context without device patch: accesses inferred from arguments");
     pthread_mutex_unlock(&recorder_lock);
     return known == PATCHED;
 }
@@ -192,7 +192,7 @@ const char *patching_unreported(CUmodule module, const char *function)
 {
     uint32_t number = table_get(&patched, (uint64_t)(uintptr_t)module);
     if (!number)
-        return "machine code that could not be read or patched";
+        return "machine code that could not be parsed or patched";
     uint32_t why = function && unreported.slots ? table_get(&unreported, function_key(number, function)) : 0;
     return why ? reasons[why - 1] : NULL;
 }

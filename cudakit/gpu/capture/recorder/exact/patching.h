@@ -32,7 +32,7 @@ void patching_clear(void);
 /* --- machine code -------------------------------------------------------------------------------- */
 
 /* The one kind of unreported access whose addresses are known from kernel arguments instead. */
-#define MACHINE_CODE_TENSOR_STORES "stores by tensor maps"
+#define MACHINE_CODE_TENSOR_STORES "tensor-map stores"
 
 /* Find instructions that access global memory but have no Sanitizer_InstructionId, or one whose callback never
  * comes, in a cubin of compute capability 7.0 or newer. Calls ``found`` once per function and kind; instructions
@@ -42,6 +42,7 @@ void patching_clear(void);
  *
  * Not detected: reads of constant memory, and addresses of multicast objects. */
 int machine_code_find_unreported(const void *cubin, size_t bytes,
-                                 void (*found)(void *to, const char *function, const char *what), void *to);
+                                 void (*found)(void *context, const char *function, const char *what),
+                                 void *context);
 
 #endif

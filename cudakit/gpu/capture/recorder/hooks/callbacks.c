@@ -33,19 +33,19 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         set_user_data(launch, this_thread.user_data);
         return;
     }
-    record made = record_begin_locked(KIND_LAUNCH, launch->context, launch->hStream);
-    made.device = (int16_t)launch->device;
-    size_t count = kernels_find_pointers(this_thread.layout, this_thread.parameters, this_thread.extra, &made,
+    record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
+    rec.device = (int16_t)launch->device;
+    size_t count = kernels_find_pointers(this_thread.layout, this_thread.parameters, this_thread.extra, &rec,
                                          group + 1, MAX_ACCESSES);
-    made.launch.name = kernels_name_id(launch->function, launch->functionName);
-    memcpy(made.launch.grid, &launch->gridDim_x, sizeof made.launch.grid);
-    memcpy(made.launch.block, &launch->blockDim_x, sizeof made.launch.block);
-    this_thread.user_data = exact_assign(&made, launch);
-    made.launch.pending = this_thread.user_data != 0;
-    group[0] = made;
+    rec.launch.name = kernels_name_id(launch->function, launch->functionName);
+    memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
+    memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
+    this_thread.user_data = exact_assign(&rec, launch);
+    rec.launch.pending = this_thread.user_data != 0;
+    group[0] = rec;
     spool_records(group, 1 + count);
     if (count == MAX_ACCESSES)
-        record_gap("more pointers among the arguments of a kernel than are looked at");
+        record_gap("kernel with more than 512 pointer arguments");
     bool patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
@@ -91,18 +91,18 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     uint64_t rows = value_or(copy->height, 1), slices = value_or(copy->depth, 1);
     uint64_t source_slice = copy->srcPitch * value_or(this_thread.source_height, rows);
     uint64_t destination_slice = copy->dstPitch * value_or(this_thread.destination_height, rows);
-    record made = record_begin_locked(KIND_COPY, context, stream);
-    made.copy.size_bytes = value_or(copy->width, copy->size);
-    made.copy.rows = rows;
-    made.copy.source_pitch_bytes = rows > 1 ? copy->srcPitch : 0;
-    made.copy.destination_pitch_bytes = rows > 1 ? copy->dstPitch : 0;
-    made.copy.direction = DIRECTION_OF[copy->direction];
-    made.copy.host = host_side(made.copy.direction, copy);
-    made.copy.asynchronous = copy->isAsync != 0;
+    record rec = record_begin_and_lock(KIND_COPY, context, stream);
+    rec.copy.size_bytes = value_or(copy->width, copy->size);
+    rec.copy.rows = rows;
+    rec.copy.source_pitch_bytes = rows > 1 ? copy->srcPitch : 0;
+    rec.copy.destination_pitch_bytes = rows > 1 ? copy->dstPitch : 0;
+    rec.copy.direction = DIRECTION_OF[copy->direction];
+    rec.copy.host = host_side(rec.copy.direction, copy);
+    rec.copy.asynchronous = copy->isAsync != 0;
     for (uint64_t i = 0; i < slices; i++) {
-        made.copy.source = copy->srcAddress + i * source_slice;
-        made.copy.destination = copy->dstAddress + i * destination_slice;
-        record_one(&made);
+        rec.copy.source = copy->srcAddress + i * source_slice;
+        rec.copy.destination = copy->dstAddress + i * destination_slice;
+        record_append(&rec);
     }
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -111,23 +111,23 @@ static void on_fill(const Sanitizer_MemsetData *fill)
 {
     if (this_thread.in_graph)
         return;
-    record made = record_begin_locked(KIND_FILL, fill->context, fill->hStream);
-    made.fill.address = fill->address;
-    made.fill.size_bytes = fill->width * fill->elementSize;
-    made.fill.rows = value_or(fill->height, 1);
-    made.fill.pitch_bytes = made.fill.rows > 1 ? fill->pitch : 0;
-    made.fill.asynchronous = fill->isAsync != 0;
-    record_end_unlock(&made);
+    record rec = record_begin_and_lock(KIND_FILL, fill->context, fill->hStream);
+    rec.fill.address = fill->address;
+    rec.fill.size_bytes = fill->width * fill->elementSize;
+    rec.fill.rows = value_or(fill->height, 1);
+    rec.fill.pitch_bytes = rec.fill.rows > 1 ? fill->pitch : 0;
+    rec.fill.asynchronous = fill->isAsync != 0;
+    record_append_and_unlock(&rec);
 }
 
 static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
 {
     if (this_thread.in_graph)
         return;
-    record made = record_begin_locked(KIND_MEMOP, memop->context, memop->hStream);
-    made.memop.address = memop->address;
-    made.memop.flag = cbid == MEMOP_WAIT ? FLAG_WAIT : FLAG_WRITE;
-    record_end_unlock(&made);
+    record rec = record_begin_and_lock(KIND_MEMOP, memop->context, memop->hStream);
+    rec.memop.address = memop->address;
+    rec.memop.flag = cbid == MEMOP_WAIT ? FLAG_WAIT : FLAG_WRITE;
+    record_append_and_unlock(&rec);
 }
 
 /* --- synchronisation -------------------------------------------------------------------------- */
@@ -136,14 +136,14 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
 {
     if (cbid != SYNC_STREAM && cbid != SYNC_CONTEXT) {
         pthread_mutex_lock(&recorder_lock);
-        record_gap("the synchronisation of a green context");
+        record_gap("synchronization of a green context");
         pthread_mutex_unlock(&recorder_lock);
         return;
     }
     bool stream = cbid == SYNC_STREAM;
-    record made = record_begin_locked(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
-                                      stream ? sync->hStream : NULL);
-    record_end_unlock(&made);
+    record rec = record_begin_and_lock(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
+                                       stream ? sync->hStream : NULL);
+    record_append_and_unlock(&rec);
     if (!stream || sync->hStream)
         exact_synchronized(sync->context, stream ? sync->hStream : NULL);
 }
@@ -170,13 +170,13 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         return;
     }
     bool known = cbid <= EVENTS_SYNCHRONIZE;
-    record made = record_begin_locked(known ? KIND_OF[cbid] : KIND_GAP, data->context,
-                                      cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
+    record rec = record_begin_and_lock(known ? KIND_OF[cbid] : KIND_GAP, data->context,
+                                       cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
     if (known) {
-        made.event.event = event_id(data->event);
-        record_one(&made);
+        rec.event.event = event_id(data->event);
+        record_append(&rec);
     } else {
-        record_gap("an event of a whole context");
+        record_gap("event recorded on a whole context");
     }
     pthread_mutex_unlock(&recorder_lock);
     if (cbid == EVENTS_SYNCHRONIZE)
@@ -193,7 +193,7 @@ static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
     } else {
         executable_created(data->graphExec, this_thread.graph, this_thread.graph_kernels);
         if (data->isDeviceLaunch || data->containsDeviceGraphLaunches)
-            record_gap("a graph that is launched from the device");
+            record_gap("graph launched from the device");
     }
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -202,16 +202,16 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
 {
     if (data->isGraphUpload)
         return;
-    record made = record_begin_locked(KIND_GRAPH_LAUNCH, data->context, data->hStream);
-    made.graph_launch.graph =
-        executable_graph(data->graphExec, &made.graph_launch.executable, &this_thread.expected_kernels);
-    this_thread.launched_graph = made.graph_launch.graph;
-    made.graph_launch.pending =
-        exact_assign_graph(&made, data, made.graph_launch.executable, this_thread.expected_kernels);
-    if (made.graph_launch.graph)
-        record_one(&made);
+    record rec = record_begin_and_lock(KIND_GRAPH_LAUNCH, data->context, data->hStream);
+    rec.graph_launch.graph =
+        executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernels);
+    this_thread.launched_graph = rec.graph_launch.graph;
+    rec.graph_launch.pending =
+        exact_assign_graph(&rec, data, rec.graph_launch.executable, this_thread.expected_kernels);
+    if (rec.graph_launch.graph)
+        record_append(&rec);
     else
-        record_gap("the launch of a graph that was made unseen");
+        record_gap("graph launch whose instantiation was not recorded");
     this_thread.in_graph = true;
     this_thread.seen_kernels = 0;
     pthread_mutex_unlock(&recorder_lock);
@@ -222,7 +222,7 @@ static void on_graph_launched(void)
     exact_enqueued();
     if (this_thread.in_graph && this_thread.seen_kernels != this_thread.expected_kernels) {
         pthread_mutex_lock(&recorder_lock);
-        record_gap("the launch of a graph with other nodes than it was made with");
+        record_gap("graph launch with a different number of kernels than instantiated");
         pthread_mutex_unlock(&recorder_lock);
     }
     this_thread.in_graph = false;
@@ -239,7 +239,7 @@ static void on_node(const Sanitizer_GraphNodeLaunchData *node)
     pthread_mutex_lock(&recorder_lock);
     if (launched)
         user_data = exact_assign_node(
-            launch, graphs_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
+            launch, graphs_find_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
     bool patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (patched)

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-static driver_queries queries;
+static driver_functions queries;
 static bool complete;
 
 static void load_queries(void)
@@ -17,11 +17,11 @@ static void load_queries(void)
 #define X(name, parameters) \
     *(void **)&queries.name = dlsym(library, #name); \
     complete = complete && queries.name;
-    DRIVER_QUERIES(X)
+    CALLED_FUNCTIONS(X)
 #undef X
 }
 
-const driver_queries *driver(void)
+const driver_functions *driver_api(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load_queries);

@@ -13,7 +13,7 @@
 #include "hooks/sanitizer_api.h"
 
 /* X(name, number): every function whose calls are subscribed. */
-#define DRIVER_FUNCTIONS(X) \
+#define SUBSCRIBED_FUNCTIONS(X) \
     X(cuEventQuery, 120) \
     X(cuEventElapsedTime, 123) \
     X(cuEventElapsedTime_v2, 780) \
@@ -83,7 +83,7 @@
 
 enum {
 #define X(name, number) CBID_##name = number,
-    DRIVER_FUNCTIONS(X)
+    SUBSCRIBED_FUNCTIONS(X)
 #undef X
 };
 
@@ -115,7 +115,7 @@ typedef struct {
 typedef struct { /* 1D copies and memsets: three words, then the stream */
     uint64_t words[3];
     CUstream hStream;
-} line_params;
+} linear_copy_params;
 
 typedef struct {
     CUstream *phStream;
@@ -133,7 +133,7 @@ typedef struct {
 typedef struct {
     float *pMilliseconds;
     CUevent hStart, hEnd;
-} elapsed_params;
+} event_elapsed_params;
 
 typedef struct { /* the first parameters of cuGraphInstantiate and its variants */
     CUgraphExec *phGraphExec;
@@ -143,7 +143,7 @@ typedef struct { /* the first parameters of cuGraphInstantiate and its variants 
 typedef struct { /* the first parameters of functions that change an executable graph */
     CUgraphExec hGraphExec;
     void *second; /* cuGraphExecUpdate: the graph */
-} exec_params;
+} graph_exec_params;
 
 /* --- graph nodes ------------------------------------------------------------------------ */
 
@@ -182,12 +182,12 @@ typedef struct { /* half of CUDA_MEMCPY3D_v2 */
     void *array;
     void *reserved;
     size_t pitch, height;
-} box_side;
+} memcpy3d_operand;
 
 typedef struct { /* CUDA_MEMCPY3D_v2 */
-    box_side src, dst;
+    memcpy3d_operand src, dst;
     size_t width, height, depth;
-} box_copy;
+} memcpy3d_params;
 
 typedef struct { /* CUDA_MEMSET_NODE_PARAMS */
     uint64_t dst;
@@ -212,7 +212,7 @@ typedef struct { /* CUgraphEdgeData */
 enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
 
 /* X(return type, name in the driver, parameters) */
-#define DRIVER_QUERIES(X) \
+#define CALLED_FUNCTIONS(X) \
     X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *)) \
     X(cuKernelGetParamInfo, (void *, size_t, size_t *, size_t *)) \
     X(cuFuncGetName, (const char **, CUfunction)) \
@@ -221,7 +221,7 @@ enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
     X(cuGraphGetEdges_v2, (CUgraph, CUgraphNode *, CUgraphNode *, edge_data *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, kernel_node_params *)) \
-    X(cuGraphMemcpyNodeGetParams, (CUgraphNode, box_copy *)) \
+    X(cuGraphMemcpyNodeGetParams, (CUgraphNode, memcpy3d_params *)) \
     X(cuGraphMemsetNodeGetParams, (CUgraphNode, memset_node_params *)) \
     X(cuGraphMemAllocNodeGetParams, (CUgraphNode, alloc_node_params *)) \
     X(cuGraphMemFreeNodeGetParams, (CUgraphNode, uint64_t *)) \
@@ -235,11 +235,11 @@ enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
 
 typedef struct {
 #define X(name, parameters) int(*name) parameters;
-    DRIVER_QUERIES(X)
+    CALLED_FUNCTIONS(X)
 #undef X
-} driver_queries;
+} driver_functions;
 
 /* Return the functions of the driver that the program has loaded; NULL if one is missing. */
-const driver_queries *driver(void);
+const driver_functions *driver_api(void);
 
 #endif

@@ -22,7 +22,7 @@ static void enter_launch(CUcontext context, uint64_t threads, CUfunction functio
     exact_prepare(context, threads);
 }
 
-static void enter_3d_copy(const box_copy *copy)
+static void enter_3d_copy(const memcpy3d_params *copy)
 {
     this_thread.source_height = copy->src.height;
     this_thread.destination_height = copy->dst.height;
@@ -85,7 +85,7 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuMemcpy3D_v2:
     case CBID_cuMemcpy3D_v2_ptds:
     case CBID_cuMemcpy3DAsync_v2:
-    case CBID_cuMemcpy3DAsync_v2_ptsz: enter_3d_copy(*(const box_copy *const *)parameters); break;
+    case CBID_cuMemcpy3DAsync_v2_ptsz: enter_3d_copy(*(const memcpy3d_params *const *)parameters); break;
     case CBID_cuGraphInstantiate:
     case CBID_cuGraphInstantiate_v2:
     case CBID_cuGraphInstantiateWithFlags:
@@ -94,7 +94,9 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
         enter_graph_instantiation(((const instantiate_params *)parameters)->hGraph);
         break;
     case CBID_cuGraphExecUpdate:
-    case CBID_cuGraphExecUpdate_v2: enter_graph_instantiation(((const exec_params *)parameters)->second); break;
+    case CBID_cuGraphExecUpdate_v2:
+        enter_graph_instantiation(((const graph_exec_params *)parameters)->second);
+        break;
     }
 }
 
@@ -103,9 +105,9 @@ static void record_event_completed(CUevent event)
     call_site here;
     call_site_here(&here);
     pthread_mutex_lock(&recorder_lock);
-    record made = record_begin(KIND_EVENT_QUERY_OK, 0, 0, call_site_id(&here));
-    made.event.event = event_id(event);
-    record_one(&made);
+    record rec = record_begin(KIND_EVENT_QUERY_OK, 0, 0, call_site_id(&here));
+    rec.event.event = event_id(event);
+    record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -125,7 +127,7 @@ static void exit_graph_update(CUgraphExec executable)
 
 static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
 {
-    const elapsed_params *elapsed = parameters;
+    const event_elapsed_params *elapsed = parameters;
     switch (cbid) {
     case CBID_cuEventQuery:
         record_event_completed(*(const CUevent *)parameters);
@@ -159,7 +161,9 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuMemsetD16Async:
     case CBID_cuMemsetD16Async_ptsz:
     case CBID_cuMemsetD32Async:
-    case CBID_cuMemsetD32Async_ptsz: graphs_node_captured(((const line_params *)parameters)->hStream); break;
+    case CBID_cuMemsetD32Async_ptsz:
+        graphs_node_captured(((const linear_copy_params *)parameters)->hStream);
+        break;
     case CBID_cuStreamBeginCapture:
     case CBID_cuStreamBeginCapture_ptsz:
     case CBID_cuStreamBeginCapture_v2:
@@ -167,20 +171,22 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuStreamBeginCaptureToGraph:
     case CBID_cuStreamBeginCaptureToGraph_ptsz: graphs_count_captures(+1); break;
     case CBID_cuGraphExecUpdate:
-    case CBID_cuGraphExecUpdate_v2: exit_graph_update(((const exec_params *)parameters)->hGraphExec); break;
+    case CBID_cuGraphExecUpdate_v2: exit_graph_update(((const graph_exec_params *)parameters)->hGraphExec); break;
     case CBID_cuGraphExecKernelNodeSetParams:
     case CBID_cuGraphExecKernelNodeSetParams_v2:
     case CBID_cuGraphExecMemcpyNodeSetParams:
     case CBID_cuGraphExecMemsetNodeSetParams:
     case CBID_cuGraphExecChildGraphNodeSetParams:
     case CBID_cuGraphExecNodeSetParams:
-    case CBID_cuGraphNodeSetEnabled: record_gap_locked("a node of an executable graph that was changed"); break;
-    case CBID_cuGraphLaunchWithArguments: record_gap_locked("a graph launched with arguments of its own"); break;
-    case CBID_cuIpcOpenEventHandle: record_gap_locked("an event of another process"); break;
+    case CBID_cuGraphNodeSetEnabled: record_gap_locked("executable graph whose nodes were changed"); break;
+    case CBID_cuGraphLaunchWithArguments:
+        record_gap_locked("graph launched with cuGraphLaunchWithArguments");
+        break;
+    case CBID_cuIpcOpenEventHandle: record_gap_locked("event imported from another process"); break;
     case CBID_cuSignalExternalSemaphoresAsync:
     case CBID_cuSignalExternalSemaphoresAsync_ptsz:
     case CBID_cuWaitExternalSemaphoresAsync:
-    case CBID_cuWaitExternalSemaphoresAsync_ptsz: record_gap_locked("an external semaphore"); break;
+    case CBID_cuWaitExternalSemaphoresAsync_ptsz: record_gap_locked("external semaphore"); break;
     }
 }
 

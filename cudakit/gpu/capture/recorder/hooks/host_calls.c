@@ -18,11 +18,11 @@ typedef struct {
 static void record_host_call(const host_call *call)
 {
     pthread_mutex_lock(&recorder_lock);
-    record made = record_begin(KIND_HOST_CALL, call->context, call->stream, call->site);
-    made.host_call.phase = PHASE_BEGIN;
-    record_one(&made);
-    made.host_call.phase = PHASE_END;
-    record_one(&made);
+    record rec = record_begin(KIND_HOST_CALL, call->context, call->stream, call->site);
+    rec.host_call.phase = PHASE_BEGIN;
+    record_append(&rec);
+    rec.host_call.phase = PHASE_END;
+    record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -34,9 +34,9 @@ static void marker_function(void *call)
 
 static bool enqueue_marker(CUstream stream, host_call *call)
 {
-    const driver_queries *ask = driver();
+    const driver_functions *driver = driver_api();
     this_thread.in_own_call = true;
-    bool enqueued = ask && !ask->cuLaunchHostFunc(stream, marker_function, call);
+    bool enqueued = driver && !driver->cuLaunchHostFunc(stream, marker_function, call);
     this_thread.in_own_call = false;
     return enqueued;
 }

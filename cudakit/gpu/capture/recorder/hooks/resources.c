@@ -25,30 +25,30 @@ static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *
 
 static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
-    record made = record_begin_locked(KIND_ALLOC, memory->context, memory->hStream);
-    made.memory.address = memory->address;
-    made.memory.size_bytes = memory->size;
-    made.memory.how = how_allocated(cbid, memory);
-    made.memory.layer = LAYER_DRIVER;
-    made.device = (int16_t)memory->device;
-    allocations_add(memory->address, memory->size, made.memory.how);
-    record_end_unlock(&made);
+    record rec = record_begin_and_lock(KIND_ALLOC, memory->context, memory->hStream);
+    rec.memory.address = memory->address;
+    rec.memory.size_bytes = memory->size;
+    rec.memory.how = how_allocated(cbid, memory);
+    rec.memory.layer = LAYER_DRIVER;
+    rec.device = (int16_t)memory->device;
+    allocations_add(memory->address, memory->size, rec.memory.how);
+    record_append_and_unlock(&rec);
 }
 
 static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
     allocation freed = {memory->address, memory->address + memory->size, HOW_SYNC};
-    record made = record_begin_locked(KIND_FREE, memory->context, memory->hStream);
+    record rec = record_begin_and_lock(KIND_FREE, memory->context, memory->hStream);
     allocations_remove(memory->address, &freed);
-    made.memory.address = memory->address;
-    made.memory.size_bytes = freed.hi - freed.lo;
-    made.memory.layer = LAYER_DRIVER;
-    made.device = (int16_t)memory->device;
+    rec.memory.address = memory->address;
+    rec.memory.size_bytes = freed.hi - freed.lo;
+    rec.memory.layer = LAYER_DRIVER;
+    rec.device = (int16_t)memory->device;
     if (cbid == RESOURCE_FREE_ASYNC)
-        made.memory.how = HOW_STREAM_ORDERED;
+        rec.memory.how = HOW_STREAM_ORDERED;
     else /* cuMemFree synchronises, also for stream-ordered allocations */
-        made.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
-    record_end_unlock(&made);
+        rec.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
+    record_append_and_unlock(&rec);
 }
 
 /* --- contexts and streams ------------------------------------------------------------------------ */
@@ -68,9 +68,9 @@ static void on_context_created(const Sanitizer_ResourceContextData *data)
 static void on_context_destroying(const Sanitizer_ResourceContextData *data)
 {
     exact_context_destroying(data->context);
-    record made = record_begin_locked(KIND_CONTEXT_SYNC, data->context, NULL);
+    record rec = record_begin_and_lock(KIND_CONTEXT_SYNC, data->context, NULL);
     context_forget(data->context);
-    record_end_unlock(&made);
+    record_append_and_unlock(&rec);
 }
 
 static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
@@ -102,9 +102,9 @@ static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
     if (exact_owns_stream(data->hStream))
         return;
     exact_stream_destroying(data->context, data->hStream);
-    record made = record_begin_locked(KIND_STREAM_DESTROY, data->context, data->hStream);
+    record rec = record_begin_and_lock(KIND_STREAM_DESTROY, data->context, data->hStream);
     stream_forget(data->hStream);
-    record_end_unlock(&made);
+    record_append_and_unlock(&rec);
 }
 
 void on_resource(uint32_t cbid, const void *data)

@@ -64,7 +64,7 @@ static const struct {
 
 static const uint32_t FUNCTIONS[] = {
 #define X(name, number) number,
-    DRIVER_FUNCTIONS(X)
+    SUBSCRIBED_FUNCTIONS(X)
 #undef X
 };
 

@@ -24,9 +24,9 @@ static size_t first_ending_after(uint64_t address)
     return low;
 }
 
-static uint64_t device_share(const allocation *one)
+static uint64_t device_share(const allocation *entry)
 {
-    return one->how == HOW_PINNED ? 0 : one->hi - one->lo;
+    return entry->how == HOW_PINNED ? 0 : entry->hi - entry->lo;
 }
 
 static void remove_range(size_t at, size_t removed_count)

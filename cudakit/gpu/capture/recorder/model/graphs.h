@@ -22,7 +22,7 @@ typedef struct {
     const struct kernel_layout *layout;
     union {
         kernel_node_params kernel;
-        box_copy copy;
+        memcpy3d_params copy;
         memset_node_params fill;
         alloc_node_params alloc;
         uint64_t freed;
@@ -34,7 +34,7 @@ typedef struct {
 } graph_edge;
 
 typedef struct {
-    const driver_queries *driver;
+    const driver_functions *driver;
     graph_node *nodes; /* node i has the id i + 1 */
     graph_edge *edges;
     size_t node_count, node_capacity, edge_count, edge_capacity;
@@ -42,16 +42,16 @@ typedef struct {
 } graph_structure;
 
 /* Query the nodes and edges of a graph; return its number of kernel nodes. Calls CUDA: the lock is not held. */
-uint32_t graph_structure_query(graph_structure *all, CUgraph graph);
+uint32_t graph_structure_query(graph_structure *structure, CUgraph graph);
 
-void graph_structure_free(graph_structure *all);
+void graph_structure_free(graph_structure *structure);
 
 /* Record the structure of a graph. Return its id, or 0 if it cannot be queried; set ``kernels`` to its number of
  * kernel nodes. Calls CUDA: the lock is not held. */
 uint32_t graphs_record(CUgraph graph, const call_site *here, uint32_t *kernels);
 
 /* Return the node id of the ``nth`` kernel of a graph launch, or 0 if unknown. The lock is held. */
-uint32_t graphs_node(uint32_t graph, CUgraphNode handle, uint32_t nth);
+uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t nth);
 
 /* Count stream captures: +1 when one begins, -1 when one ends. */
 void graphs_count_captures(int change);

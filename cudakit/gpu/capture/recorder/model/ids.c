@@ -70,10 +70,10 @@ uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_
 {
     uint32_t number = ++last_stream;
     table_put(&streams, key(stream), number);
-    record made = record_begin(KIND_STREAM_CREATE, context_id(context), number, site);
-    made.stream_create.flag = flag;
-    made.stream_create.priority = priority;
-    record_one(&made);
+    record rec = record_begin(KIND_STREAM_CREATE, context_id(context), number, site);
+    rec.stream_create.flag = flag;
+    rec.stream_create.priority = priority;
+    record_append(&rec);
     return number;
 }
 
@@ -85,7 +85,7 @@ uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
     if (number)
         return number;
     /* Assume a blocking stream, which is ordered with most others, to avoid false races. */
-    record_gap("a stream whose creation was not seen");
+    record_gap("stream whose creation was not recorded");
     return stream_created(stream, context, STREAM_BLOCKING, 0, 0);
 }
 

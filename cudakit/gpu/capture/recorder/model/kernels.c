@@ -45,10 +45,11 @@ static uint64_t key(const void *handle)
 /* --- parameter layout ------------------------------------------------------------------------- */
 
 /* Query the offset and size of a parameter. The handle may be a CUfunction or a CUkernel. */
-static int parameter_info(const driver_queries *api, CUfunction function, size_t i, size_t *offset, size_t *size)
+static int parameter_info(const driver_functions *driver, CUfunction function, size_t i, size_t *offset,
+                          size_t *size)
 {
-    return api->cuFuncGetParamInfo(function, i, offset, size) == 0 ||
-           api->cuKernelGetParamInfo(function, i, offset, size) == 0;
+    return driver->cuFuncGetParamInfo(function, i, offset, size) == 0 ||
+           driver->cuKernelGetParamInfo(function, i, offset, size) == 0;
 }
 
 /* Pointers are aligned to 8 bytes, also inside structures. */
@@ -64,20 +65,20 @@ static size_t pointer_words(uint16_t number, size_t offset, size_t size, word *i
     return count;
 }
 
-static struct kernel_layout *query_layout(const driver_queries *api, CUfunction function)
+static struct kernel_layout *query_layout(const driver_functions *driver, CUfunction function)
 {
     size_t words = 0, offset, size;
     uint16_t parameters = 0;
-    while (parameters < MAX_PARAMETER_BYTES && parameter_info(api, function, parameters, &offset, &size) &&
+    while (parameters < MAX_PARAMETER_BYTES && parameter_info(driver, function, parameters, &offset, &size) &&
            offset + size <= MAX_PARAMETER_BYTES)
         words += pointer_words(parameters++, offset, size, NULL);
-    struct kernel_layout *made = malloc(sizeof *made + words * sizeof(word));
-    if (!made)
+    struct kernel_layout *layout = malloc(sizeof *layout + words * sizeof(word));
+    if (!layout)
         return NULL;
-    made->words = 0;
-    for (uint16_t i = 0; i < parameters && parameter_info(api, function, i, &offset, &size); i++)
-        made->words += pointer_words(i, offset, size, made->word + made->words);
-    return made;
+    layout->words = 0;
+    for (uint16_t i = 0; i < parameters && parameter_info(driver, function, i, &offset, &size); i++)
+        layout->words += pointer_words(i, offset, size, layout->word + layout->words);
+    return layout;
 }
 
 const struct kernel_layout *kernels_layout(CUfunction function)
@@ -87,32 +88,32 @@ const struct kernel_layout *kernels_layout(CUfunction function)
     pthread_mutex_unlock(&recorder_lock);
     if (number)
         return layouts[number];
-    const driver_queries *api = driver();
-    if (!api || !function)
+    const driver_functions *driver = driver_api();
+    if (!driver || !function)
         return NULL;
     this_thread.in_own_call = true;
-    struct kernel_layout *made = query_layout(api, function);
+    struct kernel_layout *layout = query_layout(driver, function);
     this_thread.in_own_call = false;
     pthread_mutex_lock(&recorder_lock);
-    if (made && last_layout + 1 < MAX_LAYOUTS) {
-        layouts[++last_layout] = made;
+    if (layout && last_layout + 1 < MAX_LAYOUTS) {
+        layouts[++last_layout] = layout;
         table_put(&by_function, key(function), last_layout);
     } else {
-        free(made);
-        made = NULL;
+        free(layout);
+        layout = NULL;
     }
     pthread_mutex_unlock(&recorder_lock);
-    return made;
+    return layout;
 }
 
 const char *kernels_name(CUfunction function)
 {
-    const driver_queries *api = driver();
+    const driver_functions *driver = driver_api();
     const char *name = NULL;
-    if (!api || !function)
+    if (!driver || !function)
         return NULL;
     this_thread.in_own_call = true;
-    if (api->cuFuncGetName(&name, function) && api->cuKernelGetName(&name, function))
+    if (driver->cuFuncGetName(&name, function) && driver->cuKernelGetName(&name, function))
         name = NULL;
     this_thread.in_own_call = false;
     return name;

@@ -9,11 +9,11 @@
 /* Arenas take a tenth of the memory that the program has allocated, but at least 256 MiB. */
 #define LEAST_ENTRIES_LOG2 17
 
-Sanitizer_StreamHandle supply_stream(CUcontext context, CUstream *stream)
+Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream)
 {
-    const driver_queries *api = driver();
+    const driver_functions *driver = driver_api();
     Sanitizer_StreamHandle handle = NULL;
-    if (api && !api->cuStreamCreate(stream, STREAM_NON_BLOCKING) &&
+    if (driver && !driver->cuStreamCreate(stream, STREAM_NON_BLOCKING) &&
         sanitizer.stream_handle(context, *stream, &handle))
         handle = NULL;
     return handle;
@@ -25,9 +25,9 @@ static void record_arena_size(const arena_pool *pool)
     for (size_t i = 0; i < ARENAS; i++)
         bytes += pool->arenas[i].memory.allocated ? pool->arenas[i].memory.size_bytes : 0;
     pthread_mutex_lock(&recorder_lock);
-    record made = record_begin(KIND_ARENAS, context_id(pool->context), 0, 0);
-    made.arenas.size_bytes = bytes;
-    record_one(&made);
+    record rec = record_begin(KIND_ARENAS, context_id(pool->context), 0, 0);
+    rec.arenas.size_bytes = bytes;
+    record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -42,7 +42,7 @@ static unsigned wanted_entries_log2(void)
     return log2;
 }
 
-bool supply_memory(const arena_pool *pool, arena *unused)
+bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
 {
     unsigned wanted = wanted_entries_log2();
     arena_memory larger;
@@ -56,9 +56,9 @@ bool supply_memory(const arena_pool *pool, arena *unused)
     return true;
 }
 
-void supply_end(arena_pool *pool, bool stream)
+void arena_memory_release(arena_pool *pool, bool stream)
 {
-    const driver_queries *api = driver();
+    const driver_functions *driver = driver_api();
     bool any = false;
     for (size_t i = 0; i < ARENAS; i++) {
         any = any || pool->arenas[i].memory.allocated;
@@ -66,6 +66,6 @@ void supply_end(arena_pool *pool, bool stream)
     }
     if (any)
         record_arena_size(pool);
-    if (api && stream)
-        api->cuStreamDestroy_v2(pool->own_stream);
+    if (driver && stream)
+        driver->cuStreamDestroy_v2(pool->own_stream);
 }

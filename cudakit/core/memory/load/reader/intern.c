@@ -1,15 +1,22 @@
-/* Numbers nodes by content: equal stacks and frames get one number. */
+/* Gives nodes of equal content, such as equal call stacks and frames, the same number.
+ *
+ * The content of a container is encoded as a sequence of Values ("draft"): for a list the contents of
+ * its items, for a dictionary its keys in the order of their blobs, each followed by the content of its
+ * value. Equal sequences get the same number, which then stands for the container in the sequences of
+ * its parents.
+ */
 
 #include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Frames are dictionaries in a list: two levels. Deeper nodes are compared by identity, as in
- * tree.py. */
+/* A call stack is a list of dictionaries: two levels. Nodes below this depth are compared by
+ * identity, as in tree.py. */
 #define INTERN_DEPTH 4
 
-/* A key (upper half) and its slot (lower half): sorting groups the slots of a key in order. */
+/* A key (upper half) and the position of its value (lower half). Sorting puts the positions of a
+ * repeated key in order. */
 typedef uint64_t KeySlot;
 
 typedef struct {
@@ -18,17 +25,17 @@ typedef struct {
 
 typedef struct {
     const Tree *tree;
-    /* Of lists and of dictionaries, by depth: the content's number + 1, 0 where not visited. */
+    /* By kind (list, dictionary), depth and container: the number of its content + 1; 0: not visited. */
     uint32_t *numbers[2][INTERN_DEPTH];
-    Range *shapes;    /* of key_slots, by shape */
-    Vector key_slots; /* KeySlot: of the shapes met so far */
-    Vector draft;     /* Value: a stack of contents under construction */
-    Vector parts;     /* Value: of all contents */
-    Vector contents;  /* Range, of parts */
-    Table table;      /* of contents */
-} Contents;
+    Range *shapes;    /* by shape: its range of key_slots */
+    Vector key_slots; /* KeySlot: sorted keys of the shapes visited so far */
+    Vector draft;     /* Value: the sequences under construction; nested ones follow their parents */
+    Vector parts;     /* Value: the sequences of all contents */
+    Vector contents;  /* Range: the range of parts of each content */
+    Table table;      /* finds contents by hash */
+} Interner;
 
-static void free_contents(Contents *in)
+static void free_interner(Interner *in)
 {
     for (int depth = 0; depth < INTERN_DEPTH; depth++) {
         PyMem_RawFree(in->numbers[0][depth]);
@@ -48,8 +55,8 @@ static int compare_key_slots(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Appends the keys of a shape in the order of their numbers, each once, with its last slot. */
-static bool add_key_slots(Contents *in, uint32_t shape)
+/* Appends the keys of a shape in the order of their blobs, each once, with its last position. */
+static bool add_key_slots(Interner *in, uint32_t shape)
 {
     uint32_t length = shape_at(in->tree, shape)->length;
     if (!length || !reserve(&in->key_slots, length, sizeof(KeySlot)))
@@ -66,8 +73,8 @@ static bool add_key_slots(Contents *in, uint32_t shape)
     return true;
 }
 
-/* Returns the number of the content that was drafted from a position on; NOT_FOUND without memory. */
-static uint32_t number_of_draft(Contents *in, uint64_t from)
+/* Returns the number of the sequence that starts at a position of the draft. NOT_FOUND: out of memory. */
+static uint32_t id_of_draft(Interner *in, uint64_t from)
 {
     const Value *draft = ITEMS(Value, in->draft) + from;
     uint64_t length = in->draft.used - from, size = length * sizeof(Value);
@@ -87,25 +94,25 @@ static uint32_t number_of_draft(Contents *in, uint64_t from)
     return (uint32_t)in->contents.used++;
 }
 
-static Value new_content(Contents *in, Value node, int depth);
+static Value new_content(Interner *in, Value node, int depth);
 
-/* Returns a Value that nodes of equal content share; 0 without memory. */
-static inline Value content_of(Contents *in, Value node, int depth)
+/* Returns a Value that is equal for nodes of equal content; 0 if out of memory. */
+static inline Value content_of(Interner *in, Value node, int depth)
 {
     if (TAG(node) < LIST || depth == INTERN_DEPTH)
         return node;
     const uint32_t *numbers = in->numbers[TAG(node) == DICT][depth];
     uint32_t number = numbers ? numbers[PAYLOAD(node)] : 0;
-    return number ? MAKE(CONTENT, number - 1) : new_content(in, node, depth);
+    return number ? MAKE(CONTENT_ID, number - 1) : new_content(in, node, depth);
 }
 
-static inline bool draft_part(Contents *in, Value node, int depth)
+static inline bool draft_part(Interner *in, Value node, int depth)
 {
     Value part = content_of(in, node, depth);
-    return part && append(&in->draft, part);
+    return part && append_word(&in->draft, part);
 }
 
-static bool draft_list(Contents *in, const List *list, int depth)
+static bool draft_list(Interner *in, const List *list, int depth)
 {
     for (uint32_t i = 0; i < list->length; i++)
         if (!draft_part(in, list->items[i], depth))
@@ -113,7 +120,7 @@ static bool draft_list(Contents *in, const List *list, int depth)
     return true;
 }
 
-static bool draft_dict(Contents *in, const Dict *dict, int depth)
+static bool draft_dict(Interner *in, const Dict *dict, int depth)
 {
     Range *keys = &in->shapes[dict->shape];
     if (!keys->length) {
@@ -124,14 +131,15 @@ static bool draft_dict(Contents *in, const Dict *dict, int depth)
     }
     for (uint64_t i = 0; i < keys->length; i++) {
         KeySlot pair = ITEMS(KeySlot, in->key_slots)[keys->start + i];
-        if (!append(&in->draft, pair >> 32) || !draft_part(in, dict->values[(uint32_t)pair], depth))
+        if (!append_word(&in->draft, pair >> 32) || !draft_part(in, dict->values[(uint32_t)pair], depth))
             return false;
     }
     return true;
 }
 
-/* Visits a container once for each depth, so that a container that contains itself ends. */
-static Value new_content(Contents *in, Value node, int depth)
+/* Encodes a container. Each container is visited once per depth, so a container that contains itself
+ * ends the recursion too. */
+static Value new_content(Interner *in, Value node, int depth)
 {
     bool is_dict = TAG(node) == DICT;
     uint32_t **numbers = &in->numbers[is_dict][depth];
@@ -139,19 +147,19 @@ static Value new_content(Contents *in, Value node, int depth)
     if (!*numbers)
         *numbers = PyMem_RawCalloc(all->used, sizeof **numbers);
     uint64_t from = in->draft.used;
-    if (!*numbers || !append(&in->draft, is_dict))
+    if (!*numbers || !append_word(&in->draft, is_dict))
         return 0;
     bool drafted = is_dict ? draft_dict(in, dict_at(in->tree, node), depth + 1)
                            : draft_list(in, list_at(in->tree, node), depth + 1);
-    uint32_t number = drafted ? number_of_draft(in, from) : NOT_FOUND;
+    uint32_t number = drafted ? id_of_draft(in, from) : NOT_FOUND;
     if (number == NOT_FOUND)
         return 0;
     in->draft.used = from;
     (*numbers)[PAYLOAD(node)] = number + 1;
-    return MAKE(CONTENT, number);
+    return MAKE(CONTENT_ID, number);
 }
 
-/* Returns the index of a content in `known`, to which it is added if it is new. */
+/* Returns the index of a content in `known`, adding it if it is new. */
 static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], Value content)
 {
     uint32_t hash = hash_bytes(hash_key, &content, sizeof content);
@@ -160,14 +168,14 @@ static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], V
         if (ITEMS(Value, *known)[i] == content)
             return i;
     bool added = known->used <= INT32_MAX && table_add(table, hash, known->used);
-    return added && append(known, content) ? (uint32_t)known->used - 1 : NOT_FOUND;
+    return added && append_word(known, content) ? (uint32_t)known->used - 1 : NOT_FOUND;
 }
 
-/* Fills the ids, and of each id the first node. */
-static bool number_nodes(Query *query, Contents *in, Table *table, Vector *known)
+/* Fills the ids, and the first node of each id. */
+static bool number_nodes(Query *query, Interner *in, Table *table, Vector *known)
 {
-    uint32_t *ids = query->first;
-    Value *nodes = query->second;
+    uint32_t *ids = query->out;
+    Value *nodes = query->out2;
     Value previous = 0;
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
@@ -176,7 +184,7 @@ static bool number_nodes(Query *query, Contents *in, Table *table, Vector *known
             continue;
         }
         previous = handle;
-        if (!exists(query->tree, handle))
+        if (!is_node(query->tree, handle))
             return refuse(query, "handle", handle);
         Value content = content_of(in, handle, 0);
         uint64_t before = known->used;
@@ -191,12 +199,12 @@ static bool number_nodes(Query *query, Contents *in, Table *table, Vector *known
 
 bool intern_nodes(Query *query)
 {
-    Contents in = {.tree = query->tree};
+    Interner in = {.tree = query->tree};
     Table table = {0};
     Vector known = {0}; /* Value: contents, by id */
     in.shapes = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Range));
     bool good = in.shapes ? number_nodes(query, &in, &table, &known) : refuse(query, "memory", 0);
-    free_contents(&in);
+    free_interner(&in);
     PyMem_RawFree(table.slots);
     PyMem_RawFree(known.data);
     return good;

@@ -1,0 +1,183 @@
+"""The report of a result: on the terminal, as JSON, and in files whose suffix selects the format."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
+
+import click
+
+from cudakit.cli.options import OutputOptions, suffixes
+from cudakit.cli.output import Output, open_output, printable, standard_output
+from cudakit.errors import UsageError
+
+if TYPE_CHECKING:
+    from cudakit.document import Document
+
+# Formats that every report can be written in.
+COMMON_FORMATS = ("json", "html", "md", "txt")
+# Lines on standard error when the report goes to a file.
+_SUMMARY_LINES = 3
+
+Text: TypeAlias = str | Iterable[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A result and how to show it; ``exports`` renders the formats that are not common ones."""
+
+    result: object
+    document: Callable[[], Document]
+    exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
+    # The verdict and the findings, one line each; by default the title and the notes of the document.
+    brief: Callable[[], Sequence[str]] | None = None
+
+    def text(self, form: str, *, width: int, color: bool = False) -> Text:
+        """Return the report in a format."""
+        if form in self.exports:
+            return self.exports[form]()
+        if form == "json":
+            from cudakit.render import json
+
+            return json.render(self.result)
+        if form == "txt":
+            from cudakit.render import console
+
+            return console.render(self.document(), width=width, color=color)
+        name = {"html": "html", "md": "markdown"}[form]
+        text: str = import_module(f"cudakit.render.{name}").render(self.document())
+        return text
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the verdict and the findings, one line each."""
+        lines = self.brief() if self.brief else brief(self.document())
+        return tuple(map(printable, lines))
+
+
+def brief(document: Document) -> tuple[str, ...]:
+    """Return the title of a document, its warnings and errors, and what is fine outside of sections."""
+    from cudakit.document import Note, walk
+
+    top_level = {id(node) for node in document.nodes}
+    notes = (node for node in walk(document.nodes) if isinstance(node, Note))
+    shown = [
+        note.text
+        for note in notes
+        if note.level in ("warn", "error") or (note.level == "ok" and id(note) in top_level)
+    ]
+    return (document.title, *shown)
+
+
+class Outputs:
+    """The open files of ``-o``, and the terminal."""
+
+    def __init__(
+        self, options: OutputOptions, files: Sequence[tuple[str, Output]], opened: ExitStack
+    ) -> None:
+        self._options = options
+        self._files = files
+        self._opened = opened
+        # The report's format on the terminal, if the options ask for it.
+        asked = [target.form or "txt" for target in options.targets if target.path == "-"]
+        self._on_terminal = asked or ([] if files or options.quiet else ["txt"])
+
+    def write(self, report: Report, terminal: Output | None = None) -> None:
+        """Write the report to every place; the terminal is standard output unless it is given.
+
+        Files are complete before anything is printed: the reader of the terminal may go away. Raises
+        EnvironmentUnusable if a disk is full.
+        """
+        for form, file in self._files:
+            file.write(report.text(form, width=file.width))
+        self._opened.close()
+        self._print(report, terminal or standard_output())
+        self.close()
+
+    def streams(self) -> list[tuple[str, Output]]:
+        """Return every place with its format, for a command that writes repeatedly; call ``close`` then."""
+        if self._options.json:
+            return [*self._files, ("json", standard_output())]
+        on_terminal = [(form, standard_output()) for form in self._on_terminal]
+        return [*self._files, *(on_terminal or [("txt", standard_output())] * (not self._files))]
+
+    def close(self) -> None:
+        """Complete the files, and name them on standard error."""
+        self._opened.close()
+        if not self._options.quiet:
+            for _, file in self._files:
+                click.echo(f"Wrote {printable(file.name)}", err=True)
+
+    def _print(self, report: Report, terminal: Output) -> None:
+        if self._options.json:
+            terminal.write(report.text("json", width=terminal.width))
+        elif self._on_terminal:
+            for form in self._on_terminal:
+                terminal.write(report.text(form, width=terminal.width, color=terminal.color))
+        else:
+            self._print_brief(report, terminal)
+
+    def _print_brief(self, report: Report, terminal: Output) -> None:
+        lines = report.lines()
+        if self._files:
+            lines = lines if self._options.quiet else lines[:_SUMMARY_LINES]
+            click.echo("\n".join(lines), err=True)
+        else:
+            terminal.write("".join(f"{line}\n" for line in lines))
+
+
+@contextmanager
+def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -> Iterator[Outputs]:
+    """Open the files of ``-o`` before the long work; the block writes the report.
+
+    ``formats`` restricts the formats of the command.
+
+    A file appears complete or not at all. Raises UsageError for a suffix that is none of ``formats``, for a
+    file named twice, one that exists without ``--force``, and one that cannot be written.
+    """
+    formats = options.formats if formats is None else formats
+    targets = [target for target in options.targets if target.path != "-"]
+    _refuse_doubles([target.path for target in targets])
+    wanted = [
+        (_checked(target.form, formats) if target.form else format_of(target.path, formats), target)
+        for target in targets
+    ]
+    if sys.stdout is None and not targets:
+        standard_output()
+    with ExitStack() as opened:
+        files = [
+            (form, opened.enter_context(open_output(target.path, force=options.force)))
+            for form, target in wanted
+        ]
+        yield Outputs(options, files, opened)
+
+
+def format_of(path: str, formats: Sequence[str]) -> str:
+    """Return the format that is the suffix of a file name. Raises UsageError for another suffix."""
+    # "perfetto.json" comes before "json".
+    for form in sorted(formats, key=len, reverse=True):
+        if path.lower().endswith(f".{form}"):
+            return form
+    raise UsageError(
+        f"{path or repr(path)} has no suffix of a known format",
+        hint=f"end the name in {suffixes(formats)}",
+    )
+
+
+def _checked(form: str, formats: Sequence[str]) -> str:
+    if form not in formats:
+        raise UsageError(
+            f"this report cannot be written as {form}", hint=f"use -o FILE with {suffixes(formats)}"
+        )
+    return form
+
+
+def _refuse_doubles(paths: Sequence[str]) -> None:
+    places = [os.path.realpath(path) for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
+            raise UsageError(f"{path} is named twice", hint="name each file once")

@@ -1,0 +1,71 @@
+"""Draw what commands print in a terminal as an SVG: the picture at the top of README.
+
+    python scripts/draw_terminal.py docs/images/terminal.svg
+
+The commands run in the root of the repository and need no GPU. Colours and line breaks are those of a
+terminal with 100 columns.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = 100
+# Each command, and the number of its lines that the picture shows.
+COMMANDS = (
+    ("cudakit run --sanitize examples/races/sim_copies_race.py", 14),
+    ("cudakit memviz examples/oom.pkl.gz", 12),
+)
+# rich links web fonts. The picture must load nothing, and viewers fall back to their own monospace font.
+_WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def run(command: str) -> Text:
+    """Return the coloured output of a cudakit command, standard error included."""
+    finished = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "PYTHONUTF8": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,  # a race is a finding, and ends with 1
+    )
+    return Text.from_ansi(finished.stdout)
+
+
+def draw() -> str:
+    """Return the SVG of all COMMANDS, one below the other."""
+    console = Console(
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+    )
+    for index, (command, shown) in enumerate(COMMANDS):
+        if index:
+            console.print()
+        console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+        lines = run(command).split("\n")
+        for line in lines[:shown]:
+            console.print(line)
+        if len(lines) > shown:
+            console.print(Text("…", style="dim"))
+    svg = console.export_svg(title="cudakit", unique_id="cudakit")
+    return _WEB_FONTS.sub("", svg)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(draw(), encoding="utf-8")

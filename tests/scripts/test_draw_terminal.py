@@ -1,0 +1,27 @@
+"""The picture of README shows what the commands print."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import draw_terminal
+
+PICTURE = Path(__file__).parents[2] / "docs/images/terminal.svg"
+
+
+def words(svg: str) -> str:
+    """Return the visible text of an SVG without spaces: rich may lay it out and colour it anew."""
+    text = re.sub(r"<style>.*?</style>|<[^>]*>", "", svg, flags=re.DOTALL)
+    return "".join(html.unescape(text).split())
+
+
+def test_picture_of_readme_shows_current_output_of_commands() -> None:
+    assert words(draw_terminal.draw()) == words(PICTURE.read_text(encoding="utf-8")), (
+        "run: python scripts/draw_terminal.py docs/images/terminal.svg"
+    )
+
+
+def test_picture_of_readme_loads_nothing_from_network() -> None:
+    assert "url(" not in re.sub(r"url\(#[^)]*\)", "", PICTURE.read_text(encoding="utf-8"))
