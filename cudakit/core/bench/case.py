@@ -87,7 +87,7 @@ def check_fit(
             fitting = case.fitting or partial(_fitting, case)
             raise InputError(
                 f"{case.title} needs {_amount(case)}, but only {format_bytes(free_bytes)} is free",
-                hint=f"this fits: {fitting(usable_bytes)}",
+                hint=f"{fitting(usable_bytes)} would fit",
             )
 
 
@@ -100,7 +100,7 @@ def _check_host(cases: Sequence[Case], free_bytes: int | Unavailable) -> None:
             raise InputError(
                 f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
                 f"{format_bytes(free_bytes)} is free",
-                hint=f"this fits: {_rounded(usable_bytes * case.size_bytes // case.host_bytes)}",
+                hint=f"{_rounded(usable_bytes * case.size_bytes // case.host_bytes)} would fit",
             )
 
 

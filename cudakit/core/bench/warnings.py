@@ -78,7 +78,7 @@ def _lasting(environment: Environment) -> Iterator[str]:
         and not isinstance(default, Unavailable)
         and limit < default
     ):
-        yield f"the power limit is {limit:.0f} W; the default is {default:.0f} W"
+        yield f"the power limit is {limit:.0f} W instead of the default {default:.0f} W"
     if environment.modes.get("mps_enabled") is True:
         yield "MPS is on, so other processes may use the GPU unnoticed"
     for name, effect in _SLOWING.items():

@@ -133,15 +133,18 @@ def test_warning_of_several_cases_appears_once() -> None:
     assert not any(one.method.blocker for one in result.results)
 
 
-def test_deviation_from_method_is_warned_with_case_titles() -> None:
+@pytest.mark.parametrize(
+    ("hot_cases", "which"),
+    [(0, ""), (1, " (2 cases, first copy size_bytes=6291456)")],
+)
+def test_deviation_of_some_cases_names_the_first(hot_cases: int, which: str) -> None:
     rotated = Method("isolated", "rotate")
     cases = [Case(Copy(size_bytes=size << 20), rotated) for size in (6, 8)]
+    hot = [Case(Copy(size_bytes=1 << 20), METHOD)] * hot_cases
     with closing(Sim(capacity_bytes=40 << 20)) as gpu:
-        result = run(SPEC, gpu, cases=cases)
+        result = run(SPEC, gpu, cases=[*cases, *hot])
 
-    (warning,) = result.warnings
-    assert warning.startswith("too few buffer sets")
-    assert warning.endswith("(copy size_bytes=6291456 and 1 more)")
+    assert result.warnings == (f"L2 is not cold, because too few buffer sets fit{which}",)
 
 
 def test_budget_is_shared_among_cases() -> None:

@@ -15,7 +15,7 @@ from core.bench.workloads import Busy, Copy, busy_device, stamps_at
 from cudakit.core.bench.energy import measure_energy
 from cudakit.core.bench.measurement import Measurement
 from cudakit.core.bench.method import Method, Mode, Rule
-from cudakit.core.bench.pipeline import measure_case, no_progress
+from cudakit.core.bench.pipeline import Outcome, measure_case, no_progress
 from cudakit.core.bench.prepare import prepare
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.warm_up import warm_up
@@ -39,8 +39,9 @@ def timer() -> Iterator[Timer]:
         yield timer
 
 
-def only(measured: tuple[Measurement, ...]) -> Measurement:
-    (one,) = measured
+def only(outcomes: tuple[Outcome, ...]) -> Measurement:
+    (one,) = outcomes
+    assert isinstance(one, Measurement)
     return one
 
 
@@ -61,7 +62,7 @@ def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> 
     copy = Copy(size_bytes=1 << 18)
     free = timer.gpu.memory_info().free_bytes
 
-    measured = run(timer, copy, replace(ROTATED, mode=mode), seed=7)
+    measured = run(timer, copy, replace(ROTATED, mode=mode, seed=7))
 
     assert measured.verification.passed
     assert measured.samples.converged
@@ -406,11 +407,11 @@ def test_time_of_empty_sample_is_recorded(timer: Timer) -> None:
 
 
 def test_energy_is_counted_after_samples_if_requested(timer: Timer) -> None:
-    assert run(timer, Copy()).energy_j == Unavailable("no energy was counted")
+    assert run(timer, Copy()).energy_j == Unavailable("energy was not measured")
 
     asked = replace(METHOD, energy_s=0.5, rule=RULE)
     measured = run(timer, Copy(), asked, skip_settling=False)
-    assert measured.energy_j == Unavailable("the GPU does not count energy")
+    assert measured.energy_j == Unavailable("the GPU has no energy counter")
     assert measured.method.energy_s == 0.5
 
 
@@ -422,7 +423,7 @@ def test_run_without_samples_counts_no_energy() -> None:
         measure_energy(runs, lambda stage, _: stages.append(stage))
 
     assert stages == []
-    assert runs[0].energy_j == Unavailable("no energy was counted")
+    assert runs[0].energy_j == Unavailable("energy was not measured")
 
 
 @pytest.mark.gpu

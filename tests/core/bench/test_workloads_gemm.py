@@ -167,7 +167,7 @@ def later_runs_do_nothing(run: Run) -> None:
         (first_element, "row 0, column 0 is"),
         (last_element, "row 47, column 31 is"),
         (last_is_unwritten, "1 of 1536 values were never written"),
-        (padding_is_written, "not of D were overwritten"),
+        (padding_is_written, "outside of D were overwritten"),
         (all_is_zero, ""),
         (later_runs_do_nothing, ""),
     ],
@@ -307,12 +307,12 @@ def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
 def test_product_larger_than_memory_names_largest_cube() -> None:
     huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
     with closing(Sim()) as gpu:
-        with pytest.raises(InputError, match=r"m=200000 n=100000 .* are free") as no:
+        with pytest.raises(InputError, match=r"m=200000 n=100000 .* is free") as no:
             results(gpu, huge, baselines=("cublas",))
         said, edge = no.value.hint.split()[:3], int(no.value.hint.split()[3])
         free_bytes = gpu.memory_info().free_bytes
 
-        assert said == ["a", "cube", "of"]
+        assert said == ["a", "shape", "of"]
         fits = Gemm(dtype="fp64", m=edge, n=edge, k=edge)
         check_fit([*cases(gpu, fits, baselines=("cublas",))], free_bytes)
         larger = replace(fits, m=edge + 512, n=edge + 512, k=edge + 512)
@@ -334,7 +334,7 @@ def test_smaller_batch_is_suggested_if_no_cube_fits() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError) as no:
         results(gpu, replace(SMALL, batch=10**12))
 
-    assert no.value.hint.startswith("a smaller batch")
+    assert no.value.hint.startswith("a smaller --batch")
 
 
 def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:

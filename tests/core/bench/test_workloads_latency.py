@@ -130,7 +130,7 @@ def test_any_allocator_can_be_measured_beside_them() -> None:
 
 
 def test_the_names_of_the_driver_are_taken() -> None:
-    with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is the name"):
+    with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is already the name"):
         AllocSpec(others={"pinned": lambda _: Bump(gpu, Ptr(512))})
 
 
@@ -153,6 +153,8 @@ def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:
 
 def test_more_than_the_device_has_is_refused_before_anything_is_allocated() -> None:
     with closing(Sim(capacity_bytes=16 << 20)) as gpu:
-        with pytest.raises(InputError, match=r"needs 32.0 MiB, and 16.0 MiB are free"):
+        with pytest.raises(
+            InputError, match=r"needs 32.0 MiB of device memory, but only 16.0 MiB is free"
+        ):
             run(AllocSpec(sizes_bytes=(4096, 32 << 20)), gpu)
         assert gpu.memory_info().free_bytes == 16 << 20

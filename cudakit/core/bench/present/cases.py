@@ -65,6 +65,8 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
 
 def rate(case: CaseResult) -> Value:
     """Return operations per second or, for a case without operations, bytes per second."""
+    if isinstance(case.median_s, Unavailable):
+        return case.median_s
     if not case.amount:
         return Text("-")
     return cell(lambda amount: Rate(amount, case.unit), case.per_second(case.amount))

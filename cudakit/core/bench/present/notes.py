@@ -56,7 +56,7 @@ def _missing(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in timed:
         if case.amount and isinstance(case.ratio_to_limit, Unavailable):
             reasons.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
-        if has_energy and isinstance(case.energy_j, Unavailable):
+        if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
             reasons.setdefault(("energy", case.energy_j.reason), []).append(case)
     for (figure, reason), some in reasons.items():
         yield Note("info", f"No {figure} for {describe_some(some, cases)}: {reason}.")

@@ -79,11 +79,11 @@ class _Case:
 
 def sample_section(cases: Sequence[CaseResult]) -> Section:
     """Show every sample of the Columns ``samples`` relative to the median of its case."""
-    view = View("sample-spread", ("samples", "results"), spread, _spread_table(cases))
+    view = View("sample-spread", ("samples", "results"), draw_samples, _spread_table(cases))
     return Section("Distribution of the samples", (view,))
 
 
-def spread(columns: Sequence[Columns]) -> Figure | NoData:
+def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     """Draw the deviations of samples from the median of their case, in the order of measurement.
 
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.facts import describe_method
+from cudakit.core.bench.present.labels import first_few
 from cudakit.core.bench.present.notes import SIMULATED
 from cudakit.core.bench.tuning.significance import FALSE_POSITIVE_RATE, MIN_GAIN
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
@@ -52,7 +53,8 @@ def present_tuned(
     ``files`` are the files with the tuning, ``exported`` is the file for torch.
     """
     nodes: list[Node] = [_table(tuned.products)] if tuned.products else []
-    nodes += [*_summary(tuned, files), *_wrong(tuned), *_warnings(tuned), *_torch(exported)]
+    nodes += [*_summary(tuned, files), *_missing_gains(tuned), *_wrong(tuned), *_warnings(tuned)]
+    nodes += _torch(exported)
     if tuned.products:
         nodes.append(_facts(tuned))
     return Document(_title(tuned), tuple(nodes))
@@ -116,6 +118,17 @@ def _verdict(product: TunedGemm) -> str:
 
 def _count_measured(product: TunedGemm) -> str:
     return f"{product.tried} of {product.candidates}{'' if product.all_listed else '+'}"
+
+
+def _missing_gains(tuned: Tuned) -> Iterator[Note]:
+    """Give each reason for a missing gain or CI once."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for entry in tuned.products:
+        for figure, value in (("gain", entry.gain), ("CI of the gain", entry.gain_interval)):
+            if isinstance(value, Unavailable) and (figure == "gain" or value != entry.gain):
+                reasons.setdefault((figure, value.reason), []).append(describe_gemm(entry.gemm))
+    for (figure, reason), gemms in reasons.items():
+        yield Note("info", f"No {figure} for {first_few(gemms)}: {reason}.")
 
 
 def _wrong(tuned: Tuned) -> Iterator[Note]:

@@ -54,10 +54,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 < self.time_s < math.inf:
-            raise InputError(f"--tune-time is {self.time_s:g}; it must be a number above 0")
+            raise InputError(f"the tuning time is {self.time_s:g} s; it must be a number above 0")
         if self.iterations < MIN_ITERATIONS:
             raise InputError(
-                f"--tune-iterations is {self.iterations}; it must be at least {MIN_ITERATIONS}",
+                f"the number of tuning iterations is {self.iterations}; it must be at least {MIN_ITERATIONS}",
                 hint="with fewer samples no gain is significant",
             )
 

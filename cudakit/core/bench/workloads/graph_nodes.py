@@ -1,4 +1,4 @@
-"""Graph nodes in a chain, or parallel between a fork and a join. Each writes bytes that show it ran."""
+"""The nodes of a graph, in a chain or in parallel branches. Each writes bytes that show that it ran."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
-# Parallel branches of a fork-join; further nodes are appended to them.
+# Number of parallel branches of a fork-join; further nodes extend the branches.
 BRANCHES = 8
-# Nodes write one of two bytes repeatedly, so that a fill node can write it.
+# A node writes one of two bytes, which a fill node can write as well.
 BYTES = (0xF0, 0x0F)
 _WORDS = WIDTH_BYTES // 4
-_REPEATED = 0x01010101
+_REPEAT = 0x01010101  # multiplies a byte to a word of four equal bytes
 
-# Enqueues one node: it writes WIDTH_BYTES at an address, all of one byte.
+# Enqueues one node, which writes a byte to WIDTH_BYTES at an address.
 _Enqueue: TypeAlias = Callable[[Ptr, int, Stream], None]
 
 
 class Nodes:
-    """Nodes of one kind, each of which writes 16 bytes of its own."""
+    """Nodes of one kind; each writes its own 16 bytes."""
 
     def __init__(self, gpu: ComputeDevice, topology: str, kind: str, count: int) -> None:
         self.count = count
@@ -59,7 +59,7 @@ class Nodes:
 
     def count_missing(self, byte: int = BYTES[0]) -> int:
         """Return the number of nodes that did not write the byte since the previous call."""
-        word = byte * _REPEATED
+        word = byte * _REPEAT
         wrong = self._compare.count_not_equal(self._memory, word, self._size_bytes, LEGACY)
         self._poison()
         return -(-wrong // _WORDS)
@@ -75,7 +75,7 @@ class Nodes:
 
 def _kernel(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:
     kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
-    return lambda place, byte, stream: kernels.write(place, byte * _REPEATED, WIDTH_BYTES, stream)
+    return lambda place, byte, stream: kernels.write(place, byte * _REPEAT, WIDTH_BYTES, stream)
 
 
 def _fill(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:  # noqa: ARG001

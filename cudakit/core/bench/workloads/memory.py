@@ -1,4 +1,4 @@
-"""Memory: how fast kernels read, write, copy, scale and add it."""
+"""Memory: the bandwidth of kernels that read, write, copy, scale and add device memory."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# Arbitrary; the factor is not a power of two, so that results are rounded.
+# Arbitrary. The factor is not a power of two, so that results are rounded.
 _WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
 _IN_CACHE = Unavailable("the data stays in L2, whose bandwidth no datasheet states")
-# Total sizes as shares of the L2 cache, and one far beyond it.
+# Default buffer sizes as shares of the L2 cache, and a size far beyond it.
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
 _LARGE_BYTES = 1 << 30
 _ROUND_BYTES = 1 << 16
-# A simulated device is as fast as its host.
-_SIMULATED_SIZES_BYTES = (4 << 10, 16 << 10, 64 << 10)
+# Simulated kernels run on the CPU.
+_SIMULATED_SIZES_BYTES = (16 << 10, 128 << 10, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Operation:
 
     @property
     def buffers(self) -> int:
-        """Number of buffers of the full size."""
+        """Number of buffers of the given size."""
         return self.sources + self.targets
 
 
@@ -85,7 +85,7 @@ _OPERATIONS: Mapping[str, _Operation] = {
 
 
 def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case for each operation and size."""
+    """Return a case per operation and size."""
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
     return tuple(
@@ -117,7 +117,7 @@ def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An operation on buffers of a size."""
+    """A bandwidth kernel on buffers of a size."""
 
     operation: str
     size_bytes: int
@@ -132,7 +132,7 @@ class Memory:
 
 
 class PreparedMemory:
-    """An operation, its buffers, and the kernels for both."""
+    """A bandwidth kernel, its buffers, and the kernels that fill and verify them."""
 
     operations = 0
 
@@ -190,26 +190,26 @@ class PreparedMemory:
             floats = self._size_bytes // FP32.size_bytes
             fill.uniform(source, floats, FP32, LEGACY, seed=self._seed, sequence=sequence)
         if not self._operation.targets:
-            self._plant(sources[0])
+            self._write_sentinel(sources[0])
         self._poison(to)
         return Buffers(to, sources)
 
     @property
     def _target_bytes(self) -> int:
-        """Size of the target; a reader has a few bytes to report what it found."""
+        """Size of the written buffer; the read kernel only writes whether it found the sentinel."""
         return self._size_bytes if self._operation.targets else WIDTH_BYTES
 
-    def _plant(self, source: Ptr) -> None:
-        """Write the value that a reader searches for to the last place."""
+    def _write_sentinel(self, source: Ptr) -> None:
+        """Write the value that the read kernel searches for to the end of a buffer."""
         gpu, last = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
-        found = gpu.host_malloc(WIDTH_BYTES)
+        staging = gpu.host_malloc(WIDTH_BYTES)
         try:
-            words = gpu.host_view(found, WIDTH_BYTES)
+            words = gpu.host_view(staging, WIDTH_BYTES)
             words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
-            gpu.copy(last, found, WIDTH_BYTES, LEGACY)
+            gpu.copy(last, staging, WIDTH_BYTES, LEGACY)
             gpu.sync()
         finally:
-            gpu.host_free(found)
+            gpu.host_free(staging)
 
     def _poison(self, to: Ptr) -> None:
         self._gpu.fill(to, POISON, self._target_bytes, LEGACY)

@@ -45,7 +45,7 @@ def test_tuning_without_gain_is_reported() -> None:
     document = present_tuned(tuned(unchanged()))
 
     assert notes(document, "ok") == [
-        "No significant gain for 1 product: the library's own choice stays."
+        "No significant gain for 1 GEMM: the default algorithm is used."
     ]
 
 
@@ -61,8 +61,8 @@ def test_without_a_file_the_way_to_keep_it_is_said_first() -> None:
 
 def doubtful() -> Iterator[tuple[Tuned, str, str]]:
     yield tuned(product(), complete=False), "warn", "Interrupted"
-    yield tuned(product(stopped="time")), "warn", "time ran out"
-    yield tuned(product(wrong=(DEFAULT,))), "warn", "computed wrong values, and is left out"
+    yield tuned(product(stopped="time")), "warn", "time limit ended"
+    yield tuned(product(wrong=(DEFAULT,))), "warn", "computes wrong values and was excluded"
     yield tuned(product(), warnings=("gaps count",)), "warn", "Gaps count."
     yield tuned(product(), simulated=True), "info", "Simulated"
     yield tuned(untuned=(Untuned(GEMM, "no such type", False),)), "warn", "not tuned: no such type"
