@@ -42,7 +42,6 @@ class Limit(NamedTuple):
 
 
 OWN = "cudakit"
-FRONT = "cudakit, front cache"
 TRACE = "cudakit, trace"
 STACKS = "cudakit, trace and stacks"
 OWN_CORE = "cudakit in cuda.core"
@@ -51,7 +50,7 @@ AMONG_FEW = f"cudakit, {FEW} free blocks"
 AMONG_MANY = f"cudakit, {MANY} free blocks"
 LIMITS = (
     Limit(OWN, "torch.empty", 1),
-    Limit(FRONT, "CuPy MemoryPool", 1),
+    Limit(OWN, "CuPy MemoryPool", 1),
     Limit(TRACE, OWN, 2),
     Limit(OWN_CORE, "cuda.core DeviceMemoryResource", 1),
     Limit(CHURN, OWN, 3),
@@ -80,19 +79,16 @@ def drops_of(make: Callable[[int], object]) -> Loop:
 
 
 def own(device: int | str) -> Iterator[tuple[str, Loop]]:
-    def made(**options: Any) -> Any:
-        return cudakit.CachingAllocator(device, **options)
+    def made() -> Any:
+        return cudakit.CachingAllocator(device)
 
     plain = made()
     yield OWN, pairs_of(plain.alloc, plain.free)
-    front = made(front_cache=64)
-    yield FRONT, pairs_of(front.alloc, front.free)
     for name, context in ((TRACE, None), (STACKS, "all")):
         traced = made()
         traced.record_history(context=context, max_entries=MOST_TRACE_ENTRIES)
         yield name, pairs_of(traced.alloc, traced.free)
     yield CHURN, churn(made())
-    yield f"{FRONT}, {LIVE} live", churn(made(front_cache=64))
     for name, count in ((AMONG_FEW, FEW), (AMONG_MANY, MANY)):
         among = made()
         scatter(among, count)
@@ -170,7 +166,6 @@ def with_cuda_core() -> Iterator[tuple[str, Loop]]:
     for name, resource in (
         ("cuda.core DeviceMemoryResource", DeviceMemoryResource(device)),
         (OWN_CORE, cudakit.CachingMemoryResource(0)),
-        (f"{OWN_CORE}, torch's addresses", cudakit.CachingMemoryResource(0, front_cache=0)),
     ):
         yield name, buffers_of(resource, stream)
 

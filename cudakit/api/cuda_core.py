@@ -9,9 +9,6 @@ from cudakit.errors import MissingDependency
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.allocator import Allocator
 
-# Of a resource of cuda.core, which is compared with DeviceMemoryResource first.
-_FRONT_CACHE = 64
-
 if TYPE_CHECKING:
     from cudakit.gpu.plugs.cuda_core import AllocatorResource
 else:
@@ -21,19 +18,18 @@ else:
         _missing = error
 
         class AllocatorResource:
-            """Stands in for the base class without cuda.core, so that the name below exists."""
+            """The base class if cuda.core is missing: raises MissingDependency."""
 
             def __new__(cls, *_: object, **__: object) -> NoReturn:
                 raise _missing
 
 
 class CachingMemoryResource(AllocatorResource):
-    """The caching allocator as a MemoryResource of cuda.core; ``Device.memory_resource`` takes it.
+    """The caching allocator as a MemoryResource of cuda.core, to be set as ``Device.memory_resource``.
 
-    ``device``, ``settings`` and ``front_cache`` are those of ``CachingAllocator``, which is made, unless
-    there is one: ``allocator``. It is to be had as ``resource.allocator``. Without a compiler,
-    ``front_cache=0`` chooses blocks as torch does, and a Buffer takes longer. The compiled calls ignore it:
-    they always choose blocks as torch does. Raises MissingDependency without cuda.core.
+    ``device``, ``settings`` and ``front_cache`` are those of the ``CachingAllocator`` that is created, unless
+    ``allocator`` is given. ``resource.allocator`` is that allocator. Raises MissingDependency without
+    cuda.core.
 
     >>> resource = cudakit.CachingMemoryResource(0)  # doctest: +SKIP
     >>> with resource.allocate(1 << 20, stream=stream) as buffer:  # doctest: +SKIP
@@ -45,7 +41,7 @@ class CachingMemoryResource(AllocatorResource):
         device: int | str | Gpu | None = None,
         *,
         settings: str | None = None,
-        front_cache: int = _FRONT_CACHE,
+        front_cache: int = 0,
         allocator: Allocator | None = None,
     ) -> None:
         super().__init__(

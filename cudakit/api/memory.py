@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from cudakit.core.memory.result import DiffResult, MemoryResult
     from cudakit.core.memory.snapshot import Snapshot
     from cudakit.core.memory.whatif import WhatIfSpec
+    from cudakit.core.memory.whatif.device import ReplayDevice
     from cudakit.core.memory.whatif.replay import ReplayAllocator
-    from cudakit.core.memory.whatif.replica import Replica
     from cudakit.core.memory.whatif.result import WhatIfResult
     from cudakit.torch_rules.settings import Settings
 
@@ -98,7 +98,7 @@ def replay_snapshots(
     return what_if(spec, snapshots, new_allocator, progress)
 
 
-def new_allocator(device: Replica, settings: Settings, search_again: bool) -> ReplayAllocator:
+def new_allocator(device: ReplayDevice, settings: Settings, search_again: bool) -> ReplayAllocator:
     """Return the caching allocator as ``core.memory.whatif`` replays traces with it."""
     from cudakit.core.allocator.allocator import CachingAllocator
 

@@ -19,35 +19,45 @@ from cudakit.cli.failure import report_error
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": (
         "cudakit.cli.bench:bench",
-        "Measure how fast this GPU goes, and whether that changed.",
+        "How fast is this GPU, and did that change?",
+    ),
+    "completion": (
+        "cudakit.cli.completion:completion",
+        "Print or install shell completion for bash, zsh or fish.",
     ),
     "devices": (
         "cudakit.cli.devices:devices",
-        "Show which GPU is which, and how each one fares.",
+        "Which GPUs are there, and what is their state?",
     ),
     "doctor": (
         "cudakit.cli.doctor:doctor",
-        "Say why CUDA does not work here, or not well.",
+        "Why does CUDA not work here, or not well?",
+    ),
+    "explain": (
+        "cudakit.cli.explain:explain",
+        "What does an error code, Xid, check or variable mean?",
     ),
     "memviz": (
         "cudakit.cli.memviz:memviz",
-        "Show who holds GPU memory, and why it ran out.",
+        "Where did the GPU memory go, and why did it run out?",
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Run a program and find the races between its streams.",
+        "Run a program: do its CUDA streams race? What uses its memory?",
     ),
 }
 
 _EPILOG = """\b
-Environment:
-  NO_COLOR=1       never write colours; FORCE_COLOR=1 writes them to a pipe too
-  COLUMNS=N        width of a report (a terminal's own, or 100 elsewhere)
-  CUDAKIT_DEBUG=1  print the traceback of an error
-
-\b
-Completion, for bash (zsh and fish likewise):
-  eval "$(_CUDAKIT_COMPLETE=bash_source cudakit)"
+Environment variables:
+  NO_COLOR=1                 never use colors
+  FORCE_COLOR=1              use colors in pipes too
+  COLUMNS=N                  width of reports (default: the terminal's, or 100)
+  LC_ALL=C                   draw with ASCII characters
+  CUDAKIT_ALLOC_CONF         allocator settings, as in PYTORCH_CUDA_ALLOC_CONF
+  CUDAKIT_PTXAS              the ptxas that run --sanitize uses
+  CUDAKIT_SANITIZER_LIBRARY  the libsanitizer-public.so that run --sanitize uses
+  XDG_CACHE_HOME             directory of compiled device code (default: ~/.cache)
+  CUDAKIT_DEBUG=1            print the traceback of an error
 """
 
 
@@ -80,7 +90,7 @@ def _stubs() -> dict[str, click.Command]:
 )
 @click.version_option(package_name="cudakit", prog_name="cudakit", message="%(prog)s %(version)s")
 def program() -> None:
-    """Answer questions about a GPU and the Python programs on it."""
+    """Inspect GPUs, and the memory, races and speed of Python programs that use CUDA."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,8 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if "_CUDAKIT_COMPLETE" in os.environ:
-        program.main(prog_name="cudakit")
+    if instruction := os.environ.get("_CUDAKIT_COMPLETE"):
+        from cudakit.cli.completion import complete
+
+        return complete(program, instruction)
     if not arguments:
         return _show_help()
     try:

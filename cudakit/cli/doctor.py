@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cudakit.cli.explain import explain_term
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     Command,
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def _ids(text: str) -> tuple[str, ...]:
-    """Parse ``CK005,ck012`` as ids."""
-    return tuple(part.strip().upper() for part in text.split(",") if part.strip())
+    """Parse ``CK005,ck12`` as ids."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _known_ids() -> list[str]:
@@ -68,12 +70,18 @@ _CHECKS = option_group(
         "explained",
         type=Value(_known_ids),
         metavar="ID",
-        help="Explain what a check examines and why.",
+        hidden=True,  # the earlier spelling of cudakit explain
     ),
     gpu_option,
 )
 _RESULT = option_group(
     "Result",
+    option(
+        "--all",
+        "show_all",
+        is_flag=True,
+        help="Show every check, and the environment variables that are set, not only the problems.",
+    ),
     option(
         "--report",
         "for_others",
@@ -86,7 +94,7 @@ _RESULT = option_group(
         "fail_on",
         type=click.Choice(["warning"]),
         metavar="warning",
-        help="Exit with 1 for warnings too.",
+        help="Exit with 1 also if there are only warnings.",
     ),
     option("--strict", is_flag=True, hidden=True),
 )
@@ -105,6 +113,7 @@ def doctor(
     skip: tuple[str, ...],
     explained: str | None,
     deep: bool,
+    show_all: bool,
     for_others: bool,
     fail_on: str | None,
     strict: bool,
@@ -118,16 +127,17 @@ def doctor(
 
     \b
     cudakit doctor
+    cudakit doctor --all
     cudakit doctor --deep --fail-on warning
-    cudakit doctor --explain CK005
+    cudakit explain CK005
     cudakit doctor --report -o report.txt
     """
     if explained is not None:
-        return _explain(explained.strip().upper(), output)
-    from cudakit.core.devices.diagnose import diagnose, present, refuse_unknown
+        return explain_term(explained, output, for_doctor=True)
+    from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redacted
 
-    refuse_unknown(only, skip, deep=deep)
+    selected_ids(only, skip, deep=deep)  # reports an unknown id before the long work
     with open_outputs(output) as outputs:
         from cudakit.gpu.machine import open_machine
 
@@ -144,19 +154,11 @@ def doctor(
         result = diagnose(context, only=only, skip=skip, deep=deep)
         if for_others:
             result = redacted(result, _identity(context))
-        layout = present.paste if for_others else present.report
+        document = partial(present.report, show_all=show_all)
+        layout = present.paste if for_others else document
         outputs.write(Report(result=result, document=lambda: layout(result)))
-    wrong = result.failures or ((strict or fail_on) and result.warnings)
-    return ExitCode.FINDINGS if wrong else ExitCode.OK
-
-
-def _explain(name: str, options: OutputOptions) -> int:
-    from cudakit.core.devices.diagnose import explain, present
-
-    explained = explain(name)
-    with open_outputs(options) as outputs:
-        outputs.write(Report(result=explained, document=lambda: present.explanation(explained)))
-    return ExitCode.OK
+    has_findings = result.failures or ((strict or fail_on) and result.warnings)
+    return ExitCode.FINDINGS if has_findings else ExitCode.OK
 
 
 def _run_self_test(machine: Machine, *, quiet: bool) -> tuple[SelfTestStep, ...] | Unavailable:
@@ -166,7 +168,7 @@ def _run_self_test(machine: Machine, *, quiet: bool) -> tuple[SelfTestStep, ...]
     if machine.simulated:
         return Unavailable("the GPU is simulated")
     with progress_line(quiet=quiet) as progress:
-        progress("using the GPU for a moment", 0.0)
+        progress("running the self-test on the GPU", 0.0)
         return run_self_test()
 
 

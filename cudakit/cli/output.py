@@ -27,6 +27,7 @@ class Output:
     name: str
     width: int  # columns
     color: bool
+    ascii_only: bool = False  # draw without box and Braille characters
 
     def write(self, text: str | Iterable[str]) -> None:
         """Write a text, or its pieces.
@@ -113,12 +114,31 @@ def standard_output() -> Output:
     stdout: TextIO | None = sys.stdout
     if stdout is None:
         raise UsageError("standard output is closed", hint="write to a file with -o FILE")
-    return Output(stdout, "standard output", terminal_width(stdout), wants_color(stdout))
+    return _terminal(stdout, "standard output")
 
 
 def standard_error() -> Output:
     """Return standard error."""
-    return Output(sys.stderr, "standard error", terminal_width(sys.stderr), wants_color(sys.stderr))
+    return _terminal(sys.stderr, "standard error")
+
+
+def _terminal(stream: TextIO, name: str) -> Output:
+    return Output(stream, name, terminal_width(stream), wants_color(stream), wants_ascii(stream))
+
+
+def wants_ascii(stream: TextIO) -> bool:
+    """Return whether the encoding of a stream, or ``LC_ALL=C``, allows ASCII only.
+
+    Python writes UTF-8 in the C locale too (PEP 540); the locale still says what the terminal shows.
+    """
+    locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
+    if locale in ("C", "POSIX"):
+        return True
+    try:
+        "━⣤✓".encode(stream.encoding or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return True
+    return False
 
 
 def _mode(target: Path, *, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code by NVRTC, which is found where torch, CuPy and the toolkit put it."""
+"""Compilation of CUDA C++ with NVRTC, found in NVIDIA's wheels or the CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ def compile_cuda(
     source: str,
     capability: tuple[int, int],
     *,
-    options: Sequence[str] = (),
     cache: CompileCache | None = None,
 ) -> bytes:
-    """Compile a source to a cubin for a compute capability, as (9, 0).
+    """Compile CUDA C++ to a cubin for a compute capability such as (9, 0).
 
-    A capability newer than this NVRTC gets PTX of the newest that it knows, which the driver compiles.
-    ``options`` are nvcc's, as NVRTC takes them. What is in the ``cache`` is not compiled. Raises CudaError
-    with the compiler's log for a source that does not compile, MissingDependency without NVRTC.
+    If NVRTC is older than the device, the result is PTX for its newest architecture, which the driver
+    compiles. ``cache`` stores results. Raises CudaError with the compiler log
+    if compilation fails, MissingDependency without NVRTC.
     """
     nvrtc = Nvrtc()
     target, kind = choose_target(capability, nvrtc.architectures())
-    whole = [f"--gpu-architecture={target}", *options]
+    options = [f"--gpu-architecture={target}"]
     if cache is None:
-        return nvrtc.compile(source, kind, whole)
-    key = cache_key(f"NVRTC {nvrtc.version}", target, options, source)
+        return nvrtc.compile(source, kind, options)
+    key = cache_key(f"NVRTC {nvrtc.version}", target, (), source)
     image = cache.get(key)
     if image is None:
-        image = nvrtc.compile(source, kind, whole)
+        image = nvrtc.compile(source, kind, options)
         cache.keep(key, image)
     return image
 
 
 def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, str]:
-    """Choose an architecture that NVRTC knows, and "CUBIN" or "PTX".
+    """Return the target architecture for NVRTC, and "CUBIN" or "PTX".
 
-    Raises CudaError where the device is older than all of them.
+    Raises CudaError if the device is older than all supported architectures.
     """
     wanted = capability[0] * 10 + capability[1]
     if wanted in known:
@@ -49,17 +48,17 @@ def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[st
         raise CudaError(
             5,
             "NVRTC_ERROR_INVALID_OPTION",
-            f"this NVRTC compiles for sm_{min(known)} and newer, the device is sm_{wanted}",
+            f"this NVRTC supports sm_{min(known)} and newer, the device is sm_{wanted}",
             hint="install an older nvidia-cuda-nvrtc",
         )
     return f"compute_{max(older)}", "PTX"
 
 
 class Nvrtc:
-    """The compiler. Raises MissingDependency without NVRTC."""
+    """The NVRTC compiler. Raises MissingDependency if it is not installed."""
 
     def __init__(self) -> None:
-        self._nvrtc = _loaded()
+        self._nvrtc = _load_nvrtc()
         self.version: tuple[int, int] = _check(self._nvrtc.nvrtcVersion())
 
     def architectures(self) -> list[int]:
@@ -76,9 +75,9 @@ class Nvrtc:
         name: str = "kernels.cu",
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
-        """Compile a source to a "CUBIN" or to "PTX"; ``headers`` are the texts of includable files by name.
+        """Compile a source to "CUBIN" or "PTX"; ``headers`` maps names to the texts of includable files.
 
-        Raises CudaError with the compiler's log for a source that does not compile.
+        Raises CudaError with the compiler log if compilation fails.
         """
         nvrtc = self._nvrtc
         program = _check(
@@ -116,7 +115,7 @@ def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> An
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _loaded() -> Any:
+def _load_nvrtc() -> Any:
     from cuda.bindings import nvrtc  # type: ignore[import-untyped]
 
     try:

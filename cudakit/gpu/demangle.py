@@ -1,4 +1,4 @@
-"""Readable names of mangled C++ symbols (Itanium C++ ABI, section 5.1)."""
+"""Demangling of C++ symbols (Itanium C++ ABI, section 5.1)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-# numpy's modules link this library, so that it is present.
+# Present wherever numpy is: its extension modules link it.
 _LIBRARY = "libstdc++.so.6"
 
-# No compiler produces longer names for kernels.
-_LONGEST = 64 * 1024
+# Longer than any kernel name in practice.
+_MAX_LENGTH = 64 * 1024
 
 
 def demangle(name: str) -> str:
-    """Return the readable form of a mangled name, and any other name unchanged.
+    """Return the demangled form of a mangled name, and any other name unchanged.
 
-    By ``__cxa_demangle`` of the C++ runtime (Itanium C++ ABI, section 3.4). Without the runtime, names
-    stay as they are.
+    Uses ``__cxa_demangle`` of the C++ runtime (Itanium C++ ABI, section 3.4); without it, returns the name.
     """
-    if not name.startswith("_Z") or len(name) > _LONGEST:
+    if not name.startswith("_Z") or len(name) > _MAX_LENGTH:
         return name
     return _demangler()(name)
 

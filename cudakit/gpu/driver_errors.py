@@ -1,6 +1,8 @@
-"""The error codes of the CUDA driver, with their meaning and remedy; the simulated device raises the same.
+"""The error codes of the CUDA driver and runtime: what each means, its usual causes, what to do.
 
-Source of the codes: CUDA Driver API, Data types used by CUDA driver, CUresult.
+The simulated device raises the same errors as the driver. Source of the codes and meanings: CUDA Driver
+API, "Data types used by CUDA driver", CUresult; CUDA Runtime API, "Data types used by CUDA Runtime",
+cudaError.
 """
 
 from __future__ import annotations
@@ -9,204 +11,388 @@ from enum import IntEnum
 
 from cudakit.errors import CudaError
 
-_END_PROCESS = (
-    "the context is lost, and every later call will fail: end this process and start it again"
-)
-_SANITIZER = "compute-sanitizer shows the kernel and the line"
+_END_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
+_SANITIZER = "run the program under compute-sanitizer: it prints the kernel and the source line"
+_OUT_OF_BOUNDS = "an index out of bounds, a freed buffer, or a host pointer passed to a kernel"
+_MPS_RESTART = "restart MPS: echo quit | nvidia-cuda-mps-control; nvidia-cuda-mps-control -d"
+_CAPTURE_STREAM = "capture on a stream created by the program, not on the default stream"
 
 
 class Status(IntEnum):
-    """The common values of CUresult, without the prefix CUDA_ERROR_: code, meaning and remedy."""
+    """The values of CUresult, without the prefix CUDA_ERROR_: code, meaning, action, usual causes."""
 
-    why: str
-    hint: str
+    meaning: str
+    action: str
+    causes: str
 
-    def __new__(cls, code: int, why: str = "", hint: str = "") -> Status:
+    def __new__(cls, code: int, meaning: str = "", action: str = "", causes: str = "") -> Status:
         member = int.__new__(cls, code)
         member._value_ = code
-        member.why, member.hint = why, hint
+        member.meaning, member.action, member.causes = meaning, action, causes
         return member
 
-    INVALID_VALUE = 1, "an argument is outside of what the call takes"
+    INVALID_VALUE = 1, "an argument of the call is out of range", "", "a null pointer, size or flag"
     OUT_OF_MEMORY = (
         2,
-        "the device has not enough free memory",
-        "free memory, or ask for less; `cudakit memviz` shows who holds it, "
-        "`nvidia-smi` which process",
+        "the device does not have enough free memory",
+        "free memory or allocate less; `cudakit memviz` shows the allocations of a snapshot, "
+        "`cudakit devices -p` the processes on the GPU",
+        "a batch that is too large, a leak, fragmentation, or another process on the same GPU",
     )
     NOT_INITIALIZED = (
         3,
         "CUDA is not initialized in this process",
-        "a forked child cannot use CUDA once its parent has: start it with spawn",
+        "start worker processes with spawn instead of fork",
+        "a process forked after its parent used CUDA",
     )
-    DEINITIALIZED = 4, "the driver is shutting down with this process"
+    DEINITIALIZED = (
+        4,
+        "the driver is shutting down",
+        "free CUDA resources before the interpreter exits",
+        "a destructor or thread that calls CUDA while the process exits",
+    )
+    PROFILER_DISABLED = (
+        5,
+        "the profiler is not initialized for this run",
+        "",
+        "an external profiler",
+    )
     STUB_LIBRARY = (
         34,
-        "the stub of libcuda was loaded in place of the driver's",
-        "take the directory `stubs` off LD_LIBRARY_PATH",
+        "the stub libcuda was loaded instead of the driver's",
+        "remove the directory `stubs` from LD_LIBRARY_PATH (CK008)",
+        "LD_LIBRARY_PATH contains the CUDA toolkit's lib64/stubs",
     )
+    CALL_REQUIRES_NEWER_DRIVER = 36, "the call needs a newer driver", "update the driver (CK009)"
     DEVICE_UNAVAILABLE = (
         46,
-        "the device is busy or not to be used",
-        "another process may hold it exclusively: `nvidia-smi -q -d COMPUTE`",
+        "the device is busy, or its compute mode forbids use",
+        "find the process with `cudakit devices -p`; `sudo nvidia-smi -c DEFAULT` allows several",
+        "another process on a GPU in exclusive-process mode (CK018)",
     )
+    MULTICAST_RESOURCE_FULL = 47, "no resources for another multicast object are left"
     NO_DEVICE = (
         100,
-        "the driver sees no device that can run CUDA",
-        "look at CUDA_VISIBLE_DEVICES, and in a container at --gpus; `cudakit doctor` looks further",
+        "the driver found no CUDA device",
+        "run `cudakit doctor`: it checks device nodes, CUDA_VISIBLE_DEVICES, containers and MIG",
+        "CUDA_VISIBLE_DEVICES hides every GPU, a container without --gpus, a MIG GPU without instances",
     )
-    INVALID_DEVICE = 101, "there is no such device"
-    INVALID_IMAGE = 200, "the kernel image cannot be read: it is no cubin, fatbin or PTX"
-    INVALID_CONTEXT = 201, "no context is current in this thread"
-    MAP_FAILED = 205, "memory could not be mapped"
+    INVALID_DEVICE = (
+        101,
+        "the device index is not valid",
+        "list the devices with `cudakit devices`",
+        "an index beyond the visible devices, or device nodes that the container has lost",
+    )
+    DEVICE_NOT_LICENSED = 102, "the vGPU has no license", "start nvidia-gridd on this machine"
+    INVALID_IMAGE = 200, "the kernel image is not a valid cubin, fatbin or PTX"
+    INVALID_CONTEXT = (
+        201,
+        "the calling thread has no current CUDA context",
+        "call cuCtxSetCurrent, or any runtime API function, in this thread first",
+    )
+    MAP_FAILED = 205, "mapping memory failed"
+    UNMAP_FAILED = 206, "unmapping memory failed"
+    ARRAY_IS_MAPPED = 207, "the array is mapped and cannot be destroyed"
+    ALREADY_MAPPED = 208, "the resource is already mapped"
     NO_BINARY_FOR_GPU = (
         209,
         "the image has no code for this device",
-        "compile for its compute capability, or add PTX",
+        "compile for the device's compute capability or include PTX; CK010 compares builds and GPUs",
+        "a GPU that is newer or older than the build of the library",
     )
+    ALREADY_ACQUIRED = 210, "the resource is already acquired"
+    NOT_MAPPED = 211, "the resource is not mapped"
+    NOT_MAPPED_AS_ARRAY = 212, "the resource is not mapped as an array"
+    NOT_MAPPED_AS_POINTER = 213, "the resource is not mapped as a pointer"
     ECC_UNCORRECTABLE = (
         214,
-        "the device found a memory error that it could not correct",
-        "the device may need a reset or replacement: `nvidia-smi -q -d ECC,ROW_REMAPPER`",
+        "the device detected a memory error that ECC cannot correct",
+        "reset the GPU; replace it if the error returns (`nvidia-smi -q -d ECC,ROW_REMAPPER`)",
+        "failing GPU memory (CK027, CK028, Xid 48)",
     )
-    UNSUPPORTED_LIMIT = 215, "the device has no such limit"
+    UNSUPPORTED_LIMIT = 215, "the device does not support this limit"
+    CONTEXT_ALREADY_IN_USE = 216, "the context is already bound to another thread"
     PEER_ACCESS_UNSUPPORTED = (
         217,
-        "one device cannot use the memory of the other",
-        "copy between them instead; `nvidia-smi topo -p2p r` shows which pairs can",
+        "one device cannot access the memory of the other",
+        "copy between the devices instead; `cudakit devices -t` shows which pairs have peer access",
+        "devices without a common PCIe root or NVLink, an IOMMU, or a virtual machine",
     )
-    INVALID_PTX = 218, "the PTX does not compile"
+    INVALID_PTX = 218, "compiling the PTX failed", "read the log of the PTX compiler"
+    INVALID_GRAPHICS_CONTEXT = 219, "the OpenGL or Direct3D context is not valid"
     NVLINK_UNCORRECTABLE = (
         220,
-        "an NVLink found an error that it could not correct",
-        "`nvidia-smi nvlink -e` counts them",
+        "the device detected an NVLink error that it cannot correct",
+        "check the error counters: nvidia-smi nvlink -e",
+        "a failing NVLink or NVSwitch (Xid 74)",
     )
+    JIT_COMPILER_NOT_FOUND = 221, "libnvidia-ptxjitcompiler was not found", "reinstall the driver"
     UNSUPPORTED_PTX_VERSION = (
         222,
-        "the PTX is newer than this driver reads",
-        "update the driver, or compile with an older CUDA or to a cubin",
+        "the driver cannot compile PTX of this version",
+        "update the driver, or compile with an older CUDA or to machine code (CK009)",
+        "NVRTC, nvcc or Triton of a newer CUDA than the driver's",
     )
-    CONTAINED = 226, "the device contained a hardware error"
+    JIT_COMPILATION_DISABLED = 223, "PTX compilation is disabled", "unset CUDA_DISABLE_PTX_JIT"
+    UNSUPPORTED_EXEC_AFFINITY = 224, "the device does not support this execution affinity"
+    UNSUPPORTED_DEVSIDE_SYNC = 225, "the PTX calls cudaDeviceSynchronize on the device: unsupported"
+    CONTAINED = 226, "the device contained a hardware error", "check the kernel log for Xid errors"
+    INVALID_SOURCE = 300, "the kernel source is not valid"
+    FILE_NOT_FOUND = 301, "the file was not found"
+    SHARED_OBJECT_SYMBOL_NOT_FOUND = 302, "a symbol of a shared library was not found"
+    SHARED_OBJECT_INIT_FAILED = 303, "initializing a shared library failed"
     OPERATING_SYSTEM = (
         304,
         "a call to the operating system failed",
-        "look at the permissions of /dev/nvidia* and at the limits of the process",
+        "check the permissions of /dev/nvidia* (CK002), memory limits (CK035) and ulimit -n",
     )
-    INVALID_HANDLE = 400, "not a handle that is valid here"
-    ILLEGAL_STATE = 401, "the resource is not in a state that permits this"
-    NOT_FOUND = 500, "there is no such name"
-    NOT_READY = 600, "the work has not finished yet", "synchronize before this call"
-    ILLEGAL_ADDRESS = 700, "a kernel used an address that it may not", _SANITIZER
+    INVALID_HANDLE = (
+        400,
+        "the handle is not valid",
+        "",
+        "a stream, event or module that was destroyed",
+    )
+    ILLEGAL_STATE = 401, "the resource is not in a state that allows this operation"
+    LOSSY_QUERY = 402, "the query would lose information about an object from a newer API"
+    NOT_FOUND = 500, "the named symbol was not found", "", "a misspelled or mangled kernel name"
+    NOT_READY = 600, "the work has not finished", "synchronize before this call"
+    ILLEGAL_ADDRESS = (
+        700,
+        "a kernel accessed an invalid memory address",
+        _SANITIZER,
+        f"{_OUT_OF_BOUNDS}; the call that reports it is often later than the faulty kernel",
+    )
     LAUNCH_OUT_OF_RESOURCES = (
         701,
-        "the launch needs more registers or shared memory than a multiprocessor has",
-        "launch fewer threads per block, or compile with a bound on registers",
+        "the launch needs more registers or shared memory than an SM has",
+        "launch fewer threads per block, or limit registers (__launch_bounds__, -maxrregcount)",
     )
     LAUNCH_TIMEOUT = (
         702,
-        "a kernel ran longer than the display's watchdog allows",
-        "split the kernel, or use a device without a display",
+        "a kernel ran longer than the display watchdog allows",
+        "split the kernel, or use a GPU without a display",
     )
-    CONTEXT_IS_DESTROYED = 709, "the context is no longer there"
-    ASSERT = 710, "an assert in a kernel failed", "stderr names the file and the line"
-    TOO_MANY_PEERS = 711, "the device has all the peers that it can have"
-    HARDWARE_STACK_ERROR = 714, "the stack of a kernel is damaged or too small"
-    ILLEGAL_INSTRUCTION = 715, "a kernel reached an instruction that the device has not"
-    MISALIGNED_ADDRESS = 716, "a kernel used an address that is not aligned", _SANITIZER
-    INVALID_ADDRESS_SPACE = 717, "a kernel used an address in the wrong kind of memory", _SANITIZER
-    INVALID_PC = 718, "a kernel ran out of its code"
-    LAUNCH_FAILED = 719, "a kernel failed while it ran", _SANITIZER
+    LAUNCH_INCOMPATIBLE_TEXTURING = 703, "the launch uses an incompatible texture mode"
+    PEER_ACCESS_ALREADY_ENABLED = 704, "peer access is already enabled"
+    PEER_ACCESS_NOT_ENABLED = 705, "peer access is not enabled"
+    PRIMARY_CONTEXT_ACTIVE = 708, "the device's primary context is already initialized"
+    CONTEXT_IS_DESTROYED = 709, "the current context was destroyed or not yet initialized"
+    ASSERT = (
+        710,
+        "an assertion in a kernel failed",
+        "read stderr: it has the file and line of the assertion",
+        "in PyTorch mostly an index out of bounds, such as a class label or token id",
+    )
+    TOO_MANY_PEERS = 711, "the device has reached its maximum number of peers"
+    HOST_MEMORY_ALREADY_REGISTERED = 712, "the host memory is already registered (pinned)"
+    HOST_MEMORY_NOT_REGISTERED = 713, "the host memory is not registered (pinned)"
+    HARDWARE_STACK_ERROR = (
+        714,
+        "the stack of a kernel is corrupt or too small",
+        _SANITIZER,
+        "deep recursion, or a write past a local array",
+    )
+    ILLEGAL_INSTRUCTION = (
+        715,
+        "a kernel executed an illegal instruction",
+        _SANITIZER,
+        "code for another architecture, or a corrupt image",
+    )
+    MISALIGNED_ADDRESS = (
+        716,
+        "a kernel accessed a misaligned address",
+        _SANITIZER,
+        "a vector load (float4) from a pointer that is not a multiple of its size",
+    )
+    INVALID_ADDRESS_SPACE = (
+        717,
+        "an instruction got an address of the wrong memory space",
+        _SANITIZER,
+        "a shared-memory or local pointer passed to an instruction for global memory",
+    )
+    INVALID_PC = (
+        718,
+        "a kernel jumped outside of its code",
+        _SANITIZER,
+        "a corrupt function pointer",
+    )
+    LAUNCH_FAILED = (
+        719,
+        "a kernel failed while it ran",
+        _SANITIZER,
+        "an invalid pointer, or shared memory accessed out of bounds",
+    )
+    COOPERATIVE_LAUNCH_TOO_LARGE = (
+        720,
+        "the cooperative launch has more blocks than fit on the device at once",
+        "launch at most cuOccupancyMaxActiveBlocksPerMultiprocessor times the number of SMs",
+    )
     TENSOR_MEMORY_LEAK = 721, "a kernel ended without freeing its tensor memory"
-    NOT_PERMITTED = 800, "this is not permitted here"
-    NOT_SUPPORTED = 801, "this device or driver does not support it"
+    NOT_PERMITTED = 800, "the operation is not permitted"
+    NOT_SUPPORTED = 801, "this device or driver does not support the operation"
     SYSTEM_NOT_READY = (
         802,
-        "the system is not ready for CUDA",
-        "with NVSwitch, nvidia-fabricmanager of the driver's version must be running; "
-        "`cudakit doctor` looks further",
+        "the system is not ready to run CUDA",
+        "start nvidia-fabricmanager in exactly the driver's version (CK006)",
+        "on machines with NVSwitch, the fabric manager is not running",
     )
     SYSTEM_DRIVER_MISMATCH = (
         803,
-        "libcuda and the kernel module are of different drivers",
-        "reboot after an update of the driver, and take cuda-compat off LD_LIBRARY_PATH",
+        "libcuda and the kernel module have different versions",
+        "reboot after a driver update; remove cuda-compat from LD_LIBRARY_PATH (CK004, CK008)",
+        "a driver update without a reboot, or an unsuitable cuda-compat package",
     )
     COMPAT_NOT_SUPPORTED_ON_DEVICE = (
         804,
         "the forward-compatibility libcuda does not support this device",
-        "take cuda-compat off LD_LIBRARY_PATH, and update the driver instead",
+        "remove cuda-compat from LD_LIBRARY_PATH and update the driver instead (CK008)",
+        "cuda-compat, which supports data-center GPUs only, on another GPU",
     )
     MPS_CONNECTION_FAILED = (
         805,
-        "no answer from the MPS daemon",
-        "start nvidia-cuda-mps-control, or unset CUDA_MPS_*",
+        "the MPS daemon does not answer",
+        "start it (nvidia-cuda-mps-control -d), or unset CUDA_MPS_PIPE_DIRECTORY (CK019)",
+        "a leftover pipe directory, another user's daemon, or a container that does not share it",
     )
-    MPS_CLIENT_TERMINATED = 810, "the MPS server ended this client"
-    STREAM_CAPTURE_UNSUPPORTED = 900, "this is not permitted while a stream is capturing"
-    STREAM_CAPTURE_INVALIDATED = 901, "an earlier error has spoiled the capture"
-    STREAM_CAPTURE_UNMATCHED = 903, "the capture did not begin in this stream"
+    MPS_RPC_FAILURE = 806, "a call from the client to the MPS server failed", _MPS_RESTART
+    MPS_SERVER_NOT_READY = 807, "the MPS server is starting or recovering", "try again"
+    MPS_MAX_CLIENTS_REACHED = (
+        808,
+        "the MPS server has its maximum number of clients",
+        "end a client",
+    )
+    MPS_MAX_CONNECTIONS_REACHED = 809, "the MPS server has its maximum of connections"
+    MPS_CLIENT_TERMINATED = (
+        810,
+        "the MPS server terminated this client",
+        "",
+        "a fatal error of another client of the same MPS server",
+    )
+    CDP_NOT_SUPPORTED = 811, "the module uses dynamic parallelism, which MPS does not support"
+    STREAM_CAPTURE_UNSUPPORTED = (
+        900,
+        "the operation is not permitted while a stream is capturing",
+        "move it out of the captured region",
+        "a synchronization, cudaMalloc, or print of a tensor during graph capture",
+    )
+    STREAM_CAPTURE_INVALIDATED = (
+        901,
+        "an earlier error invalidated the capture",
+        "find the first error",
+    )
+    STREAM_CAPTURE_MERGE = 902, "the operation would merge two independent captures"
+    STREAM_CAPTURE_UNMATCHED = 903, "the capture did not begin on this stream"
     STREAM_CAPTURE_UNJOINED = (
         904,
-        "a stream that the capture forked into was not joined",
-        "let the stream where the capture began wait on an event of the other",
+        "a stream forked into the capture was not joined",
+        "make the stream that began the capture wait for an event of the other stream",
     )
     STREAM_CAPTURE_ISOLATION = 905, "the work depends on work outside of the capture"
     STREAM_CAPTURE_IMPLICIT = (
         906,
         "the legacy default stream would have to wait for the capture",
-        "use a stream of your own, or capture in a non-blocking stream",
+        _CAPTURE_STREAM,
     )
-    CAPTURED_EVENT = 907, "the event was last recorded inside a capture"
+    CAPTURED_EVENT = 907, "the event was last recorded in a capturing stream"
     STREAM_CAPTURE_WRONG_THREAD = 908, "another thread began the capture"
+    TIMEOUT = 909, "the wait reached its timeout"
     GRAPH_EXEC_UPDATE_FAILURE = (
         910,
-        "the executable graph cannot become what the graph is, and stays as it was",
-        "capture the same work with other parameters, or instantiate the graph anew",
+        "the executable graph cannot be updated from this graph and stays unchanged",
+        "capture the same operations with other parameters, or instantiate a new graph",
     )
-    EXTERNAL_DEVICE = 911, "a device outside of CUDA signalled an error"
-    UNKNOWN = 999, "the driver does not say why", "the kernel's log may: dmesg | grep -i nvrm"
+    EXTERNAL_DEVICE = 911, "a device outside of CUDA reported an error"
+    INVALID_CLUSTER_SIZE = 912, "the cluster size of the launch is not valid"
+    FUNCTION_NOT_LOADED = 913, "the function is not loaded"
+    INVALID_RESOURCE_TYPE = 914, "the type of a resource is not valid for the operation"
+    INVALID_RESOURCE_CONFIGURATION = 915, "the resources do not suit the operation"
+    KEY_ROTATION = 916, "the key rotation of confidential computing failed"
+    UNKNOWN = (
+        999,
+        "the driver gives no reason",
+        "check the kernel log (sudo dmesg | grep -i nvrm) and /dev/nvidia-uvm (CK002)",
+        "a missing or broken /dev/nvidia-uvm, often after suspend, or a hardware error",
+    )
 
 
-# After these the context is lost: CUresult's text says that the process must be ended and relaunched.
+# CUresult's documentation of these: "the process must be terminated and relaunched".
 STICKY = frozenset(
-    {
-        Status.ECC_UNCORRECTABLE,
-        Status.NVLINK_UNCORRECTABLE,
-        Status.CONTAINED,
-        Status.ILLEGAL_ADDRESS,
-        Status.LAUNCH_TIMEOUT,
-        Status.ASSERT,
-        Status.HARDWARE_STACK_ERROR,
-        Status.ILLEGAL_INSTRUCTION,
-        Status.MISALIGNED_ADDRESS,
-        Status.INVALID_ADDRESS_SPACE,
-        Status.INVALID_PC,
-        Status.LAUNCH_FAILED,
-        Status.TENSOR_MEMORY_LEAK,
-        Status.MPS_CLIENT_TERMINATED,
-        Status.EXTERNAL_DEVICE,
-    }
+    map(Status, (214, 220, 226, 700, 702, 710, *range(714, 720), 721, 810, 911)),
 )
+
+# Names of cudaError that do not follow from the driver's name.
+_RUNTIME_NAMES = {
+    2: "MemoryAllocation",
+    3: "InitializationError",
+    4: "CudartUnloading",
+    46: "DevicesUnavailable",
+    200: "InvalidKernelImage",
+    201: "DeviceUninitialized",
+    205: "MapBufferObjectFailed",
+    206: "UnmapBufferObjectFailed",
+    209: "NoKernelImageForDevice",
+    214: "ECCUncorrectable",
+    216: "DeviceAlreadyInUse",
+    225: "UnsupportedDevSideSync",
+    400: "InvalidResourceHandle",
+    500: "SymbolNotFound",
+    708: "SetOnActiveProcess",
+    719: "LaunchFailure",
+}
+# CUresult values without a cudaError.
+_DRIVER_ONLY = (47, 916)
+
+# cudaError values without a CUresult: name, meaning, action.
+RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
+    9: (
+        "cudaErrorInvalidConfiguration",
+        "the launch configuration is not valid for the device",
+        "check the grid and block sizes: at most 1024 threads per block, no dimension of 0",
+    ),
+    18: ("cudaErrorInvalidTexture", "the texture is not valid", ""),
+    21: ("cudaErrorInvalidMemcpyDirection", "the copy direction does not fit the pointers", ""),
+    35: (
+        "cudaErrorInsufficientDriver",
+        "the driver is older than the CUDA runtime needs",
+        "update the driver, or install a build for the driver's CUDA version (CK009)",
+    ),
+    49: ("cudaErrorIncompatibleDriverContext", "the current context is not a runtime context", ""),
+    98: (
+        "cudaErrorInvalidDeviceFunction",
+        "the function does not exist on the device, or was compiled for another architecture",
+        "compile for the device's compute capability (CK010)",
+    ),
+    127: ("cudaErrorStartupFailure", "the CUDA runtime failed to start", ""),
+}
+
+
+def runtime_name(status: Status) -> str:
+    """Return the name of the same error in the runtime API, "" if it has none."""
+    if status in _DRIVER_ONLY:
+        return ""
+    camel = "".join(word.capitalize() for word in status.name.split("_"))
+    return f"cudaError{_RUNTIME_NAMES.get(int(status), camel)}"
+
+
+def remedy(status: Status) -> str:
+    """Return what to do after an error, "" if there is no general advice."""
+    return "; ".join(filter(None, (_END_PROCESS if status in STICKY else "", status.action)))
 
 
 _BY_CODE = {int(status): status for status in Status}
 
 
 def cuda_error(code: int, *, seen: str = "", name: str = "", text: str = "") -> CudaError:
-    """Return the CudaError of a CUresult; ``seen`` are values to append to its message.
+    """Return the CudaError of a CUresult; ``seen`` are observed values to append to its message.
 
     ``name`` and ``text`` are the driver's own, used for codes that are not in this module.
     """
     if code not in _BY_CODE:
         return CudaError(code, name or f"CUDA error {code}", _with(text or "no explanation", seen))
     status = _BY_CODE[code]
-    hints = (_END_PROCESS if status in STICKY else "", status.hint)
-    return CudaError(
-        code,
-        f"CUDA_ERROR_{status.name}",
-        _with(status.why, seen),
-        hint="; ".join(filter(None, hints)),
-    )
+    message = _with(status.meaning, seen)
+    return CudaError(code, f"CUDA_ERROR_{status.name}", message, hint=remedy(status))
 
 
-def _with(why: str, seen: str) -> str:
-    return f"{why}: {seen}" if seen else why
+def _with(meaning: str, seen: str) -> str:
+    return f"{meaning}: {seen}" if seen else meaning

@@ -1,6 +1,6 @@
-"""File descriptors of other processes, which refer to physical memory of a device.
+"""Duplication of file descriptors from other processes, to import their physical memory.
 
-A descriptor is taken by pidfd_open(2) and pidfd_getfd(2), as PyTorch does for its expandable segments
+Uses pidfd_open(2) and pidfd_getfd(2), as PyTorch does for expandable segments
 (c10/cuda/CUDACachingAllocator.cpp, ExpandableSegment::fromShared).
 """
 
@@ -15,37 +15,39 @@ from pathlib import Path
 from cudakit.errors import CudakitError, EnvironmentUnusable, Unsupported
 from cudakit.gpu.api import Descriptor, ProcessId
 
-# The same on every architecture that CUDA runs on (include/uapi/asm-generic/unistd.h of Linux).
+# System call number, the same on all architectures of CUDA (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
-# Index of starttime among the fields behind the name (proc_pid_stat(5): the 22nd, the name is the 2nd).
-_STARTED = 22 - 3
+# Index of starttime in /proc/PID/stat after the process name (proc_pid_stat(5): field 22, the name is 2).
+_START_TIME = 22 - 3
 
 
 def this_process() -> ProcessId:
     """Return the id of this process."""
-    return ProcessId(os.getpid(), _started(os.getpid()) or 0)
+    return ProcessId(os.getpid(), _start_time(os.getpid()) or 0)
 
 
 def take(descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | None = None) -> int:
-    """Return a file descriptor of this process for the same file; it is to be closed.
+    """Return a duplicate of another process's file descriptor, which the caller must close.
 
-    ``pidfd_getfd`` asks the kernel. Raises EnvironmentUnusable where the process has ended, has closed the
-    descriptor, or this one may not take it; Unsupported where the system has no such calls.
+    ``pidfd_getfd`` replaces the system call. Raises EnvironmentUnusable if the process has ended, has closed
+    the descriptor, or denies access; Unsupported if the system lacks pidfd_open.
     """
-    process, ask = descriptor.process, pidfd_getfd or _pidfd_getfd
+    process, getfd = descriptor.process, pidfd_getfd or _pidfd_getfd
     if not hasattr(os, "pidfd_open"):
         raise Unsupported(
             "this system cannot pass file descriptors between processes (no pidfd_open)",
             hint="share memory without expandable segments: expandable_segments:False",
         )
     try:
-        held = os.pidfd_open(process.pid)
+        pidfd = os.pidfd_open(process.pid)
         try:
-            if _started(process.pid) != process.started:  # checked while the pidfd holds its number
+            if (
+                _start_time(process.pid) != process.started
+            ):  # checked while the pidfd prevents reuse of the pid
                 raise ended(process)
-            return ask(held, descriptor.number)
+            return getfd(pidfd, descriptor.number)
         finally:
-            os.close(held)
+            os.close(pidfd)
     except OSError as error:
         raise _refused(descriptor, error) from error
 
@@ -74,13 +76,11 @@ def _refused(descriptor: Descriptor, error: OSError) -> CudakitError:
     if error.errno == errno.EBADF:
         return withdrawn(descriptor)
     what = f"process {os.getpid()} cannot copy file descriptor {descriptor.number} of process {process.pid}"
-    return EnvironmentUnusable(
-        f"{what}: {os.strerror(error.errno or 0)}", hint=_remedy(error.errno)
-    )
+    return EnvironmentUnusable(f"{what}: {os.strerror(error.errno or 0)}", hint=_hint(error.errno))
 
 
-def _remedy(number: int | None) -> str:
-    """Return a hint (pidfd_getfd(2), "ERRORS": it needs the permission of ptrace(2) to attach)."""
+def _hint(number: int | None) -> str:
+    """Return a hint for an errno (pidfd_getfd(2), "ERRORS"; it needs ptrace attach permission)."""
     plain = "share memory without expandable segments: expandable_segments:False"
     if number in (errno.EPERM, errno.EACCES):
         return (
@@ -92,13 +92,13 @@ def _remedy(number: int | None) -> str:
     return f"allow more open files (ulimit -n); or {plain}"
 
 
-def _started(pid: int) -> int | None:
-    """Return when a process started, None if it is not visible."""
+def _start_time(pid: int) -> int | None:
+    """Return the start time of a process in clock ticks since boot; None if it is not visible."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return int(told.rpartition(")")[2].split()[_STARTED])
+    return int(stat.rpartition(")")[2].split()[_START_TIME])
 
 
 def _pidfd_getfd(pidfd: int, number: int) -> int:

@@ -1,10 +1,9 @@
-"""Named ranges and marks for tools attached through NVTX; almost free without one.
+"""Named ranges and marks for profilers attached through NVTX; nearly free without one.
 
-Whether one listens is settled when a domain is first used, as in the nvtx package: NVTX injects its
-listener at the process's first call, and never later.
+NVTX injects the profiler at the first call of the process and never later, so a domain is looked up once.
 """
 
-# ruff: noqa: A001 range is the word of NVTX and of every tool that shows one
+# ruff: noqa: A001 ``range`` is the term of NVTX and its tools
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ Payload = int | float
 
 
 class Domain(Protocol):
-    """The part of ``nvtx.Domain`` that is used here."""
+    """The methods of ``nvtx.Domain`` used here."""
 
     def push_range(self, attributes: Any) -> None: ...
     def pop_range(self) -> None: ...
@@ -33,8 +32,8 @@ class Domain(Protocol):
     ) -> Any: ...
 
 
-class Silent:
-    """A range without an attached tool: no effect, as context manager or as decorator."""
+class NoRange:
+    """A range that has no effect because no profiler is attached."""
 
     __slots__ = ()
 
@@ -43,12 +42,12 @@ class Silent:
     def __exit__(self, *_: object) -> None: ...
 
     def __call__(self, function: _F) -> _F:
-        _refuse_suspended(function)
+        _check_is_plain_function(function)
         return function
 
 
-class Range(Silent):
-    """A range with an attached tool. It can be entered repeatedly and recursively."""
+class Range(NoRange):
+    """A range that an attached profiler records. It can be entered repeatedly and recursively."""
 
     __slots__ = ("_attributes", "_domain")
 
@@ -63,7 +62,7 @@ class Range(Silent):
         self._domain.pop_range()
 
     def __call__(self, function: _F) -> _F:
-        _refuse_suspended(function)
+        _check_is_plain_function(function)
 
         @functools.wraps(function)
         def ranged(*args: Any, **kwargs: Any) -> Any:
@@ -73,11 +72,11 @@ class Range(Silent):
         return ranged  # type: ignore[return-value]
 
 
-_SILENT = Silent()
+_NO_RANGE = NoRange()
 
 
-def listened(name: str) -> Domain | None:
-    """Return a domain by name, or None if no tool is attached to it."""
+def attached_domain(name: str) -> Domain | None:
+    """Return a domain by name, or None if no profiler is attached."""
     domain = nvtx.get_domain(name)
     return domain if isinstance(domain, nvtx.Domain) else None
 
@@ -89,12 +88,12 @@ def range(
     color: str | int | None = None,
     category: str | None = None,
     payload: Payload | None = None,
-) -> Silent:
-    """Name a stretch of the program: a context manager, and a decorator of functions.
+) -> NoRange:
+    """Return an NVTX range, as context manager or function decorator.
 
-    Tools that listen through NVTX show it: nsys, ncu and others. ``color`` is a name
-    as matplotlib's or 0xAARRGGBB, ``payload`` a number shown with the range. As a decorator it raises
-    UsageError for a coroutine or a generator, whose call is over before it runs.
+    Profilers such as nsys and ncu show it. ``color`` is a matplotlib color name or 0xAARRGGBB, ``payload`` a
+    number shown with the range. As a decorator it raises UsageError for a coroutine or a generator, whose
+    call returns before its body runs.
 
     >>> import cudakit
     >>> with cudakit.range("load"):
@@ -105,10 +104,10 @@ def range(
     >>> step(batch)
     6
     """
-    heard = listened(domain)
-    if heard is None:
-        return _SILENT
-    return Range(heard, heard.get_event_attributes(name, color, category, payload))
+    target = attached_domain(domain)
+    if target is None:
+        return _NO_RANGE
+    return Range(target, target.get_event_attributes(name, color, category, payload))
 
 
 def push_range(
@@ -119,22 +118,22 @@ def push_range(
     category: str | None = None,
     payload: Payload | None = None,
 ) -> None:
-    """Begin a range of this thread; ``pop_range`` of the same domain ends it.
+    """Begin an NVTX range of this thread, which ``pop_range`` of the same domain ends.
 
     >>> import cudakit
     >>> cudakit.push_range("epoch", payload=3)
     >>> cudakit.pop_range()
     """
-    heard = listened(domain)
-    if heard is not None:
-        heard.push_range(heard.get_event_attributes(name, color, category, payload))
+    target = attached_domain(domain)
+    if target is not None:
+        target.push_range(target.get_event_attributes(name, color, category, payload))
 
 
 def pop_range(*, domain: str = "cudakit") -> None:
-    """End the range of this thread that ``push_range`` began last."""
-    heard = listened(domain)
-    if heard is not None:
-        heard.pop_range()
+    """End the innermost range of this thread that ``push_range`` began."""
+    target = attached_domain(domain)
+    if target is not None:
+        target.pop_range()
 
 
 def mark(
@@ -145,18 +144,18 @@ def mark(
     category: str | None = None,
     payload: Payload | None = None,
 ) -> None:
-    """Note a moment of this thread.
+    """Record an NVTX mark: a point in time of this thread.
 
     >>> import cudakit
     >>> cudakit.mark("checkpoint written")
     """
-    heard = listened(domain)
-    if heard is not None:
-        heard.mark(heard.get_event_attributes(name, color, category, payload))
+    target = attached_domain(domain)
+    if target is not None:
+        target.mark(target.get_event_attributes(name, color, category, payload))
 
 
-def _refuse_suspended(function: Callable[..., Any]) -> None:
-    """Raise for a function that returns before it runs: its range would end before the work begins."""
+def _check_is_plain_function(function: Callable[..., Any]) -> None:
+    """Raise UsageError for coroutine and generator functions, whose calls return before the body runs."""
     if (
         inspect.iscoroutinefunction(function)
         or inspect.isgeneratorfunction(function)

@@ -1,4 +1,4 @@
-"""Untrusted text without invisible characters: shared by the renderers of terminals and pages."""
+"""Untrusted text without invisible characters, for all renderers."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from cudakit.errors import CudakitError
 from cudakit.serialize import to_plain
 
-# UTF-8 cannot encode lone surrogates; JSON does not escape C1 control characters, which terminals obey.
-_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+# UTF-8 cannot encode lone surrogates. JSON does not escape C1 control characters, which terminals obey, and
+# format characters such as bidirectional controls, which hide text.
+_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 # Deep enough for a list of rows under a list of devices: each row is then a line.
 _INDENTED_LEVELS = 4

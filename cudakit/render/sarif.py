@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from cudakit.document import Document, Finding, Frame, Note, Stack, walk
-from cudakit.render.columns import valid_utf8
+from cudakit.render.escape import visible
 from cudakit.render.values import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -133,10 +133,10 @@ def _escaped(path: str) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Make all texts valid UTF-8."""
+    """Escape invisible characters in all texts, except line ends."""
     match value:
         case str():
-            return valid_utf8(value)
+            return "\n".join(map(visible, value.split("\n")))
         case dict():
             return {key: _clean(item) for key, item in value.items()}
         case list():

@@ -14,7 +14,7 @@ from cudakit.cli.failure import ExitCode
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 
 HERE = [check.id for members in THEMES.values() for check in members]
-TRIALS = [check.id for members in SELF_TEST.values() for check in members]
+SELF_TESTS = [check.id for members in SELF_TEST.values() for check in members]
 
 SIM = ("doctor", "--gpu", "sim")
 
@@ -42,7 +42,7 @@ def test_this_machine_is_diagnosed(cli: Cli) -> None:
     assert [check["id"] for check in result["checks"]] == HERE
     assert sum(result["counts"].values()) == len(HERE)
     assert run.exit_code == (ExitCode.FINDINGS if result["counts"]["fail"] else ExitCode.OK)
-    assert not [one for one in result["checks"] if "the check broke" in one["summary"]]
+    assert not [one for one in result["checks"] if "internal error" in one["summary"]]
 
 
 def test_machine_without_driver_fails_one_check(cli: Cli) -> None:
@@ -86,12 +86,68 @@ def test_variables_that_choose_devices_do_not_affect_simulated_gpu(
     assert cli(*SIM, "--json").stdout == plain
 
 
-def test_warning_is_finding_with_strict_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["NCCL_P2P_DISABLE", "CUDA_VISIBLE_DEVICE"])
+def test_settings_of_process_are_not_those_of_simulated_machine(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+
+    result = parsed(cli(*SIM, "--json").stdout)
+
+    assert (result["status"], result["variables"]) == ("ok", [])
+
+
+def test_report_of_simulated_gpu_agrees_with_json_and_exit_code(cli: Cli) -> None:
+    run = cli(*SIM)
+
+    assert run.stdout.startswith("Simulated: no problems found\n")
+    assert parsed(cli(*SIM, "--json").stdout)["status"] == "ok"
+
+
+# --- environment variables, with or without a GPU ---------------------------------------------------
+
+
+SETTINGS = ("doctor", "--only", "CK020,CK024")
+
+
+@pytest.mark.parametrize("option", [("--fail-on", "warning"), ("--strict",)])
+def test_warning_is_finding_with_fail_on_only(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
 
-    assert cli(*SIM).exit_code == ExitCode.OK
-    assert cli(*SIM, "--strict").exit_code == ExitCode.FINDINGS
-    assert cli(*SIM, "--strict", "--skip", "CK020").exit_code == ExitCode.OK
+    assert cli(*SETTINGS).exit_code == ExitCode.OK
+    assert cli(*SETTINGS, *option).exit_code == ExitCode.FINDINGS
+    assert cli(*SETTINGS, *option, "--skip", "ck20").exit_code == ExitCode.OK
+
+
+def test_problems_come_first_and_all_lists_the_rest(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+
+    short, full = cli(*SETTINGS).stdout, cli(*SETTINGS, "--all").stdout
+
+    assert short.startswith("1 warning\n")
+    assert "CK024" not in short
+    assert "1 environment variable of CUDA and its libraries set: CUDA_LAUNCH_BLOCKING" in short
+    assert "CK024 no misspelled environment variable" in full
+    assert "Environment variables that are set" in full
+
+
+def test_set_variables_are_in_json_with_effect_and_source(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+    (found,) = parsed(cli(*SETTINGS, "--json").stdout)["variables"]
+
+    assert (found["name"], found["value"], found["library"]) == (
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "1",
+        "PyTorch",
+    )
+    assert found["source"] == "PyTorch documentation, CUDA Environment Variables"
 
 
 def test_ids_ignore_case(cli: Cli) -> None:
@@ -125,29 +181,36 @@ def test_report_is_written_to_file(cli: Cli, tmp_path: Path) -> None:
     place = tmp_path / "report.txt"
 
     assert cli(*SIM, "--report", "-o", place).stdout == ""
-    assert "── Well" in place.read_text(encoding="utf-8")
+    assert "── Passed" in place.read_text(encoding="utf-8")
     assert cli(*SIM, "--report", "-o", place).exit_code == ExitCode.USAGE
     assert cli(*SIM, "--report", "-o", place, "--force").exit_code == ExitCode.OK
 
 
-# --- without looking -------------------------------------------------------------------------------
+# --- without a machine -----------------------------------------------------------------------------
 
 
 def test_explain_needs_no_machine(cli: Cli) -> None:
     run = cli("doctor", "--explain", "ck012")
 
     assert run.exit_code == ExitCode.OK
-    assert run.stdout.startswith("CK012: no copy of a CUDA library hides another\n")
-    assert parsed(cli("doctor", "--explain", "CK012", "--json").stdout)["id"] == "CK012"
+    assert run.stdout.startswith("CK012: LD_LIBRARY_PATH hides no CUDA library\n")
+    found = parsed(cli("doctor", "--explain", "ck12", "--json").stdout)
+    assert (found["schema"], found["id"]) == ("cudakit.doctor.explanation/1", "CK012")
+
+
+def test_explain_of_doctor_explains_errors_too(cli: Cli) -> None:
+    found = parsed(cli("doctor", "--explain", "700", "--json").stdout)
+
+    assert found["schema"] == "cudakit.explain/1"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--only", "CK999"), "there is no check 'CK999'"),
-        (("--skip", "driver"), "there is no check 'DRIVER'"),
-        (("--explain", "CK000"), "there is no check 'CK000'"),
-        (("--only", TRIALS[0]), "add --deep to allow it"),
+        (("--only", "CK999"), "no check 'CK999'"),
+        (("--skip", "driver"), "no check 'driver'"),
+        (("--explain", "CK000"), "no explanation for 'CK000'"),
+        (("--only", SELF_TESTS[0]), "add --deep to allow that"),
         (("--gpu", "h200"), "no such GPU: 'h200'"),
         (("--gpu", "sim:abacus"), "no machine 'abacus' can be simulated"),
     ],

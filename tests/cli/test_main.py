@@ -131,6 +131,12 @@ def test_a_message_made_of_attackers_text_stays_one_harmless_line(
     )
 
 
+def test_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    report_error(SnapshotError("x" * 5000, hint="y" * 5000), as_json=False)
+
+    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [516, 506]
+
+
 def test_an_interrupt_ends_with_130_and_without_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_error(KeyboardInterrupt(), as_json=True) == 130
 
@@ -189,12 +195,3 @@ def test_without_any_stdout_nothing_breaks(command: list[str]) -> None:
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_completion_knows_the_commands_without_importing_them(command: list[str]) -> None:
-    words = {"COMP_WORDS": "cudakit ", "COMP_CWORD": "1", "_CUDAKIT_COMPLETE": "bash_complete"}
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env={**os.environ, **words}
-    )
-
-    assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]

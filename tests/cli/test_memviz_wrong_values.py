@@ -86,7 +86,7 @@ def spoiled() -> Iterator[tuple[Any, tuple[Any, ...], Any]]:
         yield changed(root, place, wrong), place, wrong
 
 
-def test_a_wrong_value_anywhere_gives_a_report_or_an_error(tmp_path: Path) -> None:
+def test_wrong_value_anywhere_gives_a_report_or_an_error(tmp_path: Path) -> None:
     path, reported = tmp_path / "snapshot.pkl", set()
     for root, place, wrong in spoiled():
         path.write_bytes(pickled(root))
@@ -118,7 +118,7 @@ def test_json_and_pickle_agree_on_a_wrong_value(tmp_path: Path) -> None:
         assert outcomes[0] == outcomes[1], (place, wrong)
 
 
-def test_the_command_ends_with_0_or_2_whatever_a_place_holds(cli: Cli, tmp_path: Path) -> None:
+def test_command_exits_with_0_or_2_for_any_value(cli: Cli, tmp_path: Path) -> None:
     path, page = tmp_path / "snapshot.pkl", tmp_path / "page.html"
     for root, *spoiler in itertools.islice(spoiled(), 0, None, 17):
         path.write_bytes(pickled(root))
@@ -182,7 +182,7 @@ MOMENTS = st.sampled_from(["peak", "end", "oom", -1, 0, 2])
     at=MOMENTS,
 )
 @settings(max_examples=70, deadline=None)
-def test_numbers_that_contradict_each_other_give_a_report_or_an_error(
+def test_contradicting_numbers_give_a_report_or_an_error(
     tmp_path_factory: pytest.TempPathFactory,
     trace: list[dict[str, Any]],
     segments: list[dict[str, Any]],
@@ -198,9 +198,7 @@ def test_numbers_that_contradict_each_other_give_a_report_or_an_error(
             whole_report(found, MemorySpec(at=at))
 
 
-def test_bytes_that_are_changed_by_chance_give_a_report_or_an_error(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_randomly_changed_bytes_give_a_report_or_an_error(cli: Cli, tmp_path: Path) -> None:
     whole = pickled(sample())
     path = tmp_path / "snapshot.pkl"
     for seed in range(100):

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from invocation import Terminal
 
-from cudakit.cli.output import Output, open_output, printable, terminal_width, wants_color
+from cudakit.cli.output import (
+    Output,
+    open_output,
+    printable,
+    terminal_width,
+    wants_ascii,
+    wants_color,
+)
 from cudakit.errors import EnvironmentUnusable, UsageError
 
 
@@ -274,6 +281,29 @@ def test_a_file_gets_no_colours_even_where_a_pipe_would(
     with open_output(str(target)) as output, open_output(None) as stdout:
         assert not output.color
         assert stdout.color
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding", "expected"),
+    [
+        ({}, "utf-8", False),
+        ({}, "ascii", True),
+        ({}, "latin-1", True),
+        ({"LC_ALL": "C"}, "utf-8", True),
+        ({"LC_ALL": "POSIX"}, "utf-8", True),
+        ({"LC_ALL": "C.UTF-8"}, "utf-8", False),
+        ({"LC_ALL": "en_US.UTF-8", "LANG": "C"}, "utf-8", False),
+    ],
+)
+def test_drawing_is_ascii_in_the_c_locale_and_for_encodings_without_boxes(
+    environment: dict[str, str], encoding: str, *, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert wants_ascii(io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is expected
 
 
 # --- words ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,7 +245,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
-        (["--memory", "--snapshot", "nowhere/x.pickle"], "there is no directory"),
+        (["--memory", "--snapshot", "nowhere/x.pickle"], "no such directory"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
         (["--sanitize", "-m", "-c"], "exclude each other"),
@@ -289,12 +288,12 @@ def test_force_replaces_a_file(here: Here) -> None:
     assert json.loads((here.path / "races.json").read_text())["races"]
 
 
-# --- where CUDA cannot be watched ------------------------------------------------------------------
+# --- if CUDA cannot be recorded -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def _another_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every machine one on which CUDA cannot be watched."""
+    """Make CUDA unrecordable, as if another tool were in the process."""
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
 
 
@@ -304,7 +303,7 @@ def test_without_gpu_simulated_devices_are_checked(here: Here) -> None:
     run = here.run("--sanitize", "-q", here.program())
 
     assert run.exit_code == 1
-    assert "not watched" not in run.stderr
+    assert "not recorded" not in run.stderr
 
 
 @pytest.mark.gpu
@@ -323,7 +322,7 @@ def test_on_missing_run_runs_and_reports_it(here: Here) -> None:
     run = here.run("--sanitize", "-q", "--on-missing", "run", here.program(text=TELLTALE))
 
     assert run.exit_code == 0
-    assert "CUDA is not watched" in run.stderr
+    assert "CUDA is not recorded" in run.stderr
     assert (here.path / "started").exists()
 
 
@@ -400,7 +399,7 @@ def test_program_without_torch_reports_no_snapshot(here: Here) -> None:
     run = here.run("--memory", here.program(text="pass"))
 
     assert run.exit_code == 0
-    assert "no memory was recorded" in run.stderr
+    assert "no memory snapshot was written" in run.stderr
 
 
 # --- the command line -------------------------------------------------------------------------------
@@ -411,37 +410,3 @@ def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = cli("run", "--help").stdout.splitlines()
 
     assert [line for line in lines if len(line) > 80] == []
-
-
-Complete = Callable[[str], list[str]]
-
-
-@pytest.fixture
-def complete(here: Here) -> Complete:
-    def complete(line: str) -> list[str]:
-        words = line.split(" ")
-        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-        run = subprocess.run(
-            here.command,
-            env=os.environ | environment | {"_CUDAKIT_COMPLETE": "bash_complete"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return run.stdout.split()
-
-    return complete
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("cudakit run --st", "plain,--stop-on-first"),
-        ("cudakit run --show pos", "plain,possible"),
-        ("cudakit run --sanitize trai", "file,trai"),
-    ],
-)
-def test_shell_completes_options_values_and_program(
-    complete: Complete, line: str, found: str
-) -> None:
-    assert complete(line) == [found]

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from cuda.bindings import driver
+from cuda.bindings import driver, runtime
 
-from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
+from cudakit.gpu.driver_errors import RUNTIME_ONLY, STICKY, Status, cuda_error, runtime_name
 
 
 @pytest.mark.parametrize("status", Status)
@@ -15,25 +15,35 @@ def test_status_has_name_of_driver_and_message(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", STICKY)
-def test_sticky_status_has_hint_to_end_process(status: Status) -> None:
-    assert "end this process" in cuda_error(status).hint
+def test_sticky_status_has_hint_to_restart_process(status: Status) -> None:
+    assert "restart the process" in cuda_error(status).hint
 
 
-def test_other_statuses_have_no_hint_to_end_process() -> None:
-    assert not [s for s in set(Status) - STICKY if "end this process" in cuda_error(s).hint]
+def test_other_statuses_have_no_hint_to_restart_process() -> None:
+    assert not [s for s in set(Status) - STICKY if "restart the process" in cuda_error(s).hint]
 
 
 def test_observed_values_are_in_message() -> None:
     error = cuda_error(2, seen="8.0 GiB asked, 1.2 GiB free on cuda:0")
 
     assert str(error) == (
-        "CUDA_ERROR_OUT_OF_MEMORY: the device has not enough free memory: "
+        "CUDA_ERROR_OUT_OF_MEMORY: the device does not have enough free memory: "
         "8.0 GiB asked, 1.2 GiB free on cuda:0"
     )
 
 
 def test_unknown_code_has_text_of_driver() -> None:
-    error = cuda_error(915, name="CUDA_ERROR_NEW", text="something new", seen="cuda:0")
+    error = cuda_error(9915, name="CUDA_ERROR_NEW", text="something new", seen="cuda:0")
 
-    assert (error.code, str(error)) == (915, "CUDA_ERROR_NEW: something new: cuda:0")
+    assert (error.code, str(error)) == (9915, "CUDA_ERROR_NEW: something new: cuda:0")
     assert str(cuda_error(12345)) == "CUDA error 12345: no explanation"
+
+
+def test_runtime_names_are_those_of_the_runtime() -> None:
+    known = {name: int(code) for name, code in runtime.cudaError_t.__members__.items()}
+    ours = {runtime_name(status): int(status) for status in Status if runtime_name(status)}
+    ours |= {name: code for code, (name, _, _) in RUNTIME_ONLY.items()}
+
+    assert ours.items() <= known.items()
+    unnamed = {int(status) for status in Status if not runtime_name(status)}
+    assert not unnamed & set(known.values())

@@ -293,3 +293,11 @@ def test_markup_of_rich_is_shown_as_it_was_written() -> None:
     text = render(document, width=80, color=False)
     assert "[red]title[/red]" in text
     assert "[link=x]a[/link] :smile:" in text
+
+
+def test_ascii_drawing_keeps_the_width_of_every_line() -> None:
+    drawn = render(ALL_NODES, width=80, color=False)
+    plain = render(ALL_NODES, width=80, color=False, ascii_only=True)
+
+    assert set(plain) - set(map(chr, range(128))) == set("名前")
+    assert [*map(len, plain.splitlines())] == [*map(len, drawn.splitlines())]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cudakit.document import Columns, Document, Note, Section, View
 from cudakit.errors import UsageError
 from cudakit.render.csv import render
+from cudakit.render.escape import visible
 
 
 def text_of(arrays: dict[str, Any], **text: tuple[str, ...]) -> str:
@@ -51,7 +52,7 @@ def test_only_addresses_are_written_in_hex() -> None:
     assert rows_of(text)[2] == ["0xffffffffffffffff", "0xffffffffffffffff", str(2**64 - 1)]
 
 
-@pytest.mark.parametrize("word", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\r=x"])
+@pytest.mark.parametrize("word", ["=1+1", "+1", "-1", "@SUM(A1)", "\uff1d1+1", "\uff20SUM(A1)"])
 def test_a_word_that_reads_as_a_formula_gets_an_apostrophe(word: str) -> None:
     assert rows_of(text_of({"name": [0]}, name=(word,)))[1] == ["'" + word]
     assert rows_of(text_of({"name": np.array([word], dtype=object)}))[1] == ["'" + word]
@@ -65,8 +66,14 @@ def test_nan_is_an_empty_cell_and_a_lone_one_still_a_row() -> None:
     assert rows_of(text_of({"seconds": [np.nan, 1.5]})) == [["seconds"], [""], ["1.5"]]
 
 
-def test_a_lone_surrogate_becomes_valid_utf8() -> None:
-    assert text_of({"name": [0]}, name=("a\ud800",)).encode() == "name\r\na\ufffd\r\n".encode()
+def test_invisible_characters_are_escaped() -> None:
+    word = "a\ud800\x1b]8;;x\x07\x9b\u202e\r\n"
+    escaped = r"a\ud800\x1b]8;;x\x07\x9b\u202e\r\n"
+    assert text_of({"name": [0]}, name=(word,)) == f'name\r\n"{escaped}"\r\n'
+
+
+def test_semicolon_is_quoted_for_locales_that_separate_by_it() -> None:
+    assert text_of({"name": [0]}, name=("a;=1",)) == 'name\r\n"a;=1"\r\n'
 
 
 def test_columns_are_found_inside_sections_and_behind_views() -> None:
@@ -122,7 +129,7 @@ def test_the_csv_module_reads_back_what_was_written(
     header, *body = rows_of(text_of(arrays, id=tuple(words)))
     assert header == list(arrays)
     assert [word.removeprefix("'") for word, *_ in body] == [
-        words[item].removeprefix("'") for item in arrays["id"]
+        visible(words[item]).removeprefix("'") for item in arrays["id"]
     ]
     assert [int(row[1]) for row in body] == arrays["integer"].tolist()
     assert [float(row[2]) for row in body] == arrays["float"].tolist()

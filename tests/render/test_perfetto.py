@@ -212,8 +212,13 @@ def test_the_process_is_named_after_the_document() -> None:
 
 
 def test_characters_beyond_the_first_plane_are_not_escaped() -> None:
-    text = "".join(render(Document("🚀\ud800", (spans([0], [1]),))))
-    assert '"🚀\ufffd"' in text
+    text = "".join(render(Document("🚀", (spans([0], [1]),))))
+    assert '"🚀"' in text
+
+
+def test_invisible_characters_are_escaped() -> None:
+    text = "".join(render(Document("a\ud800\x1b\x9b\u202e", (spans([0], [1]),))))
+    assert r'"a\\ud800\\x1b\\x9b\\u202e"' in text
 
 
 def test_nodes_are_found_inside_sections_and_behind_views() -> None:

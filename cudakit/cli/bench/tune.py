@@ -59,6 +59,7 @@ _OPTIONS = option_group(
     option(
         "--export",
         "export",
+        type=FILE,
         metavar="FILE.csv",
         help="Also write the algorithms for torch.cuda.tunable (experimental; torch 2.15 or newer).",
     ),

@@ -171,7 +171,7 @@ def graph(*, effort: Effort, **asked: Any) -> Spec:
     """Measure the time to create and launch CUDA graphs, and the time that they save.
 
     update changes the parameters of all nodes. first-launch launches a graph that was not uploaded, launch
-    one that was. run is device time. replay and eager are the host time until the device has finished, with and
+    one that was. run is device time. replay and eager are host time until the device has finished, with and
     without a graph; their samples are interleaved.
 
     \b
@@ -192,9 +192,9 @@ def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
     """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
 
     The expected rate is that of another GPU of the model or, if none was measured, a share of the theoretical
-    peak. The expected latency is a bound that only faulty machines exceed. If a figure fails, the exit code is
-    1. GEMMs need cuBLAS and nvmath-python, and are not run without them. With --gpu sim figures are measured, but
-    not assessed.
+    peak. The expected latency is a bound that only faulty machines exceed. If a figure fails, the exit code
+    is 1. GEMMs need cuBLAS and nvmath-python, and are not run without them. With --gpu sim figures are not
+    assessed.
 
     \b
     cudakit bench suite --quick

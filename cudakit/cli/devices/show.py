@@ -150,7 +150,7 @@ class Writer:
             from cudakit.render import json
 
             return json.render_line(report.result)
-        text = "".join(report.text(self.form, width=self.target.width, color=self.target.color))
+        text = "".join(report.text(self.form, self.target))
         is_headless = self.form == "csv" and not first
         return text.partition("\r\n")[2] if is_headless else text
 

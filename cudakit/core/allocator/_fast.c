@@ -1,9 +1,46 @@
-/* The fast path of the allocator: native types with their own data for blocks, free blocks and counters, and the
- * usual case of alloc and free. blocks.py, pool_stats.py and fast_path.py define what each does; they are the
- * fallback without a compiler, and the oracle of the tests. Everything unusual goes to the same slow calls.
+/* The fast path of the caching allocator: alloc and free in C, and the data that they work on.
  *
- * A change of the state runs no Python: the objects it needs are made before, and those it drops are released
- * after. So with the interpreter's lock a finalizer or another thread sees the state before it or after it. */
+ * What is here. A program allocates and frees memory millions of times, and nearly every call is the same: a
+ * free block of the request's stream is large enough, nothing waits for another stream, no option is on. This
+ * file performs exactly these calls. All others are passed, with their arguments as they are, to slow_alloc and
+ * slow_free of oom.py, which handle every case in Python. So the rules for other cases are written only once.
+ *
+ * The same in Python. blocks.py, pool_stats.py, history.py and fast_path.py have plain types with the same
+ * attributes and methods as the types here. They define what each type does, are used if no C compiler was
+ * there at installation, and are what the tests compare with (tests/core/allocator/test_fast_path.py).
+ * native.py derives the types that the allocator uses from those below. The rest of the allocator, in Python,
+ * works on either kind through attributes and methods.
+ *
+ * The types, each with data of its own:
+ *
+ *   Gate           whether the fast path may be used: not while the allocator is busy or an option is on
+ *   BlockCounters  counters of the small or the large pools, for the statistics
+ *   Block          a piece of a segment, linked with the pieces before and after it
+ *   FreeBlocks     the free blocks of one pool and stream, sorted by size and address
+ *   Events         the ring of the latest events, while history is recorded
+ *   FastPath       alloc and free, which work on the five other types
+ *
+ * The free blocks are a treap: a binary search tree by size and address that is also a heap by a pseudo-random
+ * priority, and therefore balanced on average (Seidel and Aragon 1996). A search is a walk down, and insertion
+ * and removal split and join subtrees. A sorted array would need less code, but with 100,000 free blocks it
+ * would move a megabyte for each call.
+ *
+ * A free block belongs to its tree, which owns a reference to it. An allocated block belongs to `live`, the
+ * dictionary of blocks by address, which the Python code shares. prev and next own references too, so that a
+ * block never points to released memory, whatever Python code does with it.
+ *
+ * Threads and finalizers. The interpreter's lock makes a call atomic, as long as it runs no Python code. Python
+ * code may run wherever an object is released or the garbage collector starts: a finalizer may then call this
+ * allocator. So every call has three phases:
+ *
+ *   1. prepare: gather the call stack, create the block for the rest of a split (`spare`). May run Python code.
+ *   2. change:  first check the gate again; then change blocks, tree, counters and `live`. Runs no Python code.
+ *   3. finish:  record events, release what was replaced. May run Python code again; all is consistent by now.
+ *
+ * A finalizer therefore sees the allocator before or after a change, never in the middle. A request that fails
+ * for lack of host memory fails in phase 1, before anything has changed.
+ *
+ * Names of functions are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp where both do the same. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <limits.h>
@@ -13,6 +50,7 @@
 #include <time.h>
 
 /* As in torch_rules/sizes.py. */
+enum { CLASSES = 55 }; /* of the sizes of 63 bits */
 enum { SMALLEST_BLOCK = 512, MOST_SMALL = 1 << 20, LARGE_SLACK = 1 << 20 };
 static const long long TOO_MANY_BYTES = 1LL << 60;
 /* CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types). */
@@ -22,22 +60,36 @@ enum { LEVEL_STATE = 1, LEVEL_ALLOC = 2, LEVEL_ALL = 3 };
 
 #define MEMBER(type, name, kind, flags) {#name, kind, offsetof(struct type, name), flags, NULL}
 #define END {NULL, 0, 0, 0, NULL}
-/* For lists of the fields that are references. */
+/* To apply to each field of a list of references. */
 #define VISIT(field) Py_VISIT(self->field);
 #define CLEAR(field) Py_CLEAR(self->field);
-#define COPY(field) Py_XINCREF(self->field = given.field);
+#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)given.field);
+/* The functions of the garbage collector for a type, of which FIELDS lists the references. */
+#define COLLECTED(type, FIELDS) \
+    static int type##_traverse(PyObject *object, visitproc visit, void *arg) \
+    { \
+        struct type *self = (struct type *)object; \
+        Py_VISIT(Py_TYPE(object)); \
+        FIELDS(VISIT) \
+        return 0; \
+    } \
+    static int type##_clear(PyObject *object) \
+    { \
+        struct type *self = (struct type *)object; \
+        FIELDS(CLEAR) \
+        return 0; \
+    }
+#define COLLECTED_SLOTS(type) \
+    {Py_tp_traverse, type##_traverse}, {Py_tp_clear, type##_clear}, {Py_tp_dealloc, dealloc}, \
+    { \
+        0, NULL \
+    }
 
-/* The names of attributes and methods, and the actions of events. */
-#define NAMES(DO) \
-    DO(busy) \
-    DO(searches) \
-    DO(id) \
-    DO(metadata) DO(events) DO(level) DO(slow_alloc) DO(slow_free) DO(alloc) DO(free_requested) DO(free_completed)
-#define DECLARE(name) *name,
+enum type { GATE, COUNTERS, BLOCK, FREE_BLOCKS, EVENTS, FAST_PATH, TYPES };
 
 struct state {
-    PyTypeObject *counters, *block, *free_blocks, *events_type;
-    PyObject NAMES(DECLARE) * zero;
+    PyTypeObject *types[TYPES];
+    PyObject *zero, *stream, *alloc, *free_requested, *free_completed;
 };
 static struct PyModuleDef module;
 
@@ -46,7 +98,6 @@ static struct state *state_of(PyTypeObject *type)
     return PyModule_GetState(PyType_GetModuleByDef(type, &module));
 }
 
-/* Deallocate an object that refers to others. */
 static void dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -56,7 +107,16 @@ static void dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* ---- counters -------------------------------------------------------------------------------------------- */
+/* ---- gate and counters ----------------------------------------------------------------------------------- */
+
+struct gate {
+    PyObject_HEAD
+    char busy; /* a call changes the allocator */
+    char slow; /* an option is on that the fast path does not know */
+};
+
+static PyMemberDef gate_members[] = {MEMBER(gate, busy, T_BOOL, 0), MEMBER(gate, slow, T_BOOL, 0), END};
+static PyType_Slot gate_slots[] = {{Py_tp_members, gate_members}, {0, NULL}};
 
 struct counter {
     long long current, sum, peak;
@@ -68,6 +128,7 @@ enum counted { ALLOCATION, ALLOCATED_BYTES, REQUESTED_BYTES, INACTIVE_SPLIT, INA
 struct counters {
     PyObject_HEAD
     struct counter of[COUNTED];
+    long long searches;
 };
 
 #define STAT(name, counted) \
@@ -83,6 +144,7 @@ static PyMemberDef counters_members[] = {
     STAT("requested_bytes", REQUESTED_BYTES),
     STAT("inactive_split", INACTIVE_SPLIT),
     STAT("inactive_split_bytes", INACTIVE_SPLIT_BYTES),
+    MEMBER(counters, searches, T_LONGLONG, 0),
     END,
 };
 
@@ -93,9 +155,10 @@ static PyType_Slot counters_slots[] = {{Py_tp_members, counters_members}, {0, NU
 struct block {
     PyObject_HEAD
     long long ptr, size;
-    /* In the tree of its free blocks, which owns the references. First, to share a cache line with the keys. */
+    /* In the tree of its free blocks. First, to share a cache line with the keys. */
     struct block *child[2]; /* blocks before this one, and after it */
     uint64_t priority;
+    struct block **place; /* the child or root that refers to this block; NULL outside of the tree */
     long long requested, gc_count_base;
     struct free_blocks *free_blocks;
     struct block *prev, *next;
@@ -104,23 +167,27 @@ struct block {
     char free, allocated, mapped;
 };
 
-/* Sorted by size and address: a treap (Seidel and Aragon 1996), whose random priorities keep it balanced. */
 struct free_blocks {
     PyObject_HEAD
-    PyObject *pool, *stream;
+    PyObject *pool, *pool_id, *stream;
     struct counters *counters;
-    struct block *root;
+    struct block *roots[CLASSES]; /* a tree for the sizes from 512 to 1,023 bytes, from 1 to 2 KiB, and so on */
+    uint64_t random;
 };
 
 #define BLOCK_FIELDS(DO) \
+    DO(child[0]) \
+    DO(child[1]) \
     DO(free_blocks) DO(prev) DO(next) DO(expandable_segment) DO(stream_uses) DO(stack) DO(segment_stack)
+COLLECTED(block, BLOCK_FIELDS)
 
 static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
     struct block given = {.expandable_segment = Py_None}, *self;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &given.ptr, &given.size,
-                                     state_of(type)->free_blocks, &given.free_blocks, &given.expandable_segment) ||
+                                     state_of(type)->types[FREE_BLOCKS], &given.free_blocks,
+                                     &given.expandable_segment) ||
         !(self = (struct block *)type->tp_alloc(type, 0)))
         return NULL;
     self->ptr = given.ptr;
@@ -130,52 +197,23 @@ static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int block_traverse(PyObject *object, visitproc visit, void *arg)
+/* Set prev or next; the closure is its offset. */
+static int set_neighbor(PyObject *self, PyObject *value, void *offset)
 {
-    struct block *self = (struct block *)object;
-    Py_VISIT(Py_TYPE(object));
-    BLOCK_FIELDS(VISIT)
+    PyObject **place = (PyObject **)((char *)self + (size_t)offset);
+    bool is_block = value && value != Py_None;
+    if (is_block && Py_TYPE(value) != Py_TYPE(self)) {
+        PyErr_SetString(PyExc_TypeError, "not a block of the same type");
+        return -1;
+    }
+    Py_XSETREF(*place, is_block ? Py_NewRef(value) : NULL);
     return 0;
 }
 
-static int block_clear(PyObject *object)
-{
-    struct block *self = (struct block *)object;
-    BLOCK_FIELDS(CLEAR)
-    return 0;
-}
-
-/* The closure is the offset of prev or next. */
 static PyObject *get_neighbor(PyObject *self, void *offset)
 {
     PyObject *found = *(PyObject **)((char *)self + (size_t)offset);
     return Py_NewRef(found ? found : Py_None);
-}
-
-static int set_neighbor(PyObject *self, PyObject *value, void *offset)
-{
-    PyObject **place = (PyObject **)((char *)self + (size_t)offset);
-    if (value && value != Py_None && Py_TYPE(value) != Py_TYPE(self)) {
-        PyErr_SetString(PyExc_TypeError, "not a block of the same type");
-        return -1;
-    }
-    Py_XSETREF(*place, value && value != Py_None ? Py_NewRef(value) : NULL);
-    return 0;
-}
-
-/* Merge the next block, which is in no tree, into this one; return it with a reference of the caller's. */
-static struct block *absorb_next(struct block *self)
-{
-    struct block *absorbed = self->next, *after = absorbed->next;
-    self->size += absorbed->size;
-    self->next = after; /* with the reference that the absorbed block had */
-    absorbed->next = NULL;
-    Py_CLEAR(absorbed->prev); /* this block, which the caller holds */
-    if (after) {
-        after->prev = (struct block *)Py_NewRef(self);
-        Py_DECREF(absorbed); /* not the last: that of self->next is the caller's now */
-    }
-    return absorbed;
 }
 
 static PyMemberDef block_members[] = {
@@ -205,85 +243,81 @@ static PyType_Slot block_slots[] = {
     {Py_tp_new, block_new},
     {Py_tp_members, block_members},
     {Py_tp_getset, block_getset},
-    {Py_tp_traverse, block_traverse},
-    {Py_tp_clear, block_clear},
-    {Py_tp_dealloc, dealloc},
-    {0, NULL},
+    COLLECTED_SLOTS(block),
 };
 
-/* ---- free blocks ----------------------------------------------------------------------------------------- */
+/* ---- free blocks: the tree ------------------------------------------------------------------------------- */
 
-static bool is_before(const struct block *block, long long size, long long ptr)
+static bool is_before(const struct block *block, const struct block *other)
 {
-    return block->size < size || (block->size == size && block->ptr < ptr);
+    return block->size < other->size || (block->size == other->size && block->ptr < other->ptr);
 }
 
-/* Return the place after a block on the way down to a size and address. The branch is predicted when a way is
- * taken again, and the next block is fetched early then; an index would wait for the comparison. */
-static struct block **next_place(struct block *block, long long size, long long ptr)
+static struct block **root_for(struct free_blocks *self, long long size)
 {
-    return is_before(block, size, ptr) ? &block->child[1] : &block->child[0];
+    return &self->roots[63 - 9 - __builtin_clzll((unsigned long long)size | SMALLEST_BLOCK)];
 }
 
-/* Return the place of the smallest block of at least a size, of equal ones that at the lowest address; or NULL. */
-static struct block **best_fit(struct free_blocks *self, long long size)
+/* Return the smallest block of at least a size, of equal ones that at the lowest address; or NULL. The branch is
+ * predicted when a way is taken again; to compute the index of the child would wait for the comparison. */
+static struct block *best_fit(struct free_blocks *self, long long size)
 {
-    struct block **found = NULL;
-    for (struct block **place = &self->root; *place;)
-        if ((*place)->size < size) {
-            place = &(*place)->child[1];
-        } else {
-            found = place;
-            place = &(*place)->child[0];
-        }
+    struct block *found = NULL;
+    for (struct block **root = root_for(self, size); !found && root < self->roots + CLASSES; root++)
+        for (struct block *block = *root; block;)
+            if (block->size < size) {
+                block = block->child[1];
+            } else {
+                found = block;
+                block = block->child[0];
+            }
     return found;
+}
+
+static void put(struct block **place, struct block *block)
+{
+    *place = block;
+    if (block)
+        block->place = place;
 }
 
 /* Insert a block, whose reference the tree takes. */
 static void insert(struct free_blocks *self, struct block *block)
 {
-    static const uint64_t MULTIPLIER = 0x9E3779B97F4A7C15u; /* Fibonacci hashing (Knuth, TAOCP 6.4) */
-    uint64_t hash = ((uint64_t)block->ptr >> 9) * MULTIPLIER;
-    struct block **place = &self->root;
-    block->priority = (hash ^ hash >> 32) * MULTIPLIER;
+    struct block **place = root_for(self, block->size);
+    self->random = self->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX (TAOCP 3.3.4) */
+    block->priority = self->random >> 32;
+    block->gc_count_base = self->counters->searches;
+    block->free = true;
     while (*place && (*place)->priority > block->priority)
-        place = next_place(*place, block->size, block->ptr);
+        place = is_before(*place, block) ? &(*place)->child[1] : &(*place)->child[0];
     /* Split the subtree there: what is before the block becomes its first child, the rest its second. */
     struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
-    *place = block;
+    put(place, block);
     while (rest) {
-        bool before = is_before(rest, block->size, block->ptr);
-        *end[!before] = rest;
+        bool before = is_before(rest, block);
+        put(end[!before], rest);
         end[!before] = &rest->child[before];
         rest = rest->child[before];
     }
     *end[0] = *end[1] = NULL;
-    block->free = true;
 }
 
-/* Remove the block of a place, whose reference the caller gets. */
-static struct block *take_from(struct block **place)
+/* Remove a block of the tree; the caller gets its reference. */
+static struct block *take(struct block *block)
 {
-    struct block *block = *place, *half[2] = {block->child[0], block->child[1]};
+    struct block **place = block->place, *half[2] = {block->child[0], block->child[1]};
     while (half[0] && half[1]) { /* join both subtrees */
         bool upper = half[1]->priority > half[0]->priority;
-        *place = half[upper];
+        put(place, half[upper]);
         place = &half[upper]->child[!upper];
         half[upper] = *place;
     }
-    *place = half[0] ? half[0] : half[1];
+    put(place, half[0] ? half[0] : half[1]);
     block->child[0] = block->child[1] = NULL;
+    block->place = NULL;
     block->free = false;
     return block;
-}
-
-/* Remove a block, whose reference the caller gets; false if it is not in the tree. */
-static bool remove_block(struct free_blocks *self, struct block *block)
-{
-    struct block **place = &self->root;
-    while (*place && *place != block)
-        place = next_place(*place, block->size, block->ptr);
-    return *place && take_from(place);
 }
 
 /* Append the blocks of at least a size to a list, in order. */
@@ -296,69 +330,51 @@ static int append_from(const struct block *block, long long size, PyObject *list
     return 0;
 }
 
-/* Return an iterator of a list of the blocks, which does not see later changes. */
-static PyObject *iterate_from(PyObject *self, long long size)
-{
-    PyObject *list = PyList_New(0), *iterator = NULL;
-    if (list && append_from(((struct free_blocks *)self)->root, size, list) == 0)
-        iterator = PyObject_GetIter(list);
-    Py_XDECREF(list);
-    return iterator;
-}
-
-static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
-{
-    long long least = PyLong_AsLongLong(size);
-    return least == -1 && PyErr_Occurred() ? NULL : iterate_from(self, least);
-}
-
-static PyObject *free_blocks_iter(PyObject *self)
-{
-    return iterate_from(self, LLONG_MIN);
-}
+/* ---- free blocks: the type ------------------------------------------------------------------------------- */
 
 static int free_blocks_bool(PyObject *self)
 {
-    return ((struct free_blocks *)self)->root != NULL;
+    return best_fit((struct free_blocks *)self, 0) != NULL;
 }
 
-/* Return the number of searches of the pool, from which the age of its blocks follows; -1 with an exception. */
-static long long searches_of(const struct free_blocks *self, const struct state *state)
+/* Return a list of the blocks of at least a size, which does not see later changes. */
+static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
 {
-    PyObject *found = PyObject_GetAttr(self->pool, state->searches);
-    long long searches = found ? PyLong_AsLongLong(found) : -1;
-    Py_XDECREF(found);
-    return searches;
+    long long least = PyLong_AsLongLong(size);
+    PyObject *list = least == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
+    for (int i = 0; list && i < CLASSES; i++)
+        if (append_from(((struct free_blocks *)self)->roots[i], least, list) < 0)
+            Py_CLEAR(list);
+    return list;
 }
 
-static bool is_own(PyObject *self, PyObject *block)
+/* Return a block of this pool and stream that is free, or not; NULL with an exception for any other object. */
+static struct block *own_block(PyObject *self, PyObject *object, bool free)
 {
-    if (PyObject_TypeCheck(block, state_of(Py_TYPE(self))->block) &&
-        (PyObject *)((struct block *)block)->free_blocks == self)
-        return true;
-    PyErr_SetString(PyExc_ValueError, "not a block of this pool and stream");
-    return false;
-}
-
-static PyObject *free_blocks_add(PyObject *self, PyObject *block)
-{
-    if (!is_own(self, block))
+    struct block *block = (struct block *)object;
+    if (!PyObject_TypeCheck(object, state_of(Py_TYPE(self))->types[BLOCK]) ||
+        (PyObject *)block->free_blocks != self || block->free != free) {
+        PyErr_Format(PyExc_ValueError, "not a block of this pool and stream that is%s free", free ? "" : " not");
         return NULL;
-    long long searches = searches_of((struct free_blocks *)self, state_of(Py_TYPE(self)));
-    if (searches < 0 || ((struct block *)block)->free)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the block is free already");
-    ((struct block *)block)->gc_count_base = searches;
-    insert((struct free_blocks *)self, (struct block *)Py_NewRef(block));
+    }
+    return block;
+}
+
+static PyObject *free_blocks_add(PyObject *self, PyObject *object)
+{
+    struct block *block = own_block(self, object, false);
+    if (!block)
+        return NULL;
+    insert((struct free_blocks *)self, (struct block *)Py_NewRef(object));
     Py_RETURN_NONE;
 }
 
-static PyObject *free_blocks_remove(PyObject *self, PyObject *block)
+static PyObject *free_blocks_remove(PyObject *self, PyObject *object)
 {
-    if (!is_own(self, block))
+    struct block *block = own_block(self, object, true);
+    if (!block)
         return NULL;
-    if (!remove_block((struct free_blocks *)self, (struct block *)block))
-        return PyErr_Format(PyExc_ValueError, "the block is not free");
-    Py_DECREF(block);
+    Py_DECREF(take(block));
     Py_RETURN_NONE;
 }
 
@@ -367,52 +383,30 @@ static PyObject *free_blocks_take(PyObject *self, PyObject *args)
     long long size, limit;
     if (!PyArg_ParseTuple(args, "LL", &size, &limit))
         return NULL;
-    struct block **place = best_fit((struct free_blocks *)self, size);
-    if (!place || (*place)->size >= limit)
+    struct block *block = best_fit((struct free_blocks *)self, size);
+    if (!block || block->size >= limit)
         Py_RETURN_NONE;
-    return (PyObject *)take_from(place);
+    return (PyObject *)take(block);
 }
 
-#define FREE_BLOCKS_FIELDS(DO) DO(pool) DO(stream) DO(counters)
+#define FREE_BLOCKS_FIELDS(DO) DO(pool) DO(pool_id) DO(stream) DO(counters)
+#define FOR_ROOTS(DO) \
+    for (int i = 0; i < CLASSES; i++) { \
+        DO(roots[i]) \
+    }
+#define VISIT_ROOTS(DO) FREE_BLOCKS_FIELDS(DO) FOR_ROOTS(DO)
+COLLECTED(free_blocks, VISIT_ROOTS)
 
 static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"pool", "stream", "counters", NULL};
-    struct free_blocks given = {.root = NULL}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!", names, &given.pool, &PyLong_Type, &given.stream,
-                                     state_of(type)->counters, &given.counters) ||
+    static char *names[] = {"pool", "pool_id", "stream", "counters", NULL};
+    struct free_blocks given, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", names, &given.pool, &given.pool_id, &PyLong_Type,
+                                     &given.stream, state_of(type)->types[COUNTERS], &given.counters) ||
         !(self = (struct free_blocks *)type->tp_alloc(type, 0)))
         return NULL;
     FREE_BLOCKS_FIELDS(COPY)
     return (PyObject *)self;
-}
-
-static int visit_tree(struct block *block, visitproc visit, void *arg)
-{
-    for (; block; block = block->child[1]) {
-        Py_VISIT(block);
-        int result = visit_tree(block->child[0], visit, arg);
-        if (result)
-            return result;
-    }
-    return 0;
-}
-
-static int free_blocks_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    struct free_blocks *self = (struct free_blocks *)object;
-    Py_VISIT(Py_TYPE(object));
-    FREE_BLOCKS_FIELDS(VISIT)
-    return visit_tree(self->root, visit, arg);
-}
-
-static int free_blocks_clear(PyObject *object)
-{
-    struct free_blocks *self = (struct free_blocks *)object;
-    FREE_BLOCKS_FIELDS(CLEAR)
-    while (self->root)
-        Py_DECREF(take_from(&self->root));
-    return 0;
 }
 
 static PyMemberDef free_blocks_members[] = {
@@ -431,93 +425,110 @@ static PyMethodDef free_blocks_methods[] = {
 };
 
 static PyType_Slot free_blocks_slots[] = {
-    {Py_tp_new, free_blocks_new},
-    {Py_tp_members, free_blocks_members},
-    {Py_tp_methods, free_blocks_methods},
-    {Py_tp_iter, free_blocks_iter},
-    {Py_nb_bool, free_blocks_bool},
-    {Py_tp_traverse, free_blocks_traverse},
-    {Py_tp_clear, free_blocks_clear},
-    {Py_tp_dealloc, dealloc},
-    {0, NULL},
+    {Py_tp_new, free_blocks_new},   {Py_tp_members, free_blocks_members}, {Py_tp_methods, free_blocks_methods},
+    {Py_nb_bool, free_blocks_bool}, COLLECTED_SLOTS(free_blocks),
 };
 
 /* ---- events ---------------------------------------------------------------------------------------------- */
 
 struct event {
-    PyObject *action, *stream, *stack, *pool, *metadata;
+    PyObject *action; /* NULL: Python code appended the event, and `stack` is all of it, a tuple */
+    PyObject *stack, *metadata;
+    struct free_blocks *free_blocks; /* which knows the stream and the pool */
     long long address, size, time_ns;
 };
-#define EVENT_FIELDS(DO) DO(action) DO(stream) DO(stack) DO(pool) DO(metadata)
-
-static void incref_event(const struct event *self)
-{
-#define INCREF(field) Py_INCREF(self->field);
-    EVENT_FIELDS(INCREF)
-}
-
-static void clear_event(struct event *self)
-{
-    EVENT_FIELDS(CLEAR)
-}
+#define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
 
 /* The last maxlen events of all that were appended. */
 struct events {
     PyObject_HEAD
-    struct event *items;
-    Py_ssize_t maxlen, room, count; /* count: of all; while it is below maxlen, room grows */
+    struct event *ring;               /* the next event replaces that at count % maxlen */
+    PyObject *metadata;               /* of the next events */
+    Py_ssize_t maxlen, length, count; /* count: of all; until it reaches maxlen, the length of the ring grows */
 };
 
-/* Append an event; false with an exception if memory is out. */
-static bool append_event(struct events *self, struct event event)
+static int events_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    if (self->count == self->room && self->room < self->maxlen) {
-        Py_ssize_t room = Py_MIN(self->maxlen, self->room * 2 + 64);
-        struct event *items = PyMem_Realloc(self->items, (size_t)room * sizeof *items);
-        if (!items) {
-            PyErr_NoMemory();
-            return false;
-        }
-        memset(items + self->room, 0, (size_t)(room - self->room) * sizeof *items);
-        self->items = items;
-        self->room = room;
+    struct events *events = (struct events *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(events->metadata);
+    for (struct event *self = events->ring; self < events->ring + events->length; self++) {
+        EVENT_FIELDS(VISIT)
     }
-    struct event *place = self->items + self->count++ % self->maxlen, dropped = *place;
-    incref_event(&event);
-    *place = event;
-    clear_event(&dropped);
+    return 0;
+}
+
+static int events_clear(PyObject *object)
+{
+    struct events *events = (struct events *)object;
+    struct event *ring = events->ring, *end = ring + events->length;
+    events->ring = NULL;
+    events->length = events->count = 0;
+    for (struct event *self = ring; self < end; self++) {
+        EVENT_FIELDS(CLEAR)
+    }
+    PyMem_Free(ring);
+    Py_CLEAR(events->metadata);
+    return 0;
+}
+
+static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"maxlen", "metadata", NULL};
+    struct events given, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &given.maxlen, &given.metadata) ||
+        !(self = (struct events *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->maxlen = Py_MAX(given.maxlen, 1);
+    self->metadata = Py_NewRef(given.metadata);
+    return (PyObject *)self;
+}
+
+/* Append an event; false with an exception if no memory is left. This may run a finalizer of a dropped event. */
+static bool append_event(struct events *self, struct event given)
+{
+    if (self->count == self->length && self->length < self->maxlen) {
+        Py_ssize_t length = Py_MIN(self->maxlen, self->length * 2 + 64);
+        struct event *ring = PyMem_Realloc(self->ring, (size_t)length * sizeof *ring);
+        if (!ring)
+            return PyErr_NoMemory();
+        memset(ring + self->length, 0, (size_t)(length - self->length) * sizeof *ring);
+        self->ring = ring;
+        self->length = length;
+    }
+    struct event *place = self->ring + self->count++ % self->maxlen, dropped = *place;
+#define INCREF(field) Py_XINCREF(given.field);
+#define DECREF(field) Py_XDECREF(dropped.field);
+    EVENT_FIELDS(INCREF)
+    *place = given;
+    EVENT_FIELDS(DECREF)
     return true;
 }
 
-static PyObject *events_append(PyObject *self, PyObject *values)
+static PyObject *events_append(PyObject *self, PyObject *event)
 {
-    struct event event;
-    if (!PyTuple_Check(values))
+    if (!PyTuple_Check(event))
         return PyErr_Format(PyExc_TypeError, "an event is a tuple");
-    if (!PyArg_ParseTuple(values, "OLLOLOOO", &event.action, &event.address, &event.size, &event.stream,
-                          &event.time_ns, &event.stack, &event.pool, &event.metadata) ||
-        !append_event((struct events *)self, event))
+    if (!append_event((struct events *)self, (struct event){.stack = event}))
         return NULL;
     Py_RETURN_NONE;
 }
 
-static Py_ssize_t events_length(PyObject *object)
-{
-    struct events *self = (struct events *)object;
-    return Py_MIN(self->count, self->maxlen);
-}
-
+/* Return an iterator of a list of tuples. Its creation may run a finalizer that appends events, and so drops
+ * others: hence the references. */
 static PyObject *events_iter(PyObject *object)
 {
     struct events *self = (struct events *)object;
-    Py_ssize_t length = events_length(object), first = self->count - length;
+    Py_ssize_t length = Py_MIN(self->count, self->maxlen), first = self->count - length;
     PyObject *list = PyList_New(length), *iterator = NULL;
     for (Py_ssize_t i = 0; list && i < length; i++) {
-        /* With references of its own: to make a tuple may run finalizers, and they may append events. */
-        const struct event event = self->items[(first + i) % self->maxlen];
-        incref_event(&event);
-        PyObject *tuple = Py_BuildValue("NLLNLNNN", event.action, event.address, event.size, event.stream,
-                                        event.time_ns, event.stack, event.pool, event.metadata);
+        const struct event given = self->ring[(first + i) % self->maxlen], dropped = given;
+        EVENT_FIELDS(INCREF)
+        PyObject *tuple = given.action ? Py_BuildValue("OLLOLOOO", given.action, given.address, given.size,
+                                                       given.free_blocks->stream, given.time_ns, given.stack,
+                                                       given.free_blocks->pool_id, given.metadata)
+                                       : Py_NewRef(given.stack);
+        EVENT_FIELDS(DECREF)
         if (tuple)
             PyList_SET_ITEM(list, i, tuple);
         else
@@ -529,154 +540,35 @@ static PyObject *events_iter(PyObject *object)
     return iterator;
 }
 
-static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"maxlen", NULL};
-    Py_ssize_t maxlen;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n", names, &maxlen))
-        return NULL;
-    struct events *self = (struct events *)type->tp_alloc(type, 0);
-    if (self)
-        self->maxlen = Py_MAX(maxlen, 1);
-    return (PyObject *)self;
-}
-
-static int visit_event(const struct event *self, visitproc visit, void *arg)
-{
-    EVENT_FIELDS(VISIT)
-    return 0;
-}
-
-static int events_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    struct events *self = (struct events *)object;
-    int result = 0;
-    Py_VISIT(Py_TYPE(object));
-    for (Py_ssize_t i = Py_MIN(self->count, self->room); !result && i-- > 0;)
-        result = visit_event(self->items + i, visit, arg);
-    return result;
-}
-
-static int events_clear(PyObject *object)
-{
-    struct events *self = (struct events *)object;
-    struct event *items = self->items;
-    Py_ssize_t length = Py_MIN(self->count, self->room);
-    self->items = NULL;
-    self->room = self->count = 0;
-    for (Py_ssize_t i = 0; i < length; i++)
-        clear_event(items + i);
-    PyMem_Free(items);
-    return 0;
-}
-
 static PyMemberDef events_members[] = {
     MEMBER(events, maxlen, T_PYSSIZET, READONLY),
     MEMBER(events, count, T_PYSSIZET, READONLY),
+    MEMBER(events, metadata, T_OBJECT, 0),
     END,
 };
 
 static PyMethodDef events_methods[] = {{"append", events_append, METH_O, NULL}, {NULL, NULL, 0, NULL}};
 
 static PyType_Slot events_slots[] = {
-    {Py_tp_new, events_new},     {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
-    {Py_tp_iter, events_iter},   {Py_sq_length, events_length},   {Py_tp_traverse, events_traverse},
-    {Py_tp_clear, events_clear}, {Py_tp_dealloc, dealloc},        {0, NULL},
+    {Py_tp_new, events_new},   {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
+    {Py_tp_iter, events_iter}, COLLECTED_SLOTS(events),
 };
 
-/* ---- alloc and free -------------------------------------------------------------------------------------- */
+/* ---- alloc and free: the change -------------------------------------------------------------------------- */
 
 struct fast_path {
     PyObject_HEAD
     struct state *state;
-    char slow;
-    PyObject *guard, *live, *slow_calls;
+    struct gate *gate;
+    PyObject *live, *slow_alloc, *slow_free;
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
     struct counters *small, *large, *total;
     PyTypeObject *block_type; /* a subclass of Block */
     struct block *spare;      /* for the rest of a split */
-    PyObject *history;        /* that records; None or NULL if none does */
-    struct events *events;
-    PyObject *gather; /* what returns the stack of its caller */
-    long level;       /* as in history.Level: whose stacks are gathered */
+    struct events *events;    /* NULL: no history is recorded */
+    PyObject *gather;         /* returns the call stack of its caller */
+    long level;               /* as in history.Level: whose stacks are gathered */
 };
-
-/* Return whether nothing is unusual, and nobody is inside the allocator; false with an exception if it fails. */
-static bool is_usual(const struct fast_path *self)
-{
-    PyObject *busy = self->slow ? NULL : PyObject_GetAttr(self->guard, self->state->busy);
-    Py_XDECREF(busy);
-    return busy == Py_False;
-}
-
-/* Return the stack of the caller if the level is at least that; NULL, perhaps with an exception, if not. */
-static PyObject *gather_stack(const struct fast_path *self, long level)
-{
-    PyObject *gather = self->level >= level ? Py_NewRef(self->gather) : NULL; /* which it may replace */
-    PyObject *stack = gather ? PyObject_CallNoArgs(gather) : NULL;
-    Py_XDECREF(gather);
-    return stack;
-}
-
-/* Read a size or a stream; false if it is not a plain integer in range. */
-static bool read_int(PyObject *object, long long *value)
-{
-    int overflow = 1;
-    if (PyLong_CheckExact(object))
-        *value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    return !overflow;
-}
-
-/* Return the event of an allocated block, with borrowed references; ``stack`` is that of the caller. */
-static struct event event_of(const struct fast_path *self, const struct block *block, PyObject *stack)
-{
-    if (!stack || stack == Py_None)
-        stack = block->stack;
-    return (struct event){
-        .stream = block->free_blocks->stream,
-        .stack = stack && self->level >= LEVEL_ALLOC ? stack : Py_None,
-        .address = block->ptr,
-        .size = block->requested,
-    };
-}
-
-/* Record an event, and the same with another action. This may run Python, so it comes after a change, not in it;
- * an exception is reported, not raised. */
-static void record(const struct fast_path *self, struct event event, const struct free_blocks *free,
-                   PyObject *action, PyObject *next_action)
-{
-    struct events *events = self->events;
-    struct timespec now; /* that of time.perf_counter_ns on Linux */
-    if (!events)
-        return;
-    Py_INCREF(events); /* a finalizer of a dropped event may begin another history */
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    event.action = action;
-    event.pool = PyObject_GetAttr(free->pool, self->state->id);
-    event.metadata = PyObject_GetAttr(self->history, self->state->metadata);
-    event.time_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
-    bool recorded = event.pool && event.metadata && append_event(events, event);
-    if (recorded && next_action) {
-        event.action = next_action;
-        recorded = append_event(events, event);
-    }
-    if (!recorded)
-        PyErr_WriteUnraisable((PyObject *)events);
-    Py_XDECREF(event.pool);
-    Py_XDECREF(event.metadata);
-    Py_DECREF(events);
-}
-
-/* Keep a block that was merged away for the next split, if nobody else refers to it; this takes the reference. */
-static void keep_spare(struct fast_path *self, struct block *block)
-{
-    if (block && Py_REFCNT(block) == 1)
-        block_clear((PyObject *)block);
-    if (block && !block->free_blocks && !self->spare)
-        self->spare = block;
-    else
-        Py_XDECREF(block);
-}
 
 static void count(const struct fast_path *self, struct counters *counters, enum counted counted, long long change)
 {
@@ -707,21 +599,20 @@ static void count_split(const struct fast_path *self, const struct block *block,
     count(self, block->free_blocks->counters, INACTIVE_SPLIT_BYTES, size);
 }
 
-/* Cut a block down to a size; the rest becomes free. */
-static void split(struct fast_path *self, struct block *block, long long size, long long searches)
+/* Cut a block down to a size; the rest, in the spare block, becomes free. */
+static void split(struct fast_path *self, struct block *block, long long size)
 {
     struct block *rest = self->spare, *after = block->next;
+    bool is_whole = !after && !block->prev;
     self->spare = NULL;
     rest->ptr = block->ptr + size;
     rest->size = block->size - size;
     rest->requested = block->requested; /* of the last request, as PyTorch's inactive blocks show */
-    rest->gc_count_base = searches;
     rest->event_count = 0;
     rest->mapped = true;
     rest->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
     rest->segment_stack = block->segment_stack;
     block->segment_stack = NULL;
-    bool is_whole = !after && !block->prev;
     rest->prev = (struct block *)Py_NewRef(block);
     rest->next = after; /* with the reference of block->next */
     if (after)
@@ -732,14 +623,12 @@ static void split(struct fast_path *self, struct block *block, long long size, l
     insert(block->free_blocks, rest);
 }
 
-/* Allocate the block of a place. */
-static void alloc_block(struct fast_path *self, struct block **place, long long size, long long requested,
-                        long long searches)
+/* Allocate a block that is in no tree. */
+static void alloc_found_block(struct fast_path *self, struct block *block, long long size, long long requested)
 {
-    struct block *block = take_from(place);
     long long rest = block->size - size;
     if (size <= MOST_SMALL ? rest >= SMALLEST_BLOCK : rest > LARGE_SLACK)
-        split(self, block, size, searches);
+        split(self, block, size);
     else if (block->prev || block->next)
         count_split(self, block, -1, -block->size);
     block->allocated = true;
@@ -747,8 +636,29 @@ static void alloc_block(struct fast_path *self, struct block **place, long long 
     count_block(self, block, 1);
 }
 
-/* Free an allocated block, merged with its free neighbors, which the caller gets. The caller has its stack. */
-static void free_block(struct fast_path *self, struct block *block, long long searches, struct block *absorbed[2])
+/* Merge the block after this one into it; return the merged block with a reference of the caller's. */
+static struct block *absorb_next(struct block *self)
+{
+    struct block *absorbed = self->next, *after = absorbed->next;
+    self->size += absorbed->size;
+    self->next = after; /* with the reference that the absorbed block had */
+    absorbed->next = NULL;
+    Py_CLEAR(absorbed->prev); /* this block, which the caller holds */
+    if (after) {
+        after->prev = (struct block *)Py_NewRef(self);
+        Py_DECREF(absorbed); /* not the last: that of self->next is the caller's now */
+    }
+    return absorbed;
+}
+
+/* Remove a block beside a freed one from the tree, for a merge; false if there is none to merge with. */
+static bool take_neighbor(struct free_blocks *free, struct block *neighbor)
+{
+    return neighbor && neighbor->free && neighbor->free_blocks == free && take(neighbor);
+}
+
+/* Free an allocated block, merged with its free neighbors; the caller gets these, and has its stack. */
+static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
 {
     struct free_blocks *free = block->free_blocks;
     struct block *before = block->prev, *after = block->next;
@@ -757,13 +667,13 @@ static void free_block(struct fast_path *self, struct block *block, long long se
     block->allocated = false;
     block->stack = NULL;
     count_block(self, block, -1);
-    if (after && after->free && remove_block(free, after)) {
+    if (take_neighbor(free, after)) {
         blocks--;
         size -= after->size;
         Py_DECREF(after); /* not the last: block->next is one */
         absorbed[0] = absorb_next(block);
     }
-    if (before && before->free && remove_block(free, before)) { /* its reference goes to insert */
+    if (take_neighbor(free, before)) { /* its reference goes to insert */
         blocks--;
         size -= before->size;
         before->requested = block->requested;
@@ -772,7 +682,6 @@ static void free_block(struct fast_path *self, struct block *block, long long se
     } else {
         Py_INCREF(block);
     }
-    block->gc_count_base = searches;
     insert(free, block);
     if (block->prev || block->next)
         count_split(self, block, blocks + 1, size + block->size);
@@ -780,189 +689,220 @@ static void free_block(struct fast_path *self, struct block *block, long long se
         count_split(self, block, blocks, size);
 }
 
-/* Find the place of the block for a request, and make what its allocation needs. NULL, perhaps with an exception,
- * if the request is not a usual one. */
-static struct block **prepare_alloc(struct fast_path *self, PyObject *stream, long long size, PyObject **ptr,
-                                    long long *searches)
+/* ---- alloc and free: prepare and finish ------------------------------------------------------------------ */
+
+/* Return whether the allocator may be changed here. */
+static bool is_open(const struct fast_path *self)
 {
-    if (!self->spare) {
-        /* This may run the garbage collector, and finalizers that use this allocator. */
-        struct block *spare = (struct block *)self->block_type->tp_alloc(self->block_type, 0);
-        if (!spare)
-            return NULL;
-        Py_XSETREF(self->spare, spare);
-        if (!is_usual(self))
-            return NULL;
-    }
+    return self->gate && !self->gate->busy && !self->gate->slow;
+}
+
+/* Gather the call stack if those of a level are recorded; false with an exception. */
+static bool gather_stack(const struct fast_path *self, long level, PyObject **stack)
+{
+    if (self->level < level)
+        return true;
+    PyObject *gather = Py_NewRef(self->gather); /* which the call may replace */
+    *stack = PyObject_CallNoArgs(gather);
+    Py_DECREF(gather);
+    return *stack;
+}
+
+/* Create the block for the rest of a split; false with an exception. */
+static bool create_spare(struct fast_path *self)
+{
+    struct block *spare = self->spare ? NULL : (struct block *)self->block_type->tp_alloc(self->block_type, 0);
+    if (spare)
+        Py_XSETREF(self->spare, spare); /* a finalizer may have created one meanwhile */
+    return self->spare;
+}
+
+/* Keep a block that was merged away as the spare one, if nobody else refers to it; takes the reference. */
+static void keep_spare(struct fast_path *self, struct block *block)
+{
+    if (block && Py_REFCNT(block) == 1)
+        block_clear((PyObject *)block);
+    if (block && !block->free_blocks && !self->spare)
+        self->spare = block;
+    else
+        Py_XDECREF(block);
+}
+
+/* Return the event of an allocated block, with borrowed references; without a stack, with that of the block. */
+static struct event event_of(const struct fast_path *self, const struct block *block, PyObject *stack)
+{
+    stack = stack ? stack : block->stack;
+    return (struct event){
+        .stack = stack && self->level >= LEVEL_ALLOC ? stack : Py_None,
+        .free_blocks = block->free_blocks,
+        .address = block->ptr,
+        .size = block->requested,
+    };
+}
+
+/* Record an event, and the same with another action. An exception is reported, not raised: the change is made. */
+static void record(const struct fast_path *self, struct event event, PyObject *action, PyObject *next_action)
+{
+    struct events *events = (struct events *)Py_XNewRef((PyObject *)self->events); /* finalizers may replace it */
+    struct timespec now;                                                           /* as time.perf_counter_ns */
+    if (!events)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    event.time_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
+    event.metadata = Py_NewRef(events->metadata ? events->metadata : Py_None);
+    event.action = action;
+    bool recorded = append_event(events, event);
+    event.action = next_action;
+    if (!recorded || (next_action && !append_event(events, event)))
+        PyErr_WriteUnraisable((PyObject *)events);
+    Py_DECREF(event.metadata);
+    Py_DECREF(events);
+}
+
+/* Read a size, an address or a stream; false if it is not a plain integer in range. */
+static bool read_int(PyObject *object, long long *value)
+{
+    int overflow = 1;
+    if (PyLong_CheckExact(object))
+        *value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return !overflow;
+}
+
+/* Return the number of arguments, one or two, of which the second may be called stream; 0 for all others. */
+static Py_ssize_t count_arguments(const struct fast_path *self, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (!kwnames)
+        return nargs <= 2 ? nargs : 0;
+    bool names_stream = nargs == 1 && PyTuple_GET_SIZE(kwnames) == 1;
+    return names_stream && PyTuple_GET_ITEM(kwnames, 0) == self->state->stream ? 2 : 0;
+}
+
+static PyObject *call_slow(PyObject *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (PyErr_Occurred())
+        return NULL;
+    return call ? PyObject_Vectorcall(call, args, (size_t)nargs, kwnames)
+                : PyErr_Format(PyExc_RuntimeError, "the allocator was garbage-collected");
+}
+
+/* Allocate the best fit of the default pool; NULL, perhaps with an exception, if there is none. */
+static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long long requested, PyObject *stack)
+{
+    long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
     PyObject *by_stream = size <= MOST_SMALL ? self->small_by_stream : self->large_by_stream;
     PyObject *found = PyDict_GetItemWithError(by_stream, stream);
-    bool is_known = found && PyObject_TypeCheck(found, self->state->free_blocks);
-    struct free_blocks *free = is_known ? (struct free_blocks *)found : NULL;
-    struct block **place = free ? best_fit(free, size) : NULL;
-    if (!place)
+    bool is_known = found && PyObject_TypeCheck(found, self->state->types[FREE_BLOCKS]);
+    struct block *block = is_known ? best_fit((struct free_blocks *)found, size) : NULL;
+    PyObject *ptr = block ? PyLong_FromLongLong(block->ptr) : NULL;
+    if (!ptr || PyDict_SetItem(self->live, ptr, (PyObject *)block) < 0) {
+        Py_XDECREF(ptr);
         return NULL;
-    *searches = searches_of(free, self->state);
-    *ptr = PyLong_FromLongLong((*place)->ptr);
-    if (*searches >= 0 && *ptr && PyDict_SetItem(self->live, *ptr, (PyObject *)*place) == 0)
-        return place;
-    Py_CLEAR(*ptr);
-    return NULL;
-}
-
-/* Read one or two arguments, by position or by name. */
-static bool parse(PyObject *const *args, Py_ssize_t count, PyObject *keywords, const char *const *names,
-                  PyObject *values[2])
-{
-    bool known = count <= 2;
-    for (Py_ssize_t i = 0; known && i < count; i++)
-        values[i] = args[i];
-    for (Py_ssize_t i = 0; known && keywords && i < PyTuple_GET_SIZE(keywords); i++) {
-        PyObject *name = PyTuple_GET_ITEM(keywords, i);
-        int place = !PyUnicode_CompareWithASCIIString(name, names[1]);
-        known = place >= count && (place || !PyUnicode_CompareWithASCIIString(name, names[0]));
-        if (known)
-            values[place] = args[count + i];
     }
-    if (!known || !values[0])
-        PyErr_Format(PyExc_TypeError, "the arguments are %s and, optionally, %s", names[0], names[1]);
-    return known && values[0];
+    take(block);
+    PyObject *dropped = block->stack;
+    alloc_found_block(self, block, size, requested);
+    block->stack = Py_XNewRef(stack);
+    record(self, event_of(self, block, NULL), self->state->alloc, NULL);
+    Py_XDECREF(dropped);
+    Py_DECREF(block); /* the reference of the tree; `live` has its own */
+    return ptr;
 }
 
-static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
+static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"size_bytes", "stream"};
     struct fast_path *self = (struct fast_path *)object;
-    PyObject *values[2] = {NULL, self->state->zero}, *ptr = NULL;
-    long long requested, stream, searches;
-    if (!parse(args, given, keywords, names, values))
-        return NULL;
-    PyObject *stack = gather_stack(self, LEVEL_STATE);
-    if (PyErr_Occurred())
-        return NULL;
-    if (read_int(values[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
-        read_int(values[1], &stream) && stream != PER_THREAD_STREAM && is_usual(self)) {
-        long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
-        PyObject *key = stream == LEGACY_STREAM ? self->state->zero : values[1];
-        struct block **place = prepare_alloc(self, key, size, &ptr, &searches);
-        if (place) {
-            struct block *block = *place;
-            PyObject *dropped = block->stack;
-            alloc_block(self, place, size, requested, searches);
-            block->stack = stack;
-            record(self, event_of(self, block, stack), block->free_blocks, self->state->alloc, NULL);
-            Py_XDECREF(dropped);
-            Py_DECREF(block); /* the reference of the tree; the live blocks have one */
-            return ptr;
-        }
-    }
+    Py_ssize_t given = count_arguments(self, nargs, kwnames);
+    PyObject *stream = given == 2 ? args[1] : self->state->zero, *stack = NULL, *ptr = NULL;
+    long long requested, number;
+    if (given && is_open(self) && read_int(args[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
+        read_int(stream, &number) && number != PER_THREAD_STREAM && gather_stack(self, LEVEL_STATE, &stack) &&
+        create_spare(self) && is_open(self))
+        ptr = alloc_best_fit(self, number == LEGACY_STREAM ? self->state->zero : stream, requested, stack);
     Py_XDECREF(stack);
-    if (PyErr_Occurred())
-        return NULL;
-    return PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_alloc, values[0], values[1], NULL);
+    return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
 }
 
-static bool is_usual_free(const struct fast_path *self, const struct block *block, PyObject *stream)
+/* Return the live block at an address, if its free is a usual one; NULL, perhaps with an exception, if not. */
+static struct block *find_usual(const struct fast_path *self, PyObject *ptr, PyObject *stream)
 {
-    long long number;
-    if (block->free || (block->stream_uses && block->stream_uses != Py_None) ||
-        (block->expandable_segment && block->expandable_segment != Py_None) || !is_usual(self))
-        return false;
+    struct block *block = (struct block *)PyDict_GetItemWithError(self->live, ptr);
+    long long number, own;
+    if (!block || !Py_IS_TYPE(block, self->block_type) || block->free ||
+        (block->stream_uses && block->stream_uses != Py_None) ||
+        (block->expandable_segment && block->expandable_segment != Py_None))
+        return NULL;
     if (stream == Py_None)
-        return true;
-    if (!read_int(stream, &number))
-        return false;
-    if (number == LEGACY_STREAM)
-        stream = self->state->zero;
-    return PyObject_RichCompareBool(stream, block->free_blocks->stream, Py_EQ) == 1;
-}
-
-static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssize_t given, PyObject *keywords)
-{
-    static const char *const names[] = {"ptr", "stream"};
-    struct fast_path *self = (struct fast_path *)object;
-    PyObject *values[2] = {NULL, Py_None};
-    if (!parse(args, given, keywords, names, values))
+        return block;
+    if (!read_int(stream, &number) || !read_int(block->free_blocks->stream, &own))
         return NULL;
-    PyObject *stack = gather_stack(self, LEVEL_ALL), *result = NULL;
-    PyObject *found = PyErr_Occurred() || !self->live ? NULL : PyDict_GetItemWithError(self->live, values[0]);
-    struct block *block = found && Py_IS_TYPE(found, self->block_type) ? (struct block *)Py_NewRef(found) : NULL;
-    long long searches = block ? searches_of(block->free_blocks, self->state) : 0;
-    bool usual = block && searches >= 0 && is_usual_free(self, block, values[1]);
-    /* To compare another key than an integer could run Python here. */
-    PyObject *key = !block || PyErr_Occurred()     ? NULL
-                    : PyLong_CheckExact(values[0]) ? Py_NewRef(values[0])
-                                                   : PyLong_FromLongLong(block->ptr);
-    bool removed = key && PyDict_DelItem(self->live, key) == 0;
-    Py_XDECREF(key);
-    if (usual && removed) {
-        struct free_blocks *free = (struct free_blocks *)Py_NewRef(block->free_blocks);
-        struct event event = event_of(self, block, stack);
-        PyObject *dropped = block->stack;
-        struct block *absorbed[2] = {NULL, NULL};
-        free_block(self, block, searches, absorbed);
-        record(self, event, free, self->state->free_requested, self->state->free_completed);
-        keep_spare(self, absorbed[0]);
-        keep_spare(self, absorbed[1]);
-        Py_XDECREF(dropped);
-        Py_DECREF(free);
-        result = Py_NewRef(Py_None);
-    } else if (!PyErr_Occurred()) {
-        result = PyObject_CallMethodObjArgs(self->slow_calls, self->state->slow_free, values[0],
-                                            block ? (PyObject *)block : Py_None, values[1], NULL);
-    }
-    Py_XDECREF(stack);
-    Py_XDECREF(block);
-    return result;
+    return own == (number == LEGACY_STREAM ? 0 : number) ? block : NULL;
 }
 
-/* set_history(history, gather): record the events of alloc and free in a History, with the stacks that gather
- * returns; None: record none. */
+static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    struct fast_path *self = (struct fast_path *)object;
+    Py_ssize_t given = count_arguments(self, nargs, kwnames);
+    PyObject *stream = given == 2 ? args[1] : Py_None, *stack = NULL;
+    struct block *block = NULL, *absorbed[2] = {NULL, NULL};
+    /* Only plain integers: to compare another key could run Python code. */
+    if (given && is_open(self) && PyLong_CheckExact(args[0]) && gather_stack(self, LEVEL_ALL, &stack) &&
+        is_open(self))
+        block = (struct block *)Py_XNewRef((PyObject *)find_usual(self, args[0], stream));
+    if (!block || PyDict_DelItem(self->live, args[0]) < 0) {
+        Py_XDECREF(stack);
+        Py_XDECREF(block);
+        return call_slow(self->slow_free, args, nargs, kwnames);
+    }
+    struct event event = event_of(self, block, stack);
+    PyObject *dropped = block->stack;
+    free_block(self, block, absorbed);
+    record(self, event, self->state->free_requested, self->state->free_completed);
+    Py_DECREF(block);
+    keep_spare(self, absorbed[0]);
+    keep_spare(self, absorbed[1]);
+    Py_XDECREF(stack);
+    Py_XDECREF(dropped);
+    Py_RETURN_NONE;
+}
+
+/* set_history(events, level, gather): record the events of alloc and free, with the stacks that gather returns. */
 static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 {
-    struct fast_path *self = (struct fast_path *)object;
-    PyObject *history, *gather, *events = NULL;
-    long level = 0;
-    if (!PyArg_ParseTuple(args, "OO", &history, &gather))
+    struct fast_path *self = (struct fast_path *)object, given = {.level = 0};
+    PyObject *events;
+    if (!PyArg_ParseTuple(args, "OlO", &events, &given.level, &given.gather))
         return NULL;
-    if (history != Py_None) {
-        PyObject *found = PyObject_GetAttr(history, self->state->level);
-        level = found ? PyLong_AsLong(found) : -1;
-        Py_XDECREF(found);
-        events = level < 0 ? NULL : PyObject_GetAttr(history, self->state->events);
-        if (events && !PyObject_TypeCheck(events, self->state->events_type)) {
-            PyErr_SetString(PyExc_TypeError, "the events of the history are not native");
-            Py_CLEAR(events);
-        }
-        if (!events)
-            return NULL;
-    }
-    self->level = level;
-    Py_XSETREF(self->events, (struct events *)events);
-    Py_XSETREF(self->history, Py_NewRef(history));
-    Py_XSETREF(self->gather, Py_NewRef(gather));
+    if (events != Py_None && !PyObject_TypeCheck(events, self->state->types[EVENTS]))
+        return PyErr_Format(PyExc_TypeError, "the events of the history are not native");
+    self->level = given.level;
+    Py_XSETREF(self->gather, Py_NewRef(given.gather));
+    Py_XSETREF(self->events, events == Py_None ? NULL : (struct events *)Py_NewRef(events));
     Py_RETURN_NONE;
 }
 
 #define FAST_PATH_FIELDS(DO) \
-    DO(guard) \
+    DO(gate) /* first: after it, calls change nothing */ \
     DO(live) \
-    DO(slow_calls) \
+    DO(slow_alloc) \
+    DO(slow_free) \
     DO(small_by_stream) \
-    DO(large_by_stream) DO(small) DO(large) DO(total) DO(spare) DO(history) DO(events) DO(gather) DO(block_type)
+    DO(large_by_stream) DO(small) DO(large) DO(total) DO(block_type) DO(spare) DO(events) DO(gather)
+COLLECTED(fast_path, FAST_PATH_FIELDS)
 
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"guard", "live",  "small_by_stream", "large_by_stream", "small",
-                            "large", "total", "slow_calls",      "block_type",      NULL};
+    static char *names[] = {"gate",  "live",       "small_by_stream", "large_by_stream", "small", "large",
+                            "total", "block_type", "slow_alloc",      "slow_free",       NULL};
     struct state *state = state_of(type);
-    struct fast_path given = {.slow = false}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!O!OO!", names, &given.guard, &PyDict_Type,
-                                     &given.live, &PyDict_Type, &given.small_by_stream, &PyDict_Type,
-                                     &given.large_by_stream, state->counters, &given.small, state->counters,
-                                     &given.large, state->counters, &given.total, &given.slow_calls, &PyType_Type,
-                                     &given.block_type))
+    PyTypeObject *dict = &PyDict_Type, **types = state->types;
+    struct fast_path given = {.level = 0}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!OO", names, types[GATE], &given.gate, dict,
+                                     &given.live, dict, &given.small_by_stream, dict, &given.large_by_stream,
+                                     types[COUNTERS], &given.small, types[COUNTERS], &given.large, types[COUNTERS],
+                                     &given.total, &PyType_Type, &given.block_type, &given.slow_alloc,
+                                     &given.slow_free))
         return NULL;
-    if (!PyType_IsSubtype(given.block_type, state->block))
+    if (!PyType_IsSubtype(given.block_type, types[BLOCK]))
         return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
     if (!(self = (struct fast_path *)type->tp_alloc(type, 0)))
         return NULL;
@@ -970,24 +910,6 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     FAST_PATH_FIELDS(COPY)
     return (PyObject *)self;
 }
-
-static int fast_path_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    struct fast_path *self = (struct fast_path *)object;
-    Py_VISIT(Py_TYPE(object));
-    FAST_PATH_FIELDS(VISIT)
-    return 0;
-}
-
-static int fast_path_clear(PyObject *object)
-{
-    struct fast_path *self = (struct fast_path *)object;
-    self->slow = true; /* a call that comes later finds nothing to work on */
-    FAST_PATH_FIELDS(CLEAR)
-    return 0;
-}
-
-static PyMemberDef fast_path_members[] = {MEMBER(fast_path, slow, T_BOOL, 0), END};
 
 static PyMethodDef fast_path_methods[] = {
     {"alloc", (PyCFunction)(void (*)(void))fast_path_alloc, METH_FASTCALL | METH_KEYWORDS, NULL},
@@ -998,65 +920,52 @@ static PyMethodDef fast_path_methods[] = {
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},
-    {Py_tp_members, fast_path_members},
     {Py_tp_methods, fast_path_methods},
-    {Py_tp_traverse, fast_path_traverse},
-    {Py_tp_clear, fast_path_clear},
-    {Py_tp_dealloc, dealloc},
-    {0, NULL},
+    COLLECTED_SLOTS(fast_path),
 };
 
 /* ---- the module ------------------------------------------------------------------------------------------ */
 
-#define SPEC(name, type, slots, flags) \
+#define SPEC(name, type, flags) \
     {"cudakit.core.allocator._fast." name, sizeof(struct type), 0, \
-     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (flags), slots}
-
-static PyTypeObject *add_type(PyObject *self, PyType_Spec *spec)
-{
-    PyObject *type = PyType_FromModuleAndSpec(self, spec, NULL);
-    if (type && PyModule_AddType(self, (PyTypeObject *)type) < 0)
-        Py_CLEAR(type);
-    return (PyTypeObject *)type;
-}
+     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (flags), type##_slots}
 
 static int exec_module(PyObject *self)
 {
-    static PyType_Spec counters = SPEC("BlockCounters", counters, counters_slots, 0);
-    static PyType_Spec block = SPEC("Block", block, block_slots, Py_TPFLAGS_HAVE_GC);
-    static PyType_Spec free_blocks = SPEC("FreeBlocks", free_blocks, free_blocks_slots, Py_TPFLAGS_HAVE_GC);
-    static PyType_Spec events = SPEC("Events", events, events_slots, Py_TPFLAGS_HAVE_GC);
-    static PyType_Spec fast_path = SPEC("FastPath", fast_path, fast_path_slots, Py_TPFLAGS_HAVE_GC);
+    static PyType_Spec specs[TYPES] = {
+        [GATE] = SPEC("Gate", gate, 0),
+        [COUNTERS] = SPEC("BlockCounters", counters, 0),
+        [BLOCK] = SPEC("Block", block, Py_TPFLAGS_HAVE_GC),
+        [FREE_BLOCKS] = SPEC("FreeBlocks", free_blocks, Py_TPFLAGS_HAVE_GC),
+        [EVENTS] = SPEC("Events", events, Py_TPFLAGS_HAVE_GC),
+        [FAST_PATH] = SPEC("FastPath", fast_path, Py_TPFLAGS_HAVE_GC),
+    };
     struct state *state = PyModule_GetState(self);
-    bool named = (state->zero = PyLong_FromLong(0));
-#define INTERN(name) named = named && (state->name = PyUnicode_InternFromString(#name));
-    NAMES(INTERN)
-    state->counters = add_type(self, &counters);
-    state->block = add_type(self, &block);
-    state->free_blocks = add_type(self, &free_blocks);
-    state->events_type = add_type(self, &events);
-    PyTypeObject *last = add_type(self, &fast_path);
-    Py_XDECREF(last);
-    return named && state->counters && state->block && state->free_blocks && state->events_type && last ? 0 : -1;
+    for (int i = 0; i < TYPES; i++) {
+        state->types[i] = (PyTypeObject *)PyType_FromModuleAndSpec(self, &specs[i], NULL);
+        if (!state->types[i] || PyModule_AddType(self, state->types[i]) < 0)
+            return -1;
+    }
+    bool made = (state->zero = PyLong_FromLong(0)) && (state->stream = PyUnicode_InternFromString("stream")) &&
+                (state->alloc = PyUnicode_InternFromString("alloc")) &&
+                (state->free_requested = PyUnicode_InternFromString("free_requested")) &&
+                (state->free_completed = PyUnicode_InternFromString("free_completed"));
+    return made ? 0 : -1;
 }
 
 static int traverse_module(PyObject *self, visitproc visit, void *arg)
 {
     struct state *state = PyModule_GetState(self);
-    Py_VISIT(state->counters);
-    Py_VISIT(state->block);
-    Py_VISIT(state->free_blocks);
-    Py_VISIT(state->events_type);
+    for (int i = 0; i < TYPES; i++)
+        Py_VISIT(state->types[i]);
     return 0;
 }
 
 static int clear_module(PyObject *self)
 {
     struct state *state = PyModule_GetState(self);
-    Py_CLEAR(state->counters);
-    Py_CLEAR(state->block);
-    Py_CLEAR(state->free_blocks);
-    Py_CLEAR(state->events_type);
+    for (int i = 0; i < TYPES; i++)
+        Py_CLEAR(state->types[i]);
     return 0;
 }
 
@@ -1065,7 +974,7 @@ static PyModuleDef_Slot module_slots[] = {
 #ifdef Py_mod_multiple_interpreters
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
-    {0, NULL}, /* Py_mod_gil stays undeclared: the interpreter's lock is what keeps changes whole */
+    {0, NULL}, /* Py_mod_gil stays undeclared: the interpreter's lock makes a change atomic */
 };
 
 static struct PyModuleDef module = {

@@ -3,36 +3,43 @@
 from collections.abc import Callable
 from typing import Self
 
-from cudakit.core.allocator import blocks, fast_path, history, pool_stats
-from cudakit.core.allocator.blocks import Block as PlainBlock
-from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator import blocks, fast_path, guard, history, pool_stats
+from cudakit.torch_rules.oom_facts import PoolId
 
+class Gate(guard.Gate): ...
 class BlockCounters(pool_stats.BlockCounters): ...
 class Block(blocks.Block): ...
 
 class FreeBlocks(blocks.FreeBlocks):
     def __new__(
-        cls, pool: blocks.BlockPool, stream: int, counters: pool_stats.BlockCounters
+        cls,
+        pool: blocks.BlockPool,
+        pool_id: PoolId,
+        stream: int,
+        counters: pool_stats.BlockCounters,
     ) -> Self: ...
 
 class Events(history.Events): ...
 
 class FastPath:
-    slow: bool
     def __new__(
         cls,
-        guard: Guard[object],
-        live: dict[int, PlainBlock],
+        gate: guard.Gate,
+        live: dict[int, blocks.Block],
         small_by_stream: dict[int, blocks.FreeBlocks],
         large_by_stream: dict[int, blocks.FreeBlocks],
         small: pool_stats.BlockCounters,
         large: pool_stats.BlockCounters,
         total: pool_stats.BlockCounters,
-        slow_calls: fast_path.SlowCalls,
         block_type: type[Block],
+        slow_alloc: fast_path.Alloc,
+        slow_free: fast_path.Free,
     ) -> Self: ...
     alloc: fast_path.Alloc
     free: fast_path.Free
     def set_history(
-        self, history: history.History | None, gather: Callable[[], blocks.RawStack]
+        self,
+        events: history.Events | None,
+        level: int,
+        gather: Callable[[], blocks.RawStack],
     ) -> object: ...

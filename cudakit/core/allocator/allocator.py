@@ -36,13 +36,6 @@ class CachingAllocator:
     ``search_again`` searches for a free block once more before a request fails, which PyTorch does not.
 
     ``native`` selects the implementation in C (True) or in Python (False); None selects C if it was compiled.
-
-    ``front_cache=N`` keeps up to N freed blocks of each size and stream, and makes requests of exactly that
-    number of bytes faster in Python. Statistics stay correct, but block addresses differ from PyTorch's, and
-    kept blocks are not merged, which shows in ``inactive_split`` and may raise ``reserved_bytes``. The front
-    cache is off while history is recorded, monitors are active or frees are pending, and is flushed before a
-    snapshot, before statistics are read, and before memory is taken from the device. The implementation in C
-    is faster without it, and ignores it. Raises InputError for a negative number.
     """
 
     alloc: Alloc
@@ -55,13 +48,10 @@ class CachingAllocator:
         *,
         device: int = 0,
         search_again: bool = True,
-        front_cache: int = 0,
         native: bool | None = None,
     ) -> None:
         chosen = settings or Settings()
-        self._state = state = AllocatorState(
-            upstream, chosen, device=device, front_cache=front_cache, native=native
-        )
+        self._state = state = AllocatorState(upstream, chosen, device=device, native=native)
         self._routing = PoolRouting(state)
         self._checkpoints = Checkpoints(state, self._routing)
         self._recording = Recording(state, self._own_settings)
@@ -80,7 +70,7 @@ class CachingAllocator:
         This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated there.
         """
         state = self._state
-        with state.inside(flushes=False):
+        with state.inside():
             block = state.live.get(ptr)
             if block is None:
                 raise InvalidPointer(f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}")
@@ -98,7 +88,7 @@ class CachingAllocator:
         nothing during a capture. Raises CudaError if the driver refuses, PoolError for an unknown pool.
         """
         stack = gather() if self._state.history.level >= Level.ALL else None
-        with self._routing.with_pools(flushes=True) as pools:
+        with self._routing.with_pools() as pools:
             if self._state.captures.count:
                 return
             if pool is None:
@@ -127,7 +117,7 @@ class CachingAllocator:
         with state.inside():
             state.engine.configure(settings, limit)
             unlocks = settings.release_lock_on_cudamalloc
-            state.engine.malloc = self._malloc_unlocked if unlocks else state.upstream.malloc
+            state.cache.malloc = self._malloc_unlocked if unlocks else state.upstream.malloc
             state.set_slow("settings", on=not state.engine.is_simple)
 
     def set_memory_fraction(self, fraction: float) -> None:

@@ -82,7 +82,7 @@ class Block:
         self.next: Block | None = None
         self.stream_uses: dict[int, None] | None = None  # other streams, without an event yet
         self.event_count = 0  # recorded events it waits for
-        self.gc_count_base = 0  # the count of searches in its pool when it became free
+        self.gc_count_base = 0  # the count of searches when it became free
         self.stack: RawStack | None = None
         self.segment_stack: RawStack | None = None  # in one block of each segment
 
@@ -143,7 +143,7 @@ class FreeBlocks:
     def add(self, block: Block) -> None:
         """Insert a block, which becomes free."""
         block.free = True
-        block.gc_count_base = self.pool.searches
+        block.gc_count_base = self.counters.searches
         entry = block.size, block.ptr, block
         part = self.only_part
         if part is None:
@@ -218,11 +218,10 @@ PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 class BlockPool:
     """The small or the large free blocks of one owner.
 
-    ``searches`` are counted while the garbage collection needs the age of blocks. ``reserved`` are the
-    statistics of a private pool's bytes, beside ``stats``.
+    ``reserved`` are the statistics of a private pool's bytes, beside ``stats``.
     """
 
-    __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "searches", "small", "stats")
+    __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "small", "stats")
 
     def __init__(
         self,
@@ -239,7 +238,6 @@ class BlockPool:
         self.stats = stats
         self.reserved: tuple[Stat, ...] = ()
         self.by_stream: dict[int, FreeBlocks] = {}
-        self.searches = 0
 
     def free_blocks(self, stream: int) -> FreeBlocks:
         """Return the free blocks of a stream."""
@@ -249,8 +247,8 @@ class BlockPool:
         return found
 
     def age(self, block: Block) -> int:
-        """Return the number of searches since a block became free."""
-        return self.searches - block.gc_count_base
+        """Return the number of counted searches since a block became free."""
+        return self.stats.blocks.searches - block.gc_count_base
 
     def __iter__(self) -> Iterator[Block]:
         """Iterate over the free blocks by stream, size and address."""

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pinned_supply import GpuHostUpstream
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.core.allocator.pinned.upstream import GpuHostUpstream
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.upstream import CaptureGraph, GpuUpstream
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.api import Gpu, MemoryInfo, Ptr
+from cudakit.gpu.api import Gpu, MemoryInfo
 from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Settings
 
@@ -47,12 +47,11 @@ class DeviceAllocator(CachingAllocator):
         settings: Settings,
         *,
         device: int = 0,
-        front_cache: int = 0,
         owned: bool = True,
         shares: bool = True,
     ) -> None:
         upstream = GpuUpstream(gpu, shares=shares)
-        super().__init__(upstream, settings, device=device, front_cache=front_cache)
+        super().__init__(upstream, settings, device=device)
         self._gpu = gpu
         self._owned = owned
         self._finalizers = [_finalizer(self, upstream, gpu if owned else None)]
@@ -118,16 +117,25 @@ class DeviceAllocator(CachingAllocator):
         if pool is not None:
             method(pool)
 
-    def _retire(self, alloc: object) -> None:
-        """Refuse allocations and the calls for others by a function, and do nothing else from now on."""
-        self._become(dict.fromkeys(("free", "record_use", "empty_cache", "close"), _nothing))
-        self._become({"alloc": alloc})
-        self.__dict__.update(dict.fromkeys(_OF_OTHERS, alloc))
+    def _retire(self, refusal: Callable[[], Exception]) -> None:
+        """Refuse allocations and sharing with an error, and ignore all other calls that change memory."""
 
-    def _become(self, calls: dict[str, object]) -> None:
-        """Replace calls, of the pinned pool as well: attributes of an object hide those of its class."""
-        for each in filter(None, (self, self.__dict__.get("pinned"))):
-            each.__dict__.update(calls)
+        def refuse(*_: object, **__: object) -> None:
+            raise refusal()
+
+        self._state.retire(refusal)
+        ignored = dict.fromkeys(("record_use", "empty_cache", "close"), _nothing)
+        # Attributes of an object hide those of its class.
+        self.__dict__.update(ignored | dict.fromkeys(_OF_OTHERS, refuse))
+        pinned = self.__dict__.get("pinned")
+        if pinned is not None:
+            pinned.__dict__.update(ignored | {"free": _nothing, "alloc": refuse})
+
+    def _ignore_frees(self) -> None:
+        self._state.retire(None)
+        pinned = self.__dict__.get("pinned")
+        if pinned is not None:
+            pinned.__dict__["free"] = _nothing
 
 
 def _finalizer(
@@ -149,7 +157,7 @@ def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
     """Free nothing from now on: the driver may be unloaded before the last free."""
     allocator = reference()
     if allocator is not None:
-        allocator._become({"free": _nothing})
+        allocator._ignore_frees()
 
 
 def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
@@ -159,16 +167,12 @@ def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
             finalizer.detach()
         # A thread of the parent may have held the lock, and does not exist here.
         allocator._state.guard.reset()
-        allocator._retire(_forked)
+        allocator._retire(ForkedAllocator)
 
 
 def _nothing(*_: object, **__: object) -> None:
     pass
 
 
-def _forked(*_: object, **__: object) -> Ptr:
-    raise ForkedAllocator
-
-
-def _closed(*_: object, **__: object) -> Ptr:
-    raise EnvironmentUnusable("this allocator was closed", hint="make another one")
+def _closed() -> Exception:
+    return EnvironmentUnusable("this allocator was closed", hint="create another one")

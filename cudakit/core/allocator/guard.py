@@ -28,17 +28,29 @@ class Reentered(UsageError):
         )
 
 
+class Gate:
+    """Whether the fast path may change the allocator: not while a call is ``busy``, nor while it is ``slow``.
+
+    ``slow`` is set while an option is on that only the slow path knows.
+    """
+
+    __slots__ = ("busy", "slow")
+
+    def __init__(self) -> None:
+        self.busy = self.slow = False
+
+
 class Guard(Generic[_Free]):
     """A lock that the thread which holds it cannot acquire again, and the frees that wait for it.
 
     ``perform`` frees what was queued. ``watchers`` are called, without the lock, after every change.
     """
 
-    __slots__ = ("busy", "late", "lock", "perform", "watchers")
+    __slots__ = ("gate", "late", "lock", "perform", "watchers")
 
-    def __init__(self, perform: Callable[[_Free], None]) -> None:
+    def __init__(self, perform: Callable[[_Free], None], gate: Gate | None = None) -> None:
         self.lock = threading.RLock()
-        self.busy = False
+        self.gate = gate or Gate()
         self.perform = perform
         self.late: deque[_Free] = deque()
         self.watchers: list[Callable[[], None]] = []
@@ -65,26 +77,26 @@ class Guard(Generic[_Free]):
     def reset(self) -> None:
         """Forget the holder: the thread that held the lock was not forked with this process."""
         self.lock = threading.RLock()
-        self.busy = False
+        self.gate.busy = False
 
     def enter(self) -> None:
         """Acquire the lock. Raises Reentered if this thread holds it already."""
         self.lock.acquire()
-        if self.busy:
+        if self.gate.busy:
             self.lock.release()
             raise Reentered
-        self.busy = True
+        self.gate.busy = True
 
     def try_enter(self) -> bool:
         """Acquire the lock if nobody holds it, this thread included."""
-        if self.busy or not self.lock.acquire(blocking=False):
+        if self.gate.busy or not self.lock.acquire(blocking=False):
             return False
-        self.busy = True
+        self.gate.busy = True
         return True
 
     def leave(self) -> None:
         """Release the lock, and nothing else."""
-        self.busy = False
+        self.gate.busy = False
         self.lock.release()
 
     def exit(self) -> None:

@@ -74,25 +74,28 @@ def gather(depth: int = 1) -> RawStack:
 
 
 class Events:
-    """The last ``maxlen`` of ``count`` events."""
+    """The last ``maxlen`` of ``count`` events. ``metadata`` goes into the next ones."""
 
-    __slots__ = ("_events", "count", "maxlen")
+    __slots__ = ("count", "maxlen", "metadata", "ring")
 
-    def __init__(self, maxlen: int) -> None:
+    def __init__(self, maxlen: int, metadata: Metadata) -> None:
         self.maxlen = maxlen
+        self.metadata = metadata
         self.count = 0
-        self._events: deque[TraceEvent] = deque(maxlen=maxlen)
+        self.ring: list[TraceEvent] = []  # the next event replaces that at count % maxlen
 
     def append(self, event: TraceEvent) -> None:
         """Append an event; the oldest one is dropped if there are too many."""
+        if len(self.ring) < self.maxlen:
+            self.ring.append(event)
+        else:
+            self.ring[self.count % self.maxlen] = event
         self.count += 1
-        self._events.append(event)
-
-    def __len__(self) -> int:
-        return len(self._events)
 
     def __iter__(self) -> Iterator[TraceEvent]:
-        return iter(list(self._events))
+        """Iterate over the events, oldest first; later ones are not seen."""
+        oldest = self.count % self.maxlen if len(self.ring) == self.maxlen else 0
+        return iter(self.ring[oldest:] + self.ring[:oldest])
 
 
 class History:
@@ -105,7 +108,6 @@ class History:
         "enabled",
         "events",
         "level",
-        "metadata",
         "skipped",
     )
 
@@ -113,11 +115,19 @@ class History:
         self.enabled = False
         self.level = Level.NONE
         self.skipped: frozenset[str] = frozenset()
-        self.metadata: Metadata = ""
-        self.events = events(1)
+        self.events = events(1, "")
         self.annotations: deque[Annotation] = deque(maxlen=1)
         self._lost = False  # whether events were dropped before those of ``events`` were counted
         self._epoch_ns = time_ns() - perf_counter_ns()
+
+    @property
+    def metadata(self) -> Metadata:
+        """The text that goes into the next events."""
+        return self.events.metadata
+
+    @metadata.setter
+    def metadata(self, text: Metadata) -> None:
+        self.events.metadata = text
 
     @property
     def overflowed(self) -> bool:
@@ -142,7 +152,7 @@ class History:
         self.skipped = frozenset(skip_actions)
         length = max_entries if recorded == "all" else 1
         self._lost = not clear and self.overflowed
-        events = type(self.events)(length)
+        events = type(self.events)(length, self.metadata)
         for event in () if clear else self.events:
             events.append(event)
         self.events = events

@@ -181,7 +181,7 @@ class Limits:
         if state.guard.try_enter():  # else the holder trims when it leaves
             try:
                 with suppress(CudaError):  # the segment stays cached, and the next free tries again
-                    _trim_cache(state.engine, limit)
+                    _trim_cache(state, limit)
             finally:
                 state.guard.leave()
                 state.guard.drain()
@@ -200,7 +200,7 @@ class Limits:
                 f"{name!r} is no name of a class of streams",
                 hint="it is not empty, and has no ',', ':', '[', ']' and no space",
             )
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             if name:
                 self._state.engine.stream_classes[stream_number(stream)] = name
             else:
@@ -212,7 +212,7 @@ class Limits:
 
     def address_space(self) -> AddressSpace:
         """Say how many addresses are set aside now."""
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             expandable = self._state.engine.expandable
             reserved = expandable.segments if expandable else ()
             return AddressSpace(len(reserved), sum(each.size for each in reserved))
@@ -222,12 +222,13 @@ def _cached_bytes(engine: Engine) -> int:
     return engine.stats.total("reserved_bytes") - engine.stats.total("active_bytes")
 
 
-def _trim_cache(engine: Engine, limit_bytes: int) -> None:
-    """Release whole segments until no more is cached than the limit. Raises CudaError."""
+def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
+    """Release whole segments until the cached bytes are within the limit. Raises CudaError."""
+    engine = state.engine
     whole = sorted(filter(_is_free, engine.segments.values()), key=lambda segment: segment.size)
     while whole and (excess := _cached_bytes(engine) - limit_bytes) > 0:
         enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
-        engine.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
+        state.cache.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
 
 
 def _is_free(segment: Segment) -> bool:

@@ -5,18 +5,18 @@ Importing this module raises ImportError if the extension was not compiled; then
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cudakit.core.allocator import _fast, blocks, pool_stats
 from cudakit.core.allocator.blocks import BlockPool, BlockTypes, PagedRange
 from cudakit.core.allocator.engine import Engine
-from cudakit.core.allocator.history import gather
+from cudakit.core.allocator.history import Level, gather
 from cudakit.core.allocator.pool_stats import PoolStats
 
 if TYPE_CHECKING:
     from cudakit.core.allocator.fast_path import SlowCalls
-    from cudakit.core.allocator.guard import Guard
     from cudakit.core.allocator.history import History
 
 
@@ -38,9 +38,12 @@ class FreeBlocks(_fast.FreeBlocks):
     stats: PoolStats
 
     def __new__(cls, pool: BlockPool, stream: int) -> FreeBlocks:
-        self = super().__new__(cls, pool, stream, pool.stats.blocks)
+        self = super().__new__(cls, pool, pool.id, stream, pool.stats.blocks)
         self.stats = pool.stats
         return self
+
+    def __iter__(self) -> Iterator[blocks.Block]:
+        return iter(self.from_size(0))
 
     def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
@@ -58,6 +61,7 @@ class BlockCounters(_fast.BlockCounters):
 
 
 Events = _fast.Events
+Gate = _fast.Gate
 TYPES = BlockTypes(FreeBlocks, BlockCounters)
 
 
@@ -72,22 +76,23 @@ class FastPath(_fast.FastPath):
     def __new__(
         cls,
         engine: Engine,
-        guard: Guard[Any],
+        gate: Gate,
         live: dict[int, blocks.Block],
         slow_calls: SlowCalls,
     ) -> FastPath:
         pools, stats = engine.default, engine.stats
         self = super().__new__(
             cls,
-            guard,
+            gate,
             live,
             pools.small.by_stream,
             pools.large.by_stream,
             stats.small.blocks,
             stats.large.blocks,
             stats.peaks.blocks,
-            slow_calls,
             Block,
+            slow_calls.slow_alloc,
+            slow_calls.slow_free,
         )
         self._engine = engine
         return self
@@ -95,5 +100,6 @@ class FastPath(_fast.FastPath):
     def record_events(self, history: History | None) -> bool:
         """Record events in a history, or none; return whether the fast path records all of it."""
         self._engine.trace = history
-        self.set_history(history, partial(gather, 0))
+        level = history.level if history else Level.NONE
+        self.set_history(history.events if history else None, level, partial(gather, 0))
         return history is None or not history.skipped

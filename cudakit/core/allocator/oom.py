@@ -123,8 +123,8 @@ class OomChain:
         self, pool: BlockPool, size: int, requested: int, stream: int, stack: RawStack | None
     ) -> Block:
         """Return a block that is in no list, after no free block was found."""
-        state, engine = self._state, self._state.engine
-        if state.front.flush() or self._was_helped():
+        engine = self._state.engine
+        if self._was_helped():
             expands = engine.expands(pool)
             block = engine.get_free_block(pool, size, stream, expands=expands)
             if block is not None:
@@ -132,7 +132,7 @@ class OomChain:
         segment_bytes = segment_size(size, engine.settings.large_segment_size_bytes)
         request = Request(size, requested, segment_bytes, stream, pool, stack)
         if engine.collects_garbage:
-            engine.garbage_collect_cached_blocks(stack)
+            self._state.cache.garbage_collect_cached_blocks(stack)
         # throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473): refused without any attempt.
         beyond = engine.reserved_bytes + segment_bytes > engine.limit_bytes
         rejected = beyond and engine.settings.throw_on_cudamalloc_oom
@@ -143,14 +143,14 @@ class OomChain:
 
     def _try_all(self, request: Request) -> Block | None:
         state, engine = self._state, self._state.engine
-        block = engine.alloc_block(request) or self._borrow(request)
-        if block is None and engine.release_available_cached_blocks(request):
-            block = engine.alloc_block(request)
+        block = state.cache.alloc_block(request) or self._borrow(request)
+        if block is None and state.cache.release_available_cached_blocks(request):
+            block = state.cache.alloc_block(request)
         if block is not None or state.captures.count:
             return block  # a capture permits no wait
         state.empty_cache(request.stack)
         engine.stats.num_alloc_retries += 1
-        block = engine.alloc_block(request)
+        block = state.cache.alloc_block(request)
         if block is None and self.search_again:
             pool, expands = request.pool, engine.expands(request.pool)
             block = engine.get_free_block(pool, request.size, request.stream, expands=expands)
@@ -181,7 +181,6 @@ class OomChain:
                 helper() for helper in self._helpers
             ]  # all of them, whatever the first returns
         state.guard.take_late()
-        state.front.flush()  # the helpers may have freed into it
         return any(freed)
 
     def _report(self, request: Request, *, rejected: bool) -> OomReport:
@@ -230,9 +229,11 @@ class SlowPath:
         self._state = state
         self._oom = chain
 
-    def slow_alloc(self, size_bytes: int, stream: int) -> Ptr:
+    def slow_alloc(self, size_bytes: int, stream: int = 0) -> Ptr:
         """Allocate; see Alloc."""
         state = self._state
+        if state.refusal is not None:
+            raise state.refusal()
         size_bytes = checked_size(size_bytes)
         if size_bytes == 0:
             return Ptr(0)
@@ -246,9 +247,7 @@ class SlowPath:
         with state.guard.inside():
             if state.pending:
                 state.pending.process(stack, stream)
-            block = state.front.take(size_bytes, stream) if state.front.active else None
-            if block is None:
-                block = self._alloc_block(size_bytes, stream, stack)
+            block = self._alloc_block(size_bytes, stream, stack)
             state.live[block.ptr] = block
         return block.ptr
 
@@ -267,10 +266,13 @@ class SlowPath:
         engine.alloc_found_block(block, size, size_bytes, stack, split=split)
         return block
 
-    def slow_free(self, ptr: int, block: Block | None, stream: int | None) -> None:
+    def slow_free(self, ptr: int, stream: int | None = None) -> None:
         """Free; see Free."""
         state = self._state
+        if state.is_slow("retired"):
+            return
         stack = None
+        block = state.live.pop(ptr, None)
         if block is None:
             self._free_unknown(ptr)
             return
@@ -297,7 +299,7 @@ class SlowPath:
 
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
         state = self._state
-        with state.inside(flushes=False):
+        with state.inside():
             if state.captures.count and state.engine.private.route(stream) is not None:
                 raise UsageError(
                     f"nothing is cached, and stream {stream:#x} is captured: no graph would keep the memory",

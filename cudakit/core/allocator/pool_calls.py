@@ -174,9 +174,9 @@ class PoolRouting:
             return tuple(self._usage(pool.id, pool.uses) for pool in pools)
 
     @contextmanager
-    def with_pools(self, *, flushes: bool = False) -> Iterator[PrivatePools]:
-        """Enter the allocator. The front cache has no blocks of private pools, and need not be flushed."""
-        with self._state.inside(flushes=flushes):
+    def with_pools(self) -> Iterator[PrivatePools]:
+        """Hold the guard, with the private pools that finalizers abandoned released."""
+        with self._state.inside():
             self._let_abandoned_go()
             try:
                 yield self._pools

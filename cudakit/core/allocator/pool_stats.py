@@ -76,12 +76,14 @@ class BlockCounters:
 
     ``_sum`` is what was added; what was taken away follows from it, the current value, and the value at the
     last reset of sums. ``other`` are the counters of the other kind of pools. Totals of both kinds are added
-    up when they are read, except their peaks: those of ``total``, which counts nothing else.
+    up when they are read, except their peaks: those of ``total``, which counts nothing else. ``searches`` is
+    the number of searches of the default pool, which the garbage collection of PyTorch needs.
     """
 
     __slots__ = (
         *(f"{name}{part}" for name in BLOCK_COUNTERS for part in ("", "_sum", "_peak")),
         "other",
+        "searches",
         "total",
     )
 
@@ -95,6 +97,7 @@ class BlockCounters:
         self.inactive_split = self.inactive_split_sum = self.inactive_split_peak = 0
         self.inactive_split_bytes = self.inactive_split_bytes_sum = 0
         self.inactive_split_bytes_peak = 0
+        self.searches = 0
 
     def count_alloc(self, size: int, requested: int) -> None:
         """Count an allocated block."""

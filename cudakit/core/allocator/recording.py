@@ -83,7 +83,7 @@ class Recording:
 
     def set_metadata(self, text: str) -> None:
         """Write a text into every entry of the trace from now on."""
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             self._state.history.metadata = text
 
     def annotate(self, ptr: int, text: str) -> None:

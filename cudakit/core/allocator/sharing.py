@@ -36,7 +36,7 @@ class Sharing:
         """
         registry = self._registry()
         handles: tuple[Handle, ...]
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             begin, size_bytes, block = self._allocation(ptr)
             segment = block.expandable_segment if block is not None else None
             if segment is None:
@@ -55,7 +55,7 @@ class Sharing:
         has no base allocation and so no such handle.
         """
         registry = self._registry()
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             base, _, block = self._allocation(ptr)
             if block is not None and block.expandable_segment is not None:
                 raise Unsupported(
@@ -82,7 +82,7 @@ class Sharing:
         upstream = self._upstream
         if not isinstance(upstream, Reachable):
             raise Unsupported("memory of this upstream is that of no device with peers")
-        with self._state.inside(flushes=False):
+        with self._state.inside():
             if device not in upstream.peers:
                 expandable = self._state.engine.expandable
                 upstream.enable_peer(device, expandable.mapped if expandable else ())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
@@ -23,10 +23,11 @@ from typing import (
 
 from cudakit.core.allocator.blocks import PLAIN_TYPES, Block, RawStack
 from cudakit.core.allocator.engine import Engine
-from cudakit.core.allocator.fast_path import FastPath, FrontCache, SlowCalls
-from cudakit.core.allocator.guard import Guard
+from cudakit.core.allocator.fast_path import FastPath, SlowCalls
+from cudakit.core.allocator.guard import Gate, Guard
 from cudakit.core.allocator.history import Events, History
 from cudakit.core.allocator.private_pools import PrivatePool
+from cudakit.core.allocator.segment_cache import SegmentCache
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import Upstream, stream_number
 from cudakit.errors import Unsupported, UsageError
@@ -36,9 +37,9 @@ from cudakit.units import format_bytes
 if TYPE_CHECKING:
     from cudakit.core.allocator.native import FastPath as NativeFastPath
 
-# Why the fast path is off; all but settings also turn off the front cache.
+# Why the fast path is off.
 SlowPathReason: TypeAlias = Literal[
-    "uncached", "history", "watched", "routed", "pending", "settings"
+    "uncached", "history", "watched", "routed", "pending", "settings", "retired"
 ]
 # A block to be freed, the stack of the free, and the stream of the free.
 LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
@@ -80,6 +81,7 @@ class AllocatorState:
     ``native`` selects the native or the plain types; None selects the native ones if they were compiled.
 
     ``uncached`` has the bytes of the allocations that were made while caching was off, by address.
+    ``refusal`` returns the error of later allocations once the allocator is closed or its process was forked.
     """
 
     def __init__(
@@ -88,24 +90,23 @@ class AllocatorState:
         settings: Settings,
         *,
         device: int,
-        front_cache: int,
         native: bool | None,
     ) -> None:
         self.upstream = upstream
         self.device = device
-        self.guard: Guard[LateFree] = Guard(lambda late: self.free_live(*late))
         compiled = native_module() if native is not False else None
         if native and compiled is None:
             raise Unsupported("the native types of the allocator were not compiled")
+        self.gate: Gate = compiled.Gate() if compiled else Gate()
+        self.guard: Guard[LateFree] = Guard(lambda late: self.free_live(*late), self.gate)
         self.history = History(compiled.Events if compiled else Events)
         self.engine = Engine(upstream, settings, compiled.TYPES if compiled else PLAIN_TYPES)
+        self.cache = SegmentCache(self.engine)
         self.captures = Captures()
         self.pending = PendingFrees(upstream, self._complete, self.captures)
         self.live: dict[int, Block] = {}
         self.uncached: dict[int, int] = {}
-        self.front = FrontCache(self.engine, front_cache)
-        if compiled:
-            self.front.limit = 0  # a native search takes less time than the front cache
+        self.refusal: Callable[[], Exception] | None = None
         self._compiled = compiled
         self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MOST_INVALID_FREES)
         self._invalid_numbers = count(1)
@@ -116,17 +117,18 @@ class AllocatorState:
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath
-            self.fast_path = native(self.engine, self.guard, self.live, slow_calls)
+            self.fast_path = native(self.engine, self.gate, self.live, slow_calls)
         else:
-            self.fast_path = FastPath(self.engine, self.guard, self.live, self.front, slow_calls)
+            self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
 
-    @contextmanager
-    def inside(self, *, flushes: bool = True) -> Iterator[None]:
-        """Hold the guard, with the front cache flushed if ``flushes``. Raises Reentered."""
-        with self.guard.inside():
-            if flushes:
-                self.front.flush()
-            yield
+    def inside(self) -> AbstractContextManager[None]:
+        """Hold the guard within a context. Raises Reentered."""
+        return self.guard.inside()
+
+    def retire(self, refusal: Callable[[], Exception] | None) -> None:
+        """Ignore frees from now on, and refuse allocations with an error if one is given."""
+        self.refusal = refusal
+        self.set_slow("retired", on=True)
 
     def set_slow(self, reason: SlowPathReason, *, on: bool) -> None:
         """Set or clear a reason for the fast path to be off."""
@@ -134,9 +136,7 @@ class AllocatorState:
             self._slow.add(reason)
         else:
             self._slow.discard(reason)
-        self.fast_path.slow = bool(self._slow)
-        bypassed = self._slow - {"settings"} or self.engine.trace is not None
-        self.front.active = self.front.limit > 0 and not bypassed
+        self.gate.slow = bool(self._slow)
 
     def is_slow(self, reason: SlowPathReason) -> bool:
         """Return whether the fast path is off for a reason."""
@@ -150,7 +150,7 @@ class AllocatorState:
             self.set_slow("pending", on=True)
             self.engine.free(block, stack)
             self.pending.add(block)
-        elif not (self.front.active and self.front.keep(block)):
+        else:
             self.engine.free(block, stack)
 
     def _complete(self, block: Block, stack: RawStack | None) -> None:
@@ -163,14 +163,14 @@ class AllocatorState:
         """Wait for pending frees, and release all cached segments. Raises CudaError."""
         self.engine.stats.num_sync_all_streams += 1
         self.pending.synchronize(stack)
-        self.engine.release_cached_blocks(stack)
+        self.cache.release_cached_blocks(stack)
 
     def empty_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
         """Wait for pending frees of a private pool that nobody holds, and release it. Raises CudaError."""
         if not pool.uses:
             self.engine.stats.num_sync_all_streams += 1
             self.pending.synchronize(stack, pool=pool.id)
-            self.engine.release_private_pool(pool, stack)
+            self.cache.release_private_pool(pool, stack)
 
     # Watchers.
 
@@ -179,7 +179,6 @@ class AllocatorState:
         if watcher not in self.guard.watchers:
             self.guard.watchers.append(watcher)
         self.set_slow("watched", on=True)
-        self.front.flush()
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
         """Stop calling a function after changes. The guard is held."""
@@ -206,7 +205,6 @@ class AllocatorState:
 
     def reason_for(self, ptr: int) -> str:
         """Describe an address at which no live allocation begins. The guard is held."""
-        self.front.flush()  # blocks of the front cache are marked as in use in the pools
         segment = self.engine.segments.at(ptr)
         if segment is None:
             return "it belongs to no segment of this allocator, or its segment was given back"

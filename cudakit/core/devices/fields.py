@@ -1,4 +1,4 @@
-"""The registry of fields: unit, source and meaning of everything that can be known of a device."""
+"""The registry of fields: unit, source and meaning of every field of a device."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from cudakit.gpu.api.fields import FieldInfo, nvml_fields
 
 @dataclass(frozen=True, slots=True)
 class FieldsList:
-    """All fields, as ``--list-fields`` gives them."""
+    """All fields: the JSON of ``--list-fields``."""
 
     schema: ClassVar[str] = "cudakit.devices.list-fields/1"
-    fields: tuple[FieldInfo, ...]  # in the order of a first reading
+    fields: tuple[FieldInfo, ...]  # identity first
 
 
 _IDENTITY = (
-    ("cuda_index", "the driver", "Number that CUDA gives the device"),
-    ("nvml_index", "nvmlDeviceGetIndex", "Number that NVML and nvidia-smi give the device"),
-    ("uuid", "nvmlDeviceGetUUID, cuDeviceGetUuid", "UUID, the same for all who ask"),
-    ("pci_bus_id", "nvmlDeviceGetPciInfo, cuDeviceGetPCIBusId", "Address on the PCI bus"),
-    ("notes", "cudakit", "What is worth knowing"),
+    ("cuda_index", "the driver", "CUDA index"),
+    ("nvml_index", "nvmlDeviceGetIndex", "NVML index, as in nvidia-smi"),
+    ("uuid", "nvmlDeviceGetUUID, cuDeviceGetUuid", "UUID, the same in every library"),
+    ("pci_bus_id", "nvmlDeviceGetPciInfo, cuDeviceGetPCIBusId", "PCI address"),
+    ("notes", "cudakit", "Unusual states: hidden, throttled, memory errors"),
 )
 _USABLE_MEMORY = FieldInfo(
     "usable_memory_bytes",
     "bytes",
     "cuDeviceTotalMem",
-    "Memory that CUDA can give out",
+    "Memory that CUDA can allocate",
     "memory",
     "fact",
 )
 
 
 def registry() -> Mapping[str, FieldInfo]:
-    """Return all fields by name, in the order of a first reading."""
+    """Return all fields by name, identity first."""
     found: dict[str, FieldInfo] = {}
     for field in (
         *(
@@ -49,19 +49,21 @@ def registry() -> Mapping[str, FieldInfo]:
         _USABLE_MEMORY,
         *map(_attribute, attributes()),
     ):
-        # A field that NVML and CUDA both give is listed once.
+        # A field of both NVML and CUDA is listed once.
         found.setdefault(field.name, field)
     return found
 
 
 def named(names: Sequence[str]) -> tuple[FieldInfo, ...]:
-    """Return fields by name. Raises UsageError, with similar names, for an unknown one."""
+    """Return fields by name. Raises UsageError, with similar names, for an unknown name."""
     known = registry()
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(near)}? " if near else ""
-            raise UsageError(f"no field {name!r}", hint=f"{meant}--list-fields lists them all")
+            suggestion = f"did you mean {' or '.join(near)}? " if near else ""
+            raise UsageError(
+                f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields"
+            )
     return tuple(known[name] for name in names)
 
 

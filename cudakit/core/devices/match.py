@@ -1,4 +1,4 @@
-"""Match the devices of CUDA and NVML: by UUID, else by PCI address, never by number."""
+"""Match the devices of CUDA and NVML by UUID, else by PCI address, never by index."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field, NvmlView
 from cudakit.units import Unavailable
 
-_UNKNOWN = Unavailable("nobody knows it")
+_UNKNOWN = Unavailable("not known")
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedDevice:
-    """One device, as each library that knows it describes it."""
+    """One device, as NVML and CUDA describe it."""
 
     nvml: DeviceFacts | None
     cuda: DeviceFacts | None
-    hidden: bool  # whether CUDA sees it only without CUDA_VISIBLE_DEVICES
+    hidden: bool  # whether CUDA_VISIBLE_DEVICES hides it
 
     @property
     def uuid(self) -> str | Unavailable:
@@ -34,7 +34,7 @@ class MatchedDevice:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """All facts; of those that both know, NVML's, which ignores CUDA_VISIBLE_DEVICES."""
+        """All facts; if both libraries give one, NVML's, which ignores CUDA_VISIBLE_DEVICES."""
         merged: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
         for name, value in (self.nvml.fields if self.nvml else {}).items():
             if name not in merged or not isinstance(value, Unavailable):
@@ -46,7 +46,7 @@ class MatchedDevice:
 
 
 def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[MatchedDevice, ...]:
-    """Merge two views: NVML's devices in its order, then those that CUDA alone sees."""
+    """Return NVML's devices in its order, each with its CUDA device, then those of CUDA only."""
     ours = list(nvml.devices) if isinstance(nvml, NvmlView) else []
     theirs = list(_of_cuda(cuda)) if isinstance(cuda, CudaView) else []
     found = []
@@ -75,7 +75,7 @@ def _same(one: DeviceFacts, other: DeviceFacts) -> bool:
 
 
 def _first(values: Iterable[str | Unavailable]) -> str | Unavailable:
-    """Return the first value that is one, else the first reason."""
+    """Return the first available value, else the first reason."""
     found = list(values)
     known = [value for value in found if isinstance(value, str)]
     return next(iter(known or found), _UNKNOWN)

@@ -1,4 +1,4 @@
-"""Ask a machine for its devices, and merge the answers of NVML and CUDA."""
+"""Query the devices of a machine and merge the answers of NVML and CUDA."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, T
 from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
-_NOT_OF_NVML = Unavailable("NVML does not know the device")
-_NOT_OF_CUDA = Unavailable("CUDA does not show the device")
-_HINT = "cudakit doctor says what is wrong; --gpu sim shows a simulated GPU"
+_NOT_OF_NVML = Unavailable("NVML does not report the device")
+_NOT_OF_CUDA = Unavailable("CUDA does not see the device")
+_HINT = "cudakit doctor finds the cause; --gpu sim shows a simulated GPU"
 
 
 def open_query(machine: Machine) -> Query:
@@ -30,28 +30,28 @@ def open_query(machine: Machine) -> Query:
     nvml, cuda = machine.nvml(), machine.cuda()
     found = match(nvml, cuda)
     if not found:
-        raise EnvironmentUnusable(f"no GPU can be seen: {_why(nvml, cuda)}", hint=_HINT)
+        raise EnvironmentUnusable(f"no GPU found: {_reasons(nvml, cuda)}", hint=_HINT)
     return Query(machine, nvml, cuda, found, registry())
 
 
 def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
-    """Read everything that is known of the devices of a machine, once.
+    """Read all fields of the devices of a machine once.
 
     Raises EnvironmentUnusable if neither NVML nor CUDA sees any.
     """
     return open_query(machine).read(processes=processes, topology=topology)
 
 
-def _why(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
-    management = nvml.reason if isinstance(nvml, Unavailable) else "NVML sees none"
+def _reasons(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
+    management = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
     if isinstance(cuda, Unavailable):
         return f"{management}; {cuda.reason}"
-    return f"{management}; CUDA: {cuda.error[1] if cuda.error else 'sees none'}"
+    return f"{management}; CUDA: {cuda.error[1] if cuda.error else 'no device'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A machine whose devices are known; each read returns their current state."""
+    """The devices of a machine; each read returns their current state."""
 
     machine: Machine
     nvml: NvmlView | Unavailable
@@ -69,7 +69,7 @@ class Query:
     ) -> DevicesResult:
         """Read the telemetry and merge it with the facts; ``names`` limits the fields.
 
-        ``activity`` adds the activity of the devices since the last such read.
+        ``activity`` adds the activity since the previous read with it.
         """
         nvml = self.nvml
         return DevicesResult(
@@ -116,7 +116,7 @@ class Query:
     def _fields_of(
         self, read: Telemetry | Unavailable, kind: Kind, names: Collection[str]
     ) -> Mapping[str, Field]:
-        """Return the fields of a reading; if that failed, all of its kind with the reason."""
+        """Return the fields of a reading; if it failed, every field of its kind with the reason."""
         if isinstance(read, Telemetry):
             return read.fields
         return {field.name: read for field in self._of_kind(kind, names)}
@@ -140,13 +140,13 @@ class Query:
     def _missing_reason(self, found: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
             return _NOT_OF_CUDA if isinstance(self.cuda, CudaView) else self.cuda
-        return Unavailable("NVML did not say") if found.nvml else self._without_nvml
+        return Unavailable("NVML did not report it") if found.nvml else self._without_nvml
 
     def _processes(self, found: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if found.nvml is None:
             return _NOT_OF_NVML
         if found.nvml.fields.get("mig_mode") is True and not found.is_instance:
-            return Unavailable("divided by MIG: its instances say")
+            return Unavailable("the GPU is in MIG mode: see its instances")
         return self.machine.processes(found.nvml)
 
     def _cuda_index(self, found: MatchedDevice) -> int | Unavailable:
@@ -183,16 +183,16 @@ def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
 # --- notes -----------------------------------------------------------------------------------------
 
 
-# Reasons for lower clocks in normal operation.
+# Clock event reasons that are normal operation.
 _NORMAL = ("idle", "application clocks setting", "display clock setting")
 
 
 def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> Iterator[str]:
-    """Yield notes on missing libraries, and on a CUDA_VISIBLE_DEVICES that is not followed as written."""
+    """Yield notes on missing libraries and on invalid entries of CUDA_VISIBLE_DEVICES."""
     if isinstance(nvml, Unavailable):
-        yield f"CUDA only, without clocks, power and use: {nvml.reason}"
+        yield f"no clocks, power and utilization without NVML: {nvml.reason}"
     if isinstance(cuda, Unavailable):
-        yield f"NVML only, without CUDA's numbers and limits: {cuda.reason}"
+        yield f"no CUDA indices and limits without CUDA: {cuda.reason}"
         return
     if cuda.error:
         _, name, explanation = cuda.error
@@ -204,24 +204,24 @@ def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -
 def _device_notes(
     found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
 ) -> Iterator[str]:
-    """Yield notes on the unusual state of a device; ``lost`` is why NVML can no longer reach it."""
+    """Yield notes on an unusual state of a device; ``lost`` is the reason if NVML lost it."""
     if found.hidden:
         yield _hidden_by(visible_devices)
     if lost:
         yield lost
     if fields.get("integrated") is True:
-        yield "integrated: it shares the memory of the host"
+        yield "integrated GPU: it uses the memory of the host"
     if fields.get("mig_mode") is True and found.nvml and found.nvml.parent is None:
-        yield "divided by MIG: CUDA sees its instances"
+        yield "MIG mode: CUDA sees its instances only"
     mode = fields.get("compute_mode", "default")
     if isinstance(mode, str) and mode != "default":
         yield f"compute mode: {mode}"
     reasons = fields.get("clock_event_reasons")
-    slowed = (
+    throttled = (
         [str(each) for each in reasons if each not in _NORMAL] if isinstance(reasons, tuple) else []
     )
-    if slowed:
-        yield f"slowed: {', '.join(slowed)}"
+    if throttled:
+        yield f"throttled: {', '.join(throttled)}"
     yield from _memory_errors(fields)
 
 
@@ -242,9 +242,9 @@ def _memory_errors(fields: dict[str, Field]) -> Iterator[str]:
     if count:
         yield f"{count} uncorrectable ECC errors"
     if fields.get("remapped_rows_pending") is True:
-        yield "reset it to replace memory rows"
+        yield "reset the GPU to remap memory rows"
     if fields.get("remapped_rows_failed") is True:
-        yield "memory rows cannot be replaced"
+        yield "memory rows cannot be remapped"
     action = fields.get("recovery_action", "none")
     if isinstance(action, str) and action != "none":
-        yield f"the driver asks: {action}"
+        yield f"the driver requests: {action}"

@@ -1,4 +1,4 @@
-"""Select devices: by the selectors of ``--id``, and by free memory for ``--select``."""
+"""Select devices: by ``--device``, and by free memory for ``--select``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from cudakit.core.devices.result import Device, DevicesResult, SelectResult
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.units import Unavailable, format_bytes
 
-_FORMS = "write cuda:0, nvml:1, a UUID or the beginning of one, or a PCI address"
+_FORMS = "use 0 or cuda:0, nvml:0, a UUID prefix or a PCI address"
+# The length from which a plain number is the beginning of a UUID and not a CUDA index.
+_LEAST_UUID_DIGITS = 4
 
 
 def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...]:
-    """Return the devices that selectors name, in the order of the result; all without selectors.
+    """Return the devices that match the selectors, in the order of the result; all without selectors.
 
-    Raises UsageError, which lists the devices, if a selector matches none or several.
+    A selector is 0 or cuda:0, nvml:0, a UUID prefix or a PCI address. Raises UsageError, which lists the
+    devices, if a selector matches none or several.
     """
     if not selectors:
         return result.devices
@@ -27,12 +30,16 @@ def _one(devices: Sequence[Device], selector: str) -> Device:
     found = [device for device in devices if _matches(device, selector)]
     if len(found) == 1:
         return found[0]
-    how_many = f"{len(found)} devices" if found else "no device"
     listed = ", ".join(map(label, found or devices))
-    raise UsageError(f"{selector!r} means {how_many}", hint=f"{_FORMS}; there are: {listed}")
+    if found:
+        message = f"{len(found)} devices match {selector!r}"
+        raise UsageError(message, hint=f"write more of the UUID; they are: {listed}")
+    raise UsageError(f"no device matches {selector!r}", hint=f"{_FORMS}; devices: {listed}")
 
 
 def _matches(device: Device, selector: str) -> bool:
+    if selector.isdecimal() and len(selector) < _LEAST_UUID_DIGITS:
+        return device.cuda_index == int(selector)
     kind, _, number = selector.lower().partition(":")
     if kind in ("cuda", "nvml") and number.isdecimal():
         index = device.cuda_index if kind == "cuda" else device.nvml_index
@@ -44,9 +51,9 @@ def _starts_with(uuid: str | Unavailable, selector: str) -> bool:
     if isinstance(uuid, Unavailable):
         return False
     text, bare = selector.lower(), uuid.lower().partition("-")[2]
-    # "GPU-" alone, or a single digit, is too short to be meant as a UUID.
+    # "GPU-" alone, or a few digits, is too short for a UUID prefix.
     return (len(text) > len("GPU-") and uuid.lower().startswith(text)) or (
-        len(text) >= len("GPU-") and bare.startswith(text)
+        len(text) >= _LEAST_UUID_DIGITS and bare.startswith(text)
     )
 
 
@@ -55,13 +62,13 @@ def _is_address(device: Device, selector: str) -> bool:
         return False
     domain, _, rest = device.pci_bus_id.partition(":")
     given = selector.lower()
-    # nvidia-smi writes the domain with eight digits, lspci leaves it out where it is 0.
+    # nvidia-smi writes eight digits of the domain; lspci omits a domain of 0.
     forms = {device.pci_bus_id, f"{domain:0>8}:{rest}", *([rest] if not int(domain, 16) else [])}
     return given in forms or f"{given}.0" in forms
 
 
 def label(device: Device) -> str:
-    """Name a device by all its numbers: ``cuda:0 = nvml:1 = GPU-8c2e... (NVIDIA H200)``."""
+    """Return all names of a device: ``cuda:0 = nvml:1 = GPU-8c2e... (NVIDIA H200)``."""
     parts = []
     if isinstance(device.cuda_index, int):
         parts.append(f"cuda:{device.cuda_index}")
@@ -74,7 +81,7 @@ def label(device: Device) -> str:
 
 
 def short_label(device: Device) -> str:
-    """Name a device by one number, preferably that of CUDA: ``cuda:0``."""
+    """Return one name of a device, if possible its CUDA index: ``cuda:0``."""
     if isinstance(device.cuda_index, int):
         return f"cuda:{device.cuda_index}"
     if isinstance(device.nvml_index, int):
@@ -85,7 +92,7 @@ def short_label(device: Device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SelectSpec:
-    """The request of ``--select``."""
+    """The number of devices to select, and the limits that each must meet."""
 
     count: int = 1
     min_free_bytes: int | None = None
@@ -93,55 +100,57 @@ class SelectSpec:
 
 
 def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -> SelectResult:
-    """Return the devices with the most free memory among those that CUDA shows and that match.
+    """Return the devices with the most free memory among the visible ones that meet the limits.
 
-    Raises EnvironmentUnusable, saying of each why not, where too few fit.
+    Raises EnvironmentUnusable, with the reason for each excluded device, if too few remain.
     """
-    refused = {id(device): next(_refusals(device, spec), "") for device in devices}
-    fit = [device for device in devices if not refused[id(device)]]
+    excluded = {id(device): next(_reasons(device, spec), "") for device in devices}
+    fit = [device for device in devices if not excluded[id(device)]]
     best = sorted(fit, key=_free, reverse=True)[: spec.count]
     if len(best) < spec.count:
-        why = "; ".join(f"{label(d)}: {refused[id(d)]}" for d in devices if refused[id(d)])
+        reasons = "; ".join(f"{label(d)}: {excluded[id(d)]}" for d in devices if excluded[id(d)])
         raise EnvironmentUnusable(
-            f"{_asked(spec)}: {len(fit)} of {len(devices)} fit", hint=why or "no other is there"
+            f"{_request(spec)}: only {len(fit)} of {len(devices)} match",
+            hint=reasons or "the machine has no more devices",
         )
     if spec.count > 1 and any(device.parent is not None for device in best):
         raise EnvironmentUnusable(
-            f"{_asked(spec)}, but a CUDA process gets no more than one MIG instance",
-            hint="ask for --count 1",
+            f"{_request(spec)}, but a CUDA process can use only one MIG instance",
+            hint="use --count 1",
         )
     uuids = [str(device.uuid) for device in best]
     return SelectResult(result.simulated, ",".join(uuids), tuple(best))
 
 
-def _asked(spec: SelectSpec) -> str:
-    words = [f"{spec.count} device{'s' if spec.count > 1 else ''} asked for"]
+def _request(spec: SelectSpec) -> str:
+    limits = []
     if spec.min_free_bytes is not None:
-        words.append(f"with at least {format_bytes(spec.min_free_bytes)} free")
+        limits.append(f"at least {format_bytes(spec.min_free_bytes)} free memory")
     if spec.max_utilization_percent is not None:
-        words.append(f"used at most {spec.max_utilization_percent:g} %")
-    return " ".join(words)
+        limits.append(f"at most {spec.max_utilization_percent:g} % utilization")
+    devices = f"{spec.count} device{'s' if spec.count > 1 else ''}"
+    return f"{devices} with {' and '.join(limits)} requested" if limits else f"{devices} requested"
 
 
-def _refusals(device: Device, spec: SelectSpec) -> Iterator[str]:
+def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
     if isinstance(device.uuid, Unavailable):
         yield device.uuid.reason
     if isinstance(device.cuda_index, Unavailable):
-        yield f"not for CUDA: {device.cuda_index.reason}"
+        yield f"not visible to CUDA: {device.cuda_index.reason}"
     if device.fields.get("compute_mode") == "prohibited":
-        yield "its compute mode prohibits CUDA"
+        yield "compute mode is prohibited"
     free = device.field("memory_free_bytes")
     if spec.min_free_bytes is not None:
         if isinstance(free, Unavailable):
-            yield f"free memory unknown: {free.reason}"
+            yield f"free memory is unknown: {free.reason}"
         elif _free(device) < spec.min_free_bytes:
             yield f"{format_bytes(_free(device))} free"
     used = device.field("utilization_gpu_percent")
     if spec.max_utilization_percent is not None:
         if isinstance(used, Unavailable):
-            yield f"utilization unknown: {used.reason}"
+            yield f"utilization is unknown: {used.reason}"
         elif isinstance(used, int) and used > spec.max_utilization_percent:
-            yield f"used {used} %"
+            yield f"{used} % utilization"
 
 
 def _free(device: Device) -> int:

@@ -1,4 +1,4 @@
-"""Links and peer access between the GPUs of a machine, as NVML and as CUDA report them."""
+"""Links and peer access between the GPUs of a machine, as NVML and CUDA report them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OK = "ok"
 def pairs(
     nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, found: Sequence[MatchedDevice]
 ) -> tuple[Pair, ...]:
-    """Describe each pair of GPUs that NVML sees."""
+    """Return each pair of the GPUs that NVML reports."""
     if isinstance(nvml, Unavailable):
         return ()
     links = {(link.first, link.second): link for link in nvml.links}
@@ -28,7 +28,7 @@ def pairs(
 
 
 def _unknown(first: int, second: int) -> Link:
-    absent = Unavailable("NVML does not say")
+    absent = Unavailable("NVML does not report it")
     return Link(first, second, absent, absent, absent, absent, absent)
 
 
@@ -52,12 +52,12 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
 def _both(
     cuda: CudaView | Unavailable, one: MatchedDevice, other: MatchedDevice, what: str
 ) -> bool | Unavailable:
-    """Return whether CUDA lists a pair in both directions."""
+    """Return whether a list of CUDA contains a pair in both directions."""
     if isinstance(cuda, Unavailable):
-        return Unavailable("CUDA was not there to ask")
+        return Unavailable("CUDA does not answer")
     ordinals = [each.cuda.index for each in (one, other) if each.cuda and not each.hidden]
     if len(ordinals) < 2:
-        return Unavailable("CUDA does not show both")
+        return Unavailable("not both devices are visible to CUDA")
     first, second = ordinals
     listed = getattr(cuda, what)
     return (first, second) in listed and (second, first) in listed
@@ -72,5 +72,5 @@ def _disagreement(link: Link, access: bool | Unavailable) -> str | None:
         return None
     name = f"NVML {link.first} and {link.second}"
     if nvml:
-        return f"{name}: NVML says that peer access works, CUDA that it does not"
-    return f"{name}: CUDA says that peer access works, NVML that it does not"
+        return f"{name}: NVML reports peer access, CUDA does not"
+    return f"{name}: CUDA reports peer access, NVML does not"

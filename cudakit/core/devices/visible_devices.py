@@ -1,7 +1,7 @@
 """The devices that CUDA_VISIBLE_DEVICES leaves visible, by the rules of the driver, with reasons.
 
-The rules are from the CUDA Programming Guide ("Environment variables") and from observing driver 580.
-Which devices are visible, only the driver decides: this module explains the outcome.
+The rules are from the CUDA Programming Guide ("Environment variables") and from experiments with driver 580.
+The driver alone decides which devices are visible; this module explains its decision.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class Visibility:
     """The effect of a value of CUDA_VISIBLE_DEVICES."""
 
     kept: tuple[int, ...]  # positions among all devices, in the resulting order of CUDA
-    notes: tuple[str, ...]  # entries that have another effect than it seems
+    notes: tuple[str, ...]  # invalid entries and their effect
 
 
 def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     """Apply CUDA_VISIBLE_DEVICES to all devices, given by UUID in CUDA's order without it.
 
-    None, for unset, keeps all devices; "" none. An entry that matches no device ends the list silently; a
-    repeated device leaves none visible. Numbers and UUIDs cannot be mixed: the first entry decides.
+    None (not set) keeps all devices, "" keeps none. The first entry that matches no device ends the list; a
+    repeated device hides all devices. Indices and UUIDs cannot be mixed: the first entry decides.
     """
     if value is None:
         return Visibility(tuple(range(len(uuids))), ())
     if not value.strip():
-        return Visibility((), (f"{VARIABLE} is empty: it hides every device",))
+        return Visibility((), (f"{VARIABLE} is empty, which hides every device",))
     find = _by_uuid if value.startswith(_PREFIXES) else _by_number
     kept: list[int] = []
     entries = value.split(",")
     for at, entry in enumerate(entries, start=1):
         position, reason = find(entry, uuids)
         if position is None:
-            behind = ", and all entries behind it are ignored" if at < len(entries) else ""
-            return Visibility(tuple(kept), (f"{VARIABLE}={value}: {reason}{behind}",))
+            ignored = ", so CUDA ignores this and all later entries" if at < len(entries) else ""
+            return Visibility(tuple(kept), (f"{VARIABLE}={value}: {reason}{ignored}",))
         if position in kept:
-            twice = f"{entry.strip()!r} names a device for the second time: CUDA refuses to start"
+            twice = f"{entry.strip()!r} repeats a device, so CUDA does not start"
             return Visibility((), (f"{VARIABLE}={value}: {twice}",))
         kept.append(position)
     return Visibility(tuple(kept), ())
@@ -63,8 +63,7 @@ def _by_number(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
         return number, ""
     if found[1] == "-":
         return None, f"{entry.strip()!r} is negative"
-    there = "there is 1" if count == 1 else f"there are {count}"
-    return None, f"there is no device {int(found[2])} ({there})"
+    return None, f"no device has index {int(found[2])} (of {count})"
 
 
 def _as_unsigned(number: int, *, negative: bool) -> int:
@@ -75,14 +74,14 @@ def _as_unsigned(number: int, *, negative: bool) -> int:
 
 def _by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     if not entry.startswith(_PREFIXES):
-        return None, f"{entry!r} does not begin with GPU- or MIG-"
+        return None, f"{entry!r} does not start with GPU- or MIG-"
     # The driver ignores which of the two prefixes it is, and the case of the digits.
     digits = entry[_PREFIX_LENGTH:].rstrip().lower()
     matches = [
         at for at, uuid in enumerate(uuids) if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
     ]
     if not digits or not matches:
-        return None, f"no device has a UUID that begins with {entry!r}"
+        return None, f"no UUID starts with {entry!r}"
     if len(matches) > 1:
-        return None, f"{len(matches)} devices have UUIDs that begin with {entry!r}"
+        return None, f"{len(matches)} UUIDs start with {entry!r}"
     return matches[0], ""

@@ -1,8 +1,9 @@
 """Access states: for some bytes, the earlier accesses that a later access may race with.
 
-A state is the last write and, of the reads since (and separately of the atomic operations), those that happen
-before no other one of them: at most one per stream, since the work of one stream is ordered. So a state stays
-small, and no race is lost. States are kept for ranges of bytes and for the pointers passed to kernels.
+A state has the last write, the latest reads since then and the latest atomics since then. A read that happens
+before another read is dropped, because whatever races with it also races with the other. That leaves at most
+one per stream, so a state stays small and no race is lost. States are kept for ranges of bytes and for the
+pointer arguments of kernels.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from cudakit.core.sanitize.clocks import ATOMIC, NEVER, WRITE, Clock, MemoryAcce
 
 Accesses: TypeAlias = tuple[MemoryAccess, ...]
 
-# An access and the later access that it was reported against. What is ordered after the later access is not
-# reported again: fixing the first report would order it after both.
+# An access, and the later access of its first report. An access that is ordered after the later one is not
+# reported again: the fix of the first report would order it after both.
 ReportedPair: TypeAlias = tuple[MemoryAccess, MemoryAccess]
 
 
@@ -34,9 +35,9 @@ class AccessState:
         self.approximate = False
 
     def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
-        """Store an access without conflict. Return False, storing nothing, if the access may conflict.
+        """Store an access that races with none. Return False, storing nothing, if it may race.
 
-        Equivalent to ``unordered`` and ``store``, in one call: nearly every access of a program ends here.
+        Does the work of ``unordered`` and ``store`` in one call, because nearly every access ends here.
         """
         write, reads = self.write, self.reads
         if self.atomics or access.mode & ATOMIC:
@@ -62,9 +63,9 @@ class AccessState:
         return True
 
     def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
-        """List the accesses that conflict with an access of a mode and are not ordered before it.
+        """List the stored accesses that conflict with an access of a mode and do not happen before it.
 
-        Reads and atomic operations are ordered after the last write, or were reported: if any conflict, the
+        Reads and atomics are ordered after the last write, or were reported. So if any of them conflicts, the
         write needs no check.
         """
         if mode & ATOMIC:
@@ -84,7 +85,7 @@ class AccessState:
         """Store an access, replacing those that it is ordered after."""
         write, mode = self.write, access.mode
         if write is not None and write.tick == NEVER:
-            return  # an access to freed memory implies no further report
+            return  # one use after the free was reported, or will be: further ones add nothing
         if mode & ATOMIC:
             self.atomics = without(self.atomics, past, access)
         elif mode & WRITE:
@@ -111,7 +112,7 @@ class AccessState:
 
 
 def without(accesses: Accesses, past: Clock, new: MemoryAccess) -> Accesses:
-    """Replace the accesses ordered before a new one by the new one."""
+    """Return the accesses and a new one, without those that happen before it."""
     if not accesses or (len(accesses) == 1 and accesses[0].tick <= past[accesses[0].slot]):
         return (new,)
     return (*[access for access in accesses if access.tick > past[access.slot]], new)
@@ -122,7 +123,7 @@ def _are_all_equivalent(some: Accesses, others: Accesses) -> bool:
 
 
 class Segment(AccessState):
-    """The state that all bytes from ``lo`` up to ``hi`` share."""
+    """A range of bytes, from ``lo`` up to ``hi``, with the same accesses."""
 
     __slots__ = ("hi", "lo")
 
@@ -136,7 +137,7 @@ class Segments:
     """The accessed bytes as disjoint segments, in order of addresses."""
 
     def __init__(self) -> None:
-        # The first segment is before all addresses: each address has a segment at or before it.
+        # A sentinel before all addresses, so that each address has a segment at or before it.
         self._all = [Segment(-1, -1)]
         self._los = [-1]
         self.by_start: dict[int, Segment] = {}  # for fast lookups
@@ -159,17 +160,17 @@ class Segments:
         return self._all[begin : bisect_left(self._los, hi, lo=begin)]
 
     def cut(self, lo: int, hi: int) -> list[Segment]:
-        """Return segments that cover exactly a range: cut at its ends, and added where none was."""
+        """Return segments that cover exactly a range: split at its ends, and added in the gaps."""
         self._cut_at(lo)
         self._cut_at(hi)
         begin, end = bisect_left(self._los, lo), bisect_left(self._los, hi)
-        tiles = list(_filled(self._all[begin:end], lo, hi))
-        if len(tiles) != end - begin:
-            self._replace(begin, end, tiles)
-        return tiles
+        covering = list(_filled(self._all[begin:end], lo, hi))
+        if len(covering) != end - begin:
+            self._replace(begin, end, covering)
+        return covering
 
     def join(self, lo: int, hi: int) -> None:
-        """Join adjacent equivalent segments in and around a range."""
+        """Join adjacent equivalent segments in a range and at its ends."""
         begin = max(bisect_left(self._los, lo) - 1, 1)
         end = bisect_right(self._los, hi)
         some = self._all[begin:end]
@@ -212,6 +213,7 @@ class Segments:
 
 
 def _filled(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
+    """Yield the segments of a range, with new ones in the gaps between them."""
     for segment in segments:
         if lo < segment.lo:
             yield Segment(lo, segment.lo)
@@ -221,15 +223,15 @@ def _filled(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
         yield Segment(lo, hi)
 
 
-# The most pointers stored; above it, the least recently used half is removed.
+# Pointers stored at most; above that, the least recently used half is removed.
 MOST_POINTERS = 1 << 16
 
 
 class Pointer:
-    """The kernels that were passed one pointer, writers and mere readers; none is ordered before another.
+    """The kernels that got one pointer as an argument; none of them happens before another.
 
-    The bytes that a kernel accesses through a pointer are unknown, since pools hand out parts of large
-    allocations: each pointer is one address.
+    How many bytes a kernel accesses through the pointer is unknown, since pools divide large allocations.
+    Therefore the pointer counts as one address.
     """
 
     __slots__ = ("address", "already_reported", "readers", "writers")
@@ -243,7 +245,7 @@ class Pointer:
         self.already_reported: tuple[ReportedPair, ...] = ()
 
     def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
-        """Store a writer that all others are ordered before. Return False, storing nothing, otherwise."""
+        """Store a writer that all stored kernels happen before. Otherwise return False, storing nothing."""
         writers = self.writers
         if self.readers or len(writers) > 1:
             return False
@@ -255,12 +257,12 @@ class Pointer:
         return True
 
     def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
-        """List the kernels that may conflict with an access of a mode and are not ordered before it."""
+        """List the kernels that may conflict with an access of a mode and do not happen before it."""
         accesses = self.writers + self.readers if mode & WRITE else self.writers
         return [access for access in accesses if access.tick > past[access.slot]]
 
     def store(self, access: MemoryAccess, past: Clock) -> None:
-        """Store a kernel, replacing those that it is ordered after."""
+        """Store a kernel, replacing those that happen before it."""
         if access.mode & WRITE:
             self.writers = without(self.writers, past, access)
             self.readers = tuple(read for read in self.readers if read.tick > past[read.slot])
@@ -268,17 +270,17 @@ class Pointer:
             self.readers = without(self.readers, past, access)
 
     def clear(self) -> None:
-        """Remove all kernels: what conflicts with one also conflicts with the later, exact write."""
+        """Remove all kernels: what conflicts with one of them also conflicts with the later, exact write."""
         self.writers = self.readers = self.already_reported = ()
 
     @property
     def last_seq(self) -> int:
-        """The last call that was passed the pointer."""
+        """The last call with the pointer among its arguments."""
         return max((access.call.seq for access in self.writers + self.readers), default=0)
 
 
 class Pointers:
-    """All pointers that kernels were passed."""
+    """The pointer arguments of all kernels."""
 
     def __init__(self) -> None:
         self.known: dict[int, Pointer] = {}

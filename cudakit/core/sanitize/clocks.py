@@ -1,9 +1,9 @@
-"""Vector clocks, and what they order: calls and the accesses of calls.
+"""Vector clocks, and the calls and accesses that they order.
 
-Each sequence of ordered operations (a stream, the host) is a timeline with a slot of its own, and counts
-its releases in ticks. An operation has the tick of its timeline. It happens before another operation exactly
-if the other's timeline has acquired the tick: ``operation.tick <= past[operation.slot]``. Clocks are never
-changed in place, so references to them can be stored.
+Each sequence of ordered operations (a stream, the host) is a timeline with its own slot in all clocks. A
+timeline counts its releases in ticks: points that others can wait for. Operation A happens before operation B
+exactly if B's timeline has acquired A's tick: ``a.tick <= b_past[a.slot]``. Clocks are never changed in
+place, so references to them can be stored.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final, TypeAlias
 from cudakit.core.sanitize.races import Sync
 from cudakit.trace.kinds import Known, Mode
 
-Clock: TypeAlias = list[int]  # by slot: the last tick that is ordered before
-Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronisation that ordered it
+Clock: TypeAlias = list[int]  # by slot: the last tick that happens before
+Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronization that established this order
 
-ALWAYS: Final = 1 << 62  # a timeline's own entry
-NEVER: Final = 1 << 63  # the tick of a free: no access may be ordered after it
+ALWAYS: Final = 1 << 62  # a timeline's entry for itself: its operations are ordered
+NEVER: Final = 1 << 63  # the tick of a free: no later access is ordered after it
 
 
-# Not frozen: creation would take four times as long. Instances are never changed.
+# Not frozen, because that makes creation four times as slow. Instances are never changed.
 @dataclass(slots=True, eq=False)
 class Release:
-    """The clock of a timeline at one moment: a timeline that acquires it is ordered after that moment."""
+    """A point of a timeline, with its clock. A timeline that acquires it is ordered after the point."""
 
     slot: int
     tick: int
@@ -50,7 +50,7 @@ class Timeline:
     def acquire(self, release: Release, reason: Sync | None) -> bool:
         """Order this timeline after a release. Return False if it already is.
 
-        Without a ``reason``, the release's own reasons are stored.
+        Without a ``reason``, the reasons of the release are stored.
         """
         if release.tick <= self.past[release.slot]:
             return False
@@ -89,10 +89,10 @@ ASSUMED: Final = int(Known.ASSUMED)
 UNCERTAIN: Final = int(Known.UNCERTAIN)
 
 
-# These two are not frozen: creation would take four times as long, and each launch creates them.
+# These two are not frozen, because that makes creation four times as slow, and each launch creates them.
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call that enqueued work. Numbers are the trace's, ``name`` is the number of a string."""
+    """A call that enqueued work. Numbers are those of the trace; ``name`` is the number of a string."""
 
     seq: int
     kind: int
@@ -105,7 +105,7 @@ class Call:
     graph: int = 0
     node: int = 0
     release: Release | None = (
-        None  # of a stream-ordered free: who gets the memory next comes after it
+        None  # of a stream-ordered free: the next allocation is ordered after it
     )
 
 
@@ -123,7 +123,7 @@ class MemoryAccess:
 
 
 def are_equivalent(one: MemoryAccess | None, other: MemoryAccess | None) -> bool:
-    """Return whether two accesses have the same order and the same report."""
+    """Return whether two accesses give the same order and the same report."""
     if one is other:
         return True
     if one is None or other is None:

@@ -1,4 +1,4 @@
-"""Which pairs of unordered accesses are reported: each pair once, and none that another one implies."""
+"""Select the pairs of unordered accesses to report: each pair once, and none that another report covers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
 
 
 class ReportedState(Protocol):
-    """A state of bytes that remembers which pairs were reported."""
+    """A state of shadow memory with the pairs that were reported."""
 
     already_reported: tuple[ReportedPair, ...]
 
     @property
     def approximate(self) -> bool:
-        """Whether accesses of adjacent bytes may be stored for these."""
+        """Whether the state may have accesses to adjacent bytes only, because segments were merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,21 @@ class Conflict:
 
 
 class ConflictChecker:
-    """Reports the conflicts of one access after the other, to ``found``.
+    """Collects the conflicts of one access at a time, and passes those to report to ``found``.
 
     ``ancestors`` orders the nodes of the graph whose launch is being checked: for each node, the nodes that
-    happen before it, as bits of a number.
+    happen before it, as the bits of a number.
     """
 
     def __init__(self, found: Callable[[Conflict], None]) -> None:
         self._found = found
         self.ancestors: Mapping[int, int] = {}
-        self.pending: dict[
-            tuple[int, int], Conflict
-        ] = {}  # conflicts of the current access, by stream and node
+        # Conflicts of the current access, by the slot and the graph node of the earlier one.
+        self.pending: dict[tuple[int, int], Conflict] = {}
 
     def check(
         self,
-        kept: ReportedState,
+        state: ReportedState,
         previous: Iterable[MemoryAccess],
         current: MemoryAccess,
         past: Clock,
@@ -59,15 +58,18 @@ class ConflictChecker:
         *,
         near: bool = False,
     ) -> None:
-        """Check accesses that no clock orders; ``near``: they may share no bytes."""
+        """Check a later access against earlier ones of a state that no clock orders before it.
+
+        ``near``: the accesses need not share bytes.
+        """
         for access in previous:
             if not (
-                self._is_in_order(access, current)
-                or self._is_already_reported(kept, access, current, past)
+                self._are_ordered_nodes(access, current)
+                or self._is_already_reported(state, access, current, past)
             ):
-                kept.already_reported = (*kept.already_reported, (access, current))
-                confidence = Confidence.POSSIBLE if near else _confidence(kept, access, current)
-                self._add(Conflict(access, current, *shared, confidence, kept.approximate))
+                state.already_reported = (*state.already_reported, (access, current))
+                confidence = Confidence.POSSIBLE if near else _confidence(state, access, current)
+                self._add(Conflict(access, current, *shared, confidence, state.approximate))
 
     def report(self) -> None:
         """Report the conflicts of the current access."""
@@ -77,20 +79,20 @@ class ConflictChecker:
         self.pending.clear()
 
     def _add(self, new: Conflict) -> None:
-        """Store one conflict per stream: work ordered after its last operation is ordered after all others.
+        """Keep one conflict per stream, with its last operation: a wait for that covers all earlier ones.
 
         A graph launch is one operation, except for conflicts among its own nodes.
         """
         previous = new.previous
-        place = previous.slot, previous.call.node if _is_one_launch(new) else 0
-        old = self.pending.get(place)
+        key = previous.slot, previous.call.node if _is_one_launch(new) else 0
+        old = self.pending.get(key)
         if old is not None and old.previous is previous and old.confidence is new.confidence:
             new = replace(new, lo=min(old.lo, new.lo), hi=max(old.hi, new.hi))
         if old is None or _rank(old) <= _rank(new):
-            self.pending[place] = new
+            self.pending[key] = new
 
     def _is_implied(self, conflict: Conflict) -> bool:
-        """Return whether order after a later node of the same launch would also fix this conflict."""
+        """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
         slot, node = conflict.previous.slot, conflict.previous.call.node
         return _is_one_launch(conflict) and any(
             at == slot and later != node and self.ancestors.get(later, 0) >> node & 1
@@ -98,15 +100,17 @@ class ConflictChecker:
         )
 
     def _is_already_reported(
-        self, kept: ReportedState, access: MemoryAccess, current: MemoryAccess, past: Clock
+        self, state: ReportedState, access: MemoryAccess, current: MemoryAccess, past: Clock
     ) -> bool:
+        """Return whether the access was reported against a later one that happens before the current one."""
         return any(
-            who is access and (later.tick <= past[later.slot] or self._is_in_order(later, current))
-            for who, later in kept.already_reported
+            earlier is access
+            and (later.tick <= past[later.slot] or self._are_ordered_nodes(later, current))
+            for earlier, later in state.already_reported
         )
 
-    def _is_in_order(self, one: MemoryAccess, other: MemoryAccess) -> bool:
-        """Return whether two accesses are of one graph launch whose edges order them."""
+    def _are_ordered_nodes(self, one: MemoryAccess, other: MemoryAccess) -> bool:
+        """Return whether two accesses are by nodes of one graph launch that the graph's edges order."""
         if (one.slot, one.tick) != (other.slot, other.tick):
             return False
         before, after = one.call.node, other.call.node
@@ -117,12 +121,12 @@ class ConflictChecker:
         )
 
 
-def _confidence(kept: ReportedState, one: MemoryAccess, other: MemoryAccess) -> Confidence:
-    """Return how certain it is that two accesses share bytes."""
+def _confidence(state: ReportedState, one: MemoryAccess, other: MemoryAccess) -> Confidence:
+    """Return the confidence that two accesses share bytes."""
     known = {one.known, other.known}
     if known == {ASSUMED} or UNCERTAIN in known:
         return Confidence.POSSIBLE
-    return Confidence.CERTAIN if known == {EXACT} and not kept.approximate else Confidence.LIKELY
+    return Confidence.CERTAIN if known == {EXACT} and not state.approximate else Confidence.LIKELY
 
 
 def _is_one_launch(conflict: Conflict) -> bool:

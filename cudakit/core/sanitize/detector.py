@@ -1,4 +1,4 @@
-"""Race detection in several processes at once: an engine for each, and one report."""
+"""Detect races in several processes at once: one engine per trace, and one report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudakit.trace.spool import Batch
 
 
 class RaceDetector:
-    """Passes the records of each process to its engine, and the races to the given report."""
+    """Passes the records of each trace to its engine, and the races to a report."""
 
     def __init__(self, *, strict_threads: bool = False, report_possible: bool = False) -> None:
         self._new_engine = partial(
@@ -29,15 +29,15 @@ class RaceDetector:
         self._chains: dict[tuple[int, int], _Chain] = {}
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
-        """Analyse a batch; return the findings among its races, suppressed ones included."""
+        """Analyze a batch; return the findings among its races, including suppressed ones."""
         chain = self._chain(batch)
         chain.streams.update(_created(batch.records))
         return chain.analyze(chain.buffer.feed(batch.records), report)
 
     def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
-        """Analyse the records held back, with the accesses known so far: no more will come.
+        """Analyze the records that wait for the accesses of launches, as no more will come.
 
-        Returns the findings among the races, by the process and the number of its trace.
+        Returns the findings among the races, by process and number of the trace.
         """
         return {
             trace: chain.analyze(chain.buffer.flush(), report)
@@ -53,7 +53,7 @@ class RaceDetector:
         stopped: bool = False,
         notes: Sequence[str] = (),
     ) -> SanitizeResult:
-        """Return the Result of a report, with the coverage of all batches so far."""
+        """Return the result of a report, with the coverage of all batches so far."""
         return report.result(
             exit_status=exit_status,
             coverage=self._coverage(),
@@ -83,12 +83,12 @@ class _Chain:
     """The analysis of one trace."""
 
     engine: Engine
-    last: Batch  # the latest batch, whose tables are complete
+    last: Batch  # its string and stack tables include those of all earlier batches
     buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
-        """Report the races in records in order; return the findings among them."""
+        """Add the races in reordered records to a report; return the findings among them."""
         races = self.engine.feed(records, self.last.strings)
         report.add(
             self.last.process,
@@ -100,13 +100,14 @@ class _Chain:
         return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
-        """Yield what could not be understood, with counts."""
+        """Yield the events that were not analyzed, with their counts."""
         yield self.engine.gaps
         if self.buffer.never_read:
             yield {NEVER_READ: self.buffer.never_read}
 
 
 def _created(records: Records) -> dict[int, StreamFlag]:
+    """Return the streams whose creation is recorded, with their flags."""
     created = view(records[np.asarray(records["kind"]) == Kind.STREAM_CREATE], Kind.STREAM_CREATE)
     return {
         stream: StreamFlag(flag)

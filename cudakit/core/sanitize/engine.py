@@ -1,7 +1,7 @@
-"""The race detection engine: a trace goes in, batch by batch, and races come out.
+"""The race detection engine: finds the races in a trace, batch by batch.
 
-Pure and incremental: it knows no device, no clock and no file. The order of work is fixed when it is
-enqueued, so a trace can be analysed at any later time.
+It is pure: it uses no device, no clock and no file. The order of work is fixed when the work is enqueued, so
+a trace can be analyzed at any later time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork
-from cudakit.core.sanitize.ordering import StreamOrder, Synchronization
+from cudakit.core.sanitize.ordering import StreamOrder, SyncTracker
 from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
@@ -34,7 +34,7 @@ from cudakit.trace.layout import Records
 
 
 class RaceDescriber:
-    """Describes conflicts as races."""
+    """Turns conflicts into races: adds the kind, the allocation and the last synchronization."""
 
     def __init__(self, order: StreamOrder, memory: Allocations, pools: Allocations) -> None:
         self._order = order
@@ -75,7 +75,10 @@ def _kind(previous: MemoryAccess, current: MemoryAccess, pooled: Allocation | No
 
 
 def _writes(one: MemoryAccess, other: MemoryAccess) -> bool:
-    """Return whether a side counts as a write; an assumed one is the opposite of the exact other side."""
+    """Return whether a side counts as a write.
+
+    An assumed access may be either; against an exact one it counts as the opposite, which makes the race.
+    """
     if one.known >= ASSUMED > other.known:
         return not other.mode & WRITE
     return bool(one.mode & ~Mode.READ)
@@ -105,19 +108,19 @@ _LAUNCH: Final = int(Kind.LAUNCH)
 _ACCESSED: Final = int(Kind.ACCESSED)
 _AccessHandler: TypeAlias = Callable[[Iterable[AccessRow]], None]
 
-# The most records decoded at once, which bounds memory.
+# Records decoded at a time, to bound memory.
 _RECORDS_AT_ONCE: Final = 1 << 14
-STRAY_ACCESS: Final = "access without its launch"
-UNKNOWN_STREAM: Final = "stream that was not seen to be made"
+STRAY_ACCESS: Final = "access without a recorded launch"
+UNKNOWN_STREAM: Final = "stream whose creation was not recorded"
 
 
 class Engine:
     """Finds the races in the trace of one process.
 
-    The host is one timeline, in the order of its calls, since locks between threads are not recorded;
-    ``strict_threads`` makes each thread a timeline. Conflicts in which neither side is exact are counted, and
-    returned only with ``report_possible``. With more than ``forgets_above`` stored states, those that no race
-    can involve any more are removed.
+    All host threads are one timeline, in the order of their calls, because locks between threads are not
+    recorded; ``strict_threads`` gives each thread its own timeline. Possible races are counted, and returned
+    only with ``report_possible``. Above ``forgets_above`` stored states, those that no race can involve any
+    more are removed.
     """
 
     def __init__(
@@ -134,10 +137,12 @@ class Engine:
         self._races: list[Race] = []
         self._strings: Sequence[str] = ()
         self._order = order = StreamOrder()
-        self._shadow = shadow = Shadow(ConflictChecker(self._found), shows_near=report_possible)
+        self._shadow = shadow = Shadow(
+            ConflictChecker(self._report_conflict), checks_nearby=report_possible
+        )
         self._memory = AllocationEvents(order, shadow)
         self._describer = RaceDescriber(order, self._memory.driver, self._memory.pools)
-        self._syncs = Synchronization(order, self.gaps)
+        self._syncs = SyncTracker(order, self.gaps)
         self._graphs = GraphTracker(order, shadow, self.coverage, self.gaps)
         self._work = StreamWork(
             order, shadow, self._memory.driver, self.coverage, strict=strict_threads
@@ -147,17 +152,17 @@ class Engine:
             Kind.GRAPH_NODE: self._graphs.node_accesses,
             Kind.GRAPH_LAUNCH: self._graphs.launch_accesses,
         }
-        # Adds accesses of the last call that has any.
+        # Adds accesses to the last call that can have any.
         self._add_accesses: _AccessHandler = self._work.accesses
         self._last_seq = 0
         self._last_grade: int | None = None  # of the last call, if it was a launch
-        self._arenas: dict[int, int] = {}  # bytes by device
+        self._arenas: dict[int, int] = {}  # device memory used for recording, by device
         self._forgets_above = self._forget_at = forgets_above
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
-        """Analyse the next records of the trace, and return the races that they complete.
+        """Analyze the next records of the trace; return the races whose later side is among them.
 
-        ``strings`` is the table of the trace as far as the records need it: it only grows.
+        ``strings`` is the string table of the trace, at least as far as the records refer to it.
         """
         self._strings = strings
         records = sorted_by_call(records)
@@ -165,13 +170,13 @@ class Engine:
             for some in self._by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
                 self._feed(RecordBatch(some, self._last_seq))
                 self._last_seq = int(some["seq"][-1])
-            self._forget()
+            self._forget_ordered()
         self._graphs.finish()
         found, self._races = self._races, []
         return found
 
     def _by_thread(self, records: Records) -> Iterator[Records]:
-        """Yield runs of records of one thread, with its clock as the host's; all at once unless strict."""
+        """Yield the records in runs of one thread, whose clock the host uses; in one run unless strict."""
         if not self._strict:
             yield records
             return
@@ -205,7 +210,7 @@ class Engine:
         if batch.strays:
             self.gaps[STRAY_ACCESS] += batch.strays
         if self._last_grade is not None and batch.leading_grade > self._last_grade:
-            coverage.count(self._last_grade, -1)  # it also has accesses in this batch
+            coverage.count(self._last_grade, -1)  # the last launch has more accesses in this batch
             coverage.count(batch.leading_grade)
             self._last_grade = batch.leading_grade
         if batch.kinds:
@@ -218,35 +223,35 @@ class Engine:
         coverage.accesses_assumed += known[Known.ASSUMED]
         coverage.accesses_uncertain += known[Known.UNCERTAIN]
 
-    def _found(self, conflict: Conflict) -> None:
+    def _report_conflict(self, conflict: Conflict) -> None:
         if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
             self._races.append(self._describer.race(conflict, self._strings))
 
-    def _forget(self) -> None:
-        """Remove states that no race can involve any more, once there are many."""
+    def _forget_ordered(self) -> None:
+        """Remove the states that no race can involve any more, once there are many states."""
         self._order.reuse_slots()
         if self._order.unseen_streams:
             self.gaps[UNKNOWN_STREAM] = self._order.unseen_streams
-        if self._remembered < self._forget_at:
+        if self._stored_states < self._forget_at:
             return
-        prune(self._shadow, self._order.is_known)
+        prune(self._shadow, self._order.precedes_future)
         self._syncs.prune()
         self._graphs.prune()
         if len(self._shadow.segments) > MOST_SEGMENTS:
             coarsen(self._shadow, self._memory.driver.at)
-        self._forget_at = self._forgets_above + 2 * self._remembered
+        self._forget_at = self._forgets_above + 2 * self._stored_states
 
     @property
-    def _remembered(self) -> int:
+    def _stored_states(self) -> int:
         shadow = self._shadow
         return len(shadow.segments) + len(shadow.pointers.known) + len(self._syncs)
 
     def _gap(self, _: Call, what: int, count: int) -> None:
         self.gaps[self._strings[what]] += count
 
-    def _holds(self, call: Call, size_bytes: int) -> None:
+    def _arenas_changed(self, call: Call, size_bytes: int) -> None:
         self._arenas[call.device] = size_bytes
         self.coverage.arenas_bytes = max(self.coverage.arenas_bytes, sum(self._arenas.values()))
 
@@ -275,5 +280,5 @@ class Engine:
             Kind.MEMOP: waits.memop,
             Kind.GAP: self._gap,
             Kind.ACCESSED: graphs.accessed,
-            Kind.ARENAS: self._holds,
+            Kind.ARENAS: self._arenas_changed,
         }

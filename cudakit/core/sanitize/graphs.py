@@ -1,7 +1,7 @@
-"""CUDA graphs: what their nodes access, which nodes wait for which, and the launches of graphs.
+"""CUDA graphs: the accesses of their nodes, the order of the nodes, and graph launches.
 
-A launch is one operation of its stream, so its nodes have one tick; inside, the edges order them. CUDA C++
-Programming Guide, "CUDA Graphs".
+A graph launch is one operation of its stream: all nodes have the same tick, and the edges order them among
+each other. CUDA C++ Programming Guide, "CUDA Graphs".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Graph:
         self._ancestors: dict[int, int] | None = None
 
     def add(self, call: Call, node: int, work: int) -> None:
-        """Add a node; it replaces one of the same number."""
+        """Add a node; it replaces a node of the same number."""
         call.kind = _KINDS.get(Work(work), Kind.GRAPH_LAUNCH)
         call.node = node
         self._nodes[node] = Node(call)
@@ -71,7 +71,7 @@ class Graph:
         """For each node, in topological order, the nodes that happen before it as bits of a number."""
         if self._ancestors is None:
             self._ancestors = {}
-            for node in self._in_order():
+            for node in self._topological_order():
                 bits = 0
                 for before in self._before.get(node, ()):
                     bits |= self._ancestors.get(before, 0) | 1 << before
@@ -86,21 +86,21 @@ class Graph:
         """The numbers of the nodes that are kernels."""
         return (number for number, node in self._nodes.items() if node.call.kind == Kind.LAUNCH)
 
-    def _in_order(self) -> list[int]:
-        """List the nodes in topological order: in order of their creation where that is one."""
+    def _topological_order(self) -> list[int]:
+        """List the nodes in topological order; by number if that is one."""
         if all(before < node for node, some in self._before.items() for before in some):
             return sorted(self._nodes)
         try:
             in_order = TopologicalSorter(self._before).static_order()
             known = dict.fromkeys([*in_order, *self._nodes])
-        except CycleError:  # a damaged trace: CUDA refuses such a graph
+        except CycleError:  # the trace is damaged: CUDA accepts no graph with a cycle
             return sorted(self._nodes)
         return [node for node in known if node in self._nodes]
 
 
 @dataclass(slots=True)
 class GraphLaunch:
-    """A launch whose accesses are still being recorded."""
+    """A graph launch, while its accesses are collected."""
 
     call: Call
     graph: Graph
@@ -108,8 +108,8 @@ class GraphLaunch:
     tick: int
     past: Clock
     accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
-    exact: set[int] = field(default_factory=set)  # nodes whose accesses are all recorded
-    lost: set[int] = field(default_factory=set)  # nodes with lost accesses
+    exact: set[int] = field(default_factory=set)  # nodes whose accesses are all exact
+    lost: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
     def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
         """Yield the accesses of each node, in topological order."""
@@ -122,19 +122,19 @@ class GraphLaunch:
                 yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses
 
     def grade(self, number: int) -> Grade:
-        """Return how well the accesses of a node are known; no access at all is an assumption."""
+        """Return the precision of a node; a node without any recorded access counts as assumed."""
         if number in self.exact:
             return Grade.EXACT
         worst = max((row[_KNOWN] for row in self._accesses(number)), default=ASSUMED)
         return Grade.ASSUMED if number in self.lost or worst >= ASSUMED else Grade.EXACT
 
     def _accesses(self, number: int) -> list[AccessRow]:
-        """List the accesses of a node, described ones included unless this launch is recorded completely."""
-        told = self.accesses.get(number, [])
-        return told if number in self.exact else self.graph.node(number).accesses + told
+        """List the accesses of a node: recorded ones and, unless exact, those from its parameters."""
+        recorded = self.accesses.get(number, [])
+        return recorded if number in self.exact else self.graph.node(number).accesses + recorded
 
 
-UNKNOWN_GRAPH = "launch of a graph whose nodes were not seen"
+UNKNOWN_GRAPH = "launch of a graph whose nodes were not recorded"
 
 
 class GraphTracker:
@@ -149,10 +149,8 @@ class GraphTracker:
         self._gaps = gaps
         self._graphs: dict[int, Graph] = {}
         self._last: dict[int, tuple[Release, Call]] = {}  # by executable
-        self._node_graph = Graph()  # the last graph that a node was added to
-        self.launched: GraphLaunch | None = (
-            None  # the launch whose accesses are still being recorded
-        )
+        self._node_graph = Graph()  # the graph of the last added node
+        self.launched: GraphLaunch | None = None  # the launch whose accesses are being collected
 
     def add_node(self, call: Call, graph: int, node: int, work: int) -> None:
         call.graph = graph
@@ -163,7 +161,7 @@ class GraphTracker:
         self._graph(graph).order(before, after)
 
     def node_accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Add accesses of the last nodes, which happen in each launch."""
+        """Add accesses of the last added nodes, which they perform in each launch."""
         for row in rows:
             self._node_graph.add_access(row)
 
@@ -194,12 +192,12 @@ class GraphTracker:
                 self.launched.accesses.setdefault(row[-1], []).append(row)
 
     def accessed(self, call: Call, node: int, exact: bool) -> None:
-        """Mark a node of the last launch as completely recorded, or as one with lost accesses."""
+        """Mark a node of the last launch as exact, or as one with lost accesses."""
         if self.launched is not None and self.launched.call.seq == call.seq:
             (self.launched.exact if exact else self.launched.lost).add(node)
 
     def finish(self) -> None:
-        """Check the accesses of the last launch, now that they are recorded."""
+        """Check the accesses of the last launch, now that all of them are collected."""
         launched, self.launched = self.launched, None
         if launched is None:
             return
@@ -210,8 +208,8 @@ class GraphTracker:
             self._shadow.add_all(accesses, call, launched)
 
     def prune(self) -> None:
-        """Remove the launches that all future work is ordered after."""
-        known = self._order.is_known
+        """Remove the launches that all future work happens after."""
+        known = self._order.precedes_future
         self._last = {
             executable: (release, call)
             for executable, (release, call) in self._last.items()

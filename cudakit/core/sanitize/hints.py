@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from cudakit.core.sanitize.names import HOST, place
+from cudakit.core.sanitize.names import HOST, call_site
 from cudakit.core.sanitize.races import RaceKind, SyncKind
 from cudakit.core.sanitize.result import Side
 from cudakit.document import Frame
@@ -166,7 +166,7 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
         then = "frees" if current.operation == "free" else "uses"
         return (
             f"make the host wait for {a}, or for an event recorded there after {earlier}, before "
-            f"the host {then} the memory{_at(place(current.stack))}"
+            f"the host {then} the memory{_at(call_site(current.stack))}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
         return f"free the memory after its last use: move {earlier} after {later}"
@@ -202,7 +202,7 @@ def stream_words(side: Side) -> str:
 
 def operation_at(side: Side) -> str:
     """Return the operation with its call site, or else by its name."""
-    site = place(side.stack)
+    site = call_site(side.stack)
     operation = "kernel" if side.kernel is not None else side.operation
     return f"the {operation} ({site})" if site else _operation(side)
 

@@ -1,4 +1,4 @@
-"""Short names of kernels, streams and call sites, for reports."""
+"""Short names of kernels, streams and call sites."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TypeAlias
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
-# Returns the readable form of a mangled name, and any other name unchanged.
+# Returns the demangled form of a mangled name, and any other name unchanged.
 Demangle: TypeAlias = Callable[[str], str]
 
 HOST = 0  # the stream number of the host
 
 SHORT = 80
 
-# In order of decreasing length: levels of template arguments, types per level, namespaces of the kernel.
+# Levels of detail, the longest first: nesting of template arguments, types per level, whether with
+# namespaces.
 _DETAIL = (
     (9, 99, True),
     (2, 1, True),
@@ -35,10 +36,10 @@ _AFTER_PARAMETERS = re.compile(r"\)( const| \[clone [^\]]*\])*$")
 
 
 def short_kernel(name: str, *, longest: int = SHORT) -> str:
-    """Shorten the readable name of a kernel: ``at::native::vectorized_kernel<4, add<float>, …>``.
+    """Shorten a demangled kernel name: ``at::native::vectorized_kernel<4, add<float>, …>``.
 
-    Parameters and the namespaces of template arguments are left out, and so many template arguments
-    as have no room. What is local to a function (a lambda) is named by the function.
+    Drops the parameters, the namespaces of template arguments, and template arguments until the name fits.
+    A lambda or local type is replaced by the function that contains it.
     """
     text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
     if not _is_balanced(text):
@@ -52,7 +53,7 @@ def short_kernel(name: str, *, longest: int = SHORT) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """Cut the middle out of a text that is too long: kernel names differ at both ends."""
+    """Cut the middle out of a text that is too long, because kernel names differ at both ends."""
     if len(text) <= longest:
         return text
     head = (longest - 1) // 2
@@ -60,7 +61,7 @@ def cut(text: str, longest: int) -> str:
 
 
 def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
-    """Return the name of a stream in CUDA's terms; ``thread`` enqueued there."""
+    """Return the name of a stream in CUDA's terms; ``thread`` is the host thread that enqueued work there."""
     match flag:
         case _ if number == HOST:
             return "the host"
@@ -105,7 +106,7 @@ def _template(text: str, levels: int, most: int) -> str:
 
 
 def _argument(text: str, levels: int, most: int) -> str:
-    """Return a template argument without its namespaces."""
+    """Return a template argument without namespaces."""
     if number := _NUMBER.fullmatch(text):
         return number[1]
     scopes = _split(_CAST.sub("", text), "::")
@@ -126,7 +127,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _places(text: str, wanted: str) -> list[int]:
-    """Return the positions of a text outside of all brackets."""
+    """Return the positions of a text outside all brackets."""
     depth, found = 0, []
     for place, character in enumerate(text):
         if depth == 0 and text.startswith(wanted, place):
@@ -150,27 +151,27 @@ def _is_balanced(text: str) -> bool:
 _LIBRARY = re.compile(
     r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
     | /lib/python3[.\d]*/                             # the standard library
-    | /cudakit/(?:api|core|gpu|run)/                  # ourselves, wherever installed
-    | ^<(?!stdin>|string>|ipython)                    # generated code, not what a person typed
+    | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
+    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
     | ^$                                              # unknown
     """,
     re.VERBOSE,
 )
 
 
-def site(frames: Sequence[Frame]) -> int:
-    """Return the index of the call site: the program's own innermost frame, else the innermost."""
+def call_site_index(frames: Sequence[Frame]) -> int:
+    """Return the index of the call site: the innermost frame outside libraries, else 0."""
     return next((at for at, frame in enumerate(frames) if is_own(frame)), 0)
 
 
 def is_own(frame: Frame) -> bool:
-    """Return whether a frame is the program's own: not of a library, Python or cudakit."""
+    """Return whether a frame is in the program's own code, not in a library, Python or cudakit."""
     return not _LIBRARY.search(frame.filename)
 
 
-def place(frames: Sequence[Frame]) -> str:
+def call_site(frames: Sequence[Frame]) -> str:
     """Return the call site as ``train.py:15``, or an empty text without frames."""
     if not frames:
         return ""
-    frame = frames[site(frames)]
+    frame = frames[call_site_index(frames)]
     return f"{frame.filename.rpartition('/')[2]}:{frame.line}"

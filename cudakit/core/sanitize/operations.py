@@ -1,6 +1,7 @@
-"""Allocations, launches, copies and fills: what they access, and what the host waits for.
+"""Handle allocations, launches, copies and fills: their accesses, and the waits of the host.
 
-CUDA Runtime API and CUDA Driver API, "API synchronization behavior" and "Stream Ordered Memory Allocator".
+Rules: CUDA Runtime API and CUDA Driver API, "API synchronization behavior" and "Stream Ordered Memory
+Allocator".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cudakit.trace.kinds import Direction, HostMemory, How, Layer
 
 
 class Allocations:
-    """The allocations of one layer, which are disjoint."""
+    """The disjoint allocations of one layer, by address."""
 
     def __init__(self) -> None:
         self._addresses: list[int] = []
@@ -56,11 +57,11 @@ class Allocations:
 
 
 class AllocationEvents:
-    """Allocations and frees, of the driver and of pools in its memory.
+    """Allocations and frees by the driver, and by pools in its memory.
 
-    A pool orders nothing, so memory that it reuses keeps its earlier accesses. A stream-ordered allocation or
-    free counts as a write: each use must be ordered after the one and before the other (CUDA Driver API,
-    "Stream Ordered Memory Allocator").
+    A pool orders nothing, so a block that it reuses keeps its earlier accesses. A stream-ordered allocation
+    or free counts as a write, because each use must be ordered after the allocation and before the free (CUDA
+    Driver API, "Stream Ordered Memory Allocator").
     """
 
     def __init__(self, order: StreamOrder, shadow: Shadow) -> None:
@@ -95,7 +96,7 @@ class AllocationEvents:
         self._shadow.clear(address, hi)
 
     def _begin(self, call: Call, lo: int, hi: int) -> None:
-        """Allocate in a stream; the driver has ordered that after the free of the same memory."""
+        """Add a stream-ordered allocation; the driver orders it after the free of the same memory."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return
@@ -106,7 +107,7 @@ class AllocationEvents:
         self._shadow.add_range(access, stream.past)
 
     def _end(self, call: Call, lo: int, hi: int) -> None:
-        """Free in a stream: no access may follow, in whatever order."""
+        """Add a stream-ordered free: every later access is a race, ordered or not."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return
@@ -116,37 +117,37 @@ class AllocationEvents:
         call.release = stream.release()
 
 
-class HostPart(NamedTuple):
-    """What the host does in a copy."""
+class HostRole(NamedTuple):
+    """The part of a copy that the host performs before the call returns."""
 
     waits_before: bool = False  # for all work in the stream
-    reads_source: bool = False  # before the call returns, instead of the stream
+    reads_source: bool = False  # the host reads it, not the stream
     writes_destination: bool = False
-    waits_after: bool = False
+    waits_after: bool = False  # for the stream, this copy included
 
 
-_NOTHING: Final = HostPart()
-_ALL: Final = HostPart(True, True, True, False)
-_WAITS: Final = HostPart(waits_after=True)
+_NO_ROLE: Final = HostRole()
+_COPIES_ITSELF: Final = HostRole(True, True, True, False)
+_WAITS_AFTER: Final = HostRole(waits_after=True)
 
 
-def host_part(direction: int, memory: int, *, asynchronous: bool, strict: bool) -> HostPart:
-    """Return what the host does in a copy.
+def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) -> HostRole:
+    """Return the host's role in a copy.
 
-    An asynchronous copy to pageable memory "might be synchronous", and is in fact staged by the host: only
-    when ``strict`` nothing is made of that.
+    An asynchronous copy to pageable memory "might be synchronous"; in fact the host stages it and waits.
+    ``strict`` does not rely on that.
     """
     if direction == Direction.DEVICE_TO_DEVICE:
-        return _NOTHING
+        return _NO_ROLE
     if direction == Direction.HOST_TO_HOST:
-        return _ALL
+        return _COPIES_ITSELF
     pageable = memory == HostMemory.PAGEABLE
     if direction == Direction.HOST_TO_DEVICE and pageable:
-        # What reaches the device is on its way when the call returns: it was read, and staged.
-        return HostPart(waits_before=not asynchronous, reads_source=True)
+        # The host has staged the source when the call returns; the transfer may still be in flight.
+        return HostRole(waits_before=not asynchronous, reads_source=True)
     if not asynchronous or (pageable and not strict):
-        return _WAITS
-    return _NOTHING
+        return _WAITS_AFTER
+    return _NO_ROLE
 
 
 def fill_is_waited_for(how: How | None, *, asynchronous: bool) -> bool:
@@ -209,7 +210,7 @@ class StreamWork:
         self._coverage.copies += 1
         if self._order.stream(call).graph:
             return
-        side = host_part(direction, host, asynchronous=asynchronous, strict=self._strict)
+        side = host_role(direction, host, asynchronous=asynchronous, strict=self._strict)
         if side.waits_before:
             self._order.sync_stream(self._order.stream(call), call)
         read, written = (
@@ -239,7 +240,7 @@ class StreamWork:
     def _access(
         self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, by_host: bool
     ) -> None:
-        """Access rows of memory in the stream of a call, or by the host at once."""
+        """Add an access to rows of memory, at the stream's or at the host's position."""
         position = self._order.host if by_host else self._order.enqueue(call)
         if position is None or width * rows <= 0:
             return

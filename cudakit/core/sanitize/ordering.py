@@ -1,6 +1,6 @@
-"""What orders streams and the host: enqueueing, events, waits, host callbacks and words in memory.
+"""Track happens-before between streams and the host: enqueueing, events, waits, callbacks, memory words.
 
-CUDA Runtime API, "Stream synchronization behavior" (the default streams), and CUDA Driver API, "Stream
+Rules: CUDA Runtime API, "Stream synchronization behavior" (the default streams), and CUDA Driver API, "Stream
 Management" and "Event Management".
 """
 
@@ -15,7 +15,7 @@ from cudakit.core.sanitize.races import Sync, SyncKind
 from cudakit.trace.kinds import Flag, Phase, StreamFlag
 
 _BLOCKING: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
-_RELEASED: Final = -1  # a version of the order that never is
+_RELEASED: Final = -1  # less than any version of the order
 
 
 class Context:
@@ -44,7 +44,7 @@ class Context:
 
 
 class Stream(Timeline):
-    """A stream. ``seen`` is the version of the order up to which its clock is complete."""
+    """A stream. ``seen`` is the version of the order that its clock includes."""
 
     __slots__ = ("context", "first_tick", "flag", "graph", "number", "seen")
 
@@ -55,9 +55,9 @@ class Stream(Timeline):
         self.number = number
         self.flag = flag
         self.context = context
-        self.first_tick = tick  # earlier ones are of another stream that had the slot
+        self.first_tick = tick  # earlier ticks belong to a destroyed stream with the same slot
         self.seen = _RELEASED
-        self.graph = 0  # that the stream is being captured into
+        self.graph = 0  # the graph that its work is captured into; 0: not captured
 
     def release(self) -> Release:
         """Return a release of all enqueued work; the next operation gets another tick."""
@@ -69,9 +69,10 @@ class Stream(Timeline):
 
 
 class StreamOrder:
-    """The order of streams and the host, call by call.
+    """The clocks of all streams and of the host.
 
-    ``version`` changes when a stream's clock may have to grow; a stream that has ``seen`` it is up to date.
+    ``version`` changes whenever the clock of some stream may be outdated; the clock of a stream that has
+    ``seen`` the present version is not.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class StreamOrder:
         self.unseen_streams = 0  # streams whose creation was not recorded
         self._width = 8
         self._slots = 1
-        self._free: list[tuple[int, int]] = []  # slots whose stream is gone, and their next tick
+        self._free: list[tuple[int, int]] = []  # slots of removed streams, with their next ticks
         self._streams: dict[int, Stream] = {}
         self._contexts: dict[int, Context] = {}
         self._destroyed: list[Stream] = []
@@ -111,7 +112,7 @@ class StreamOrder:
         return stream
 
     def create(self, number: int, flag: StreamFlag, context: int) -> Stream:
-        """Add a stream, ordered after all that the host is ordered after."""
+        """Add a stream."""
         slot, tick = self._free.pop() if self._free else (self._new_slot(), 1)
         owner = self._contexts.setdefault(context, Context())
         stream = Stream(number, flag, owner, slot=slot, width=self._width, tick=tick)
@@ -120,7 +121,7 @@ class StreamOrder:
         return stream
 
     def capture(self, stream: Stream, graph: int) -> None:
-        """Capture what is enqueued next in a stream."""
+        """Capture the later work of a stream into a graph."""
         stream.release()
         stream.graph = graph
 
@@ -136,7 +137,7 @@ class StreamOrder:
             self._threads[thread] = self.host
         if thread not in self._threads:
             self._threads[thread] = Timeline(self._new_slot(), self._width)
-            for known in self._hosts:  # among them is the thread that started it
+            for known in self._hosts:  # one of them started the new thread
                 self._threads[thread].acquire(known.snapshot(), None)
             self._hosts.append(self._threads[thread])
         self.host = self._threads[thread]
@@ -145,16 +146,16 @@ class StreamOrder:
     def host_acquires(self, release: Release, call: Call) -> None:
         """Order the host after a release, by a call that waits."""
         if release.tick > self.host.past[release.slot]:
-            self.host.acquire(release, _at_once(SyncKind.HOST, call))
+            self.host.acquire(release, _single_call(SyncKind.HOST, call))
             self.advance_host()
 
     def advance_host(self) -> None:
-        """Begin another tick of the host: its clock grew, or it accesses memory itself."""
+        """Begin another tick of the host, because its clock grew or it accesses memory itself."""
         self.host.tick += 1
         self.version += 1
 
     def sync_stream(self, stream: Stream, call: Call) -> None:
-        """Order the host after a stream; the legacy default stream includes the blocking ones."""
+        """Order the host after a stream; for the legacy default stream, after all blocking streams too."""
         if stream.flag is StreamFlag.LEGACY:
             for other in stream.context.blocking:
                 self.host_acquires(other.release(), call)
@@ -168,27 +169,30 @@ class StreamOrder:
 
     def reuse_slots(self) -> None:
         """Free the slots of destroyed streams whose work happens before all host threads."""
-        for stream in [gone for gone in self._destroyed if self.is_known(gone.slot, gone.tick - 1)]:
+        for stream in [
+            gone for gone in self._destroyed if self.precedes_future(gone.slot, gone.tick - 1)
+        ]:
             self._destroyed.remove(stream)
             self._streams.pop(stream.number, None)
             stream.context.remove(stream)
             self._free.append((stream.slot, stream.tick))
 
-    def is_known(self, slot: int, tick: int) -> bool:
-        """Return whether all work enqueued from now on is ordered after a tick."""
+    def precedes_future(self, slot: int, tick: int) -> bool:
+        """Return whether all work enqueued from now on happens after a tick."""
         return all(tick <= host.past[slot] for host in self._hosts)
 
     def last_sync(self, later: int, earlier: int, slot: int) -> Sync | None:
-        """Return the last synchronisation that ordered one stream after part of another, or None."""
+        """Return the last synchronization that ordered one stream after work of another, or None."""
         timeline = self._streams.get(later, self.host)
         other = self._streams.get(earlier)
         known = other is not None and timeline.past[slot] >= other.first_tick
         return timeline.reasons[slot] if known else None
 
     def _enter(self, stream: Stream, call: Call) -> None:
-        """Order the next work of a stream after the host and, by the rules of CUDA, the default streams.
+        """Order the next work of a stream after the host, and after streams that it waits for implicitly.
 
-        The streams it waits for are released, so their next work must enter again.
+        Those are the legacy default stream or, if the stream is that one, all blocking streams. They get a
+        new tick, so their own next work comes through here again.
         """
         host, context = self.host, stream.context
         if host.tick > stream.past[host.slot]:
@@ -201,7 +205,7 @@ class StreamOrder:
         for other in others:
             release = other.release()
             if release.tick > stream.past[other.slot]:
-                stream.acquire(release, _at_once(SyncKind.DEFAULT_STREAM, call))
+                stream.acquire(release, _single_call(SyncKind.DEFAULT_STREAM, call))
         stream.seen = self.version
 
     def _new_slot(self) -> int:
@@ -214,33 +218,39 @@ class StreamOrder:
         return slot
 
 
-def _at_once(kind: SyncKind, call: Call) -> Sync:
+def _single_call(kind: SyncKind, call: Call) -> Sync:
+    """Return a synchronization in which one call both releases and waits."""
     return Sync(kind, call.seq, call.site, call.seq, call.site)
 
 
-UNKNOWN_WORD = "wait for a word in memory that nothing in the trace wrote"
+UNKNOWN_WORD = "wait for a memory word that no recorded operation wrote"
 
 
 class Signal(NamedTuple):
-    """A release that can be waited for, and the call that made it."""
+    """A release to wait for, and the call that made it: an event record, or a write of a memory word."""
 
     release: Release
     seq: int
     site: int
 
     def reason(self, call: Call) -> Sync:
-        """Return the synchronisation by a call that waits for the release."""
+        """Return the synchronization by a call that waits for the release."""
         return Sync(SyncKind.EVENT, self.seq, self.site, call.seq, call.site)
 
 
-class Synchronization:
-    """Events, waits, callbacks and memory words. A wait for an event that was never recorded does nothing."""
+class SyncTracker:
+    """Events, waits, host functions and memory words.
+
+    A wait for an event that was never recorded does nothing (CUDA Driver API, ``cuStreamWaitEvent``).
+    """
 
     def __init__(self, order: StreamOrder, gaps: Counter[str]) -> None:
         self._order = order
         self._gaps = gaps
         self._events: dict[int, Signal] = {}
-        self._captured: dict[int, int] = {}  # by event: the graph that it was last recorded in
+        self._captured: dict[
+            int, int
+        ] = {}  # by event: the graph into which its last record was captured
         self._words: dict[int, dict[int, Signal]] = {}  # by address, then by slot
 
     def __len__(self) -> int:
@@ -297,7 +307,7 @@ class Synchronization:
         self._captured = {event: g for event, g in self._captured.items() if g != graph}
 
     def memop(self, call: Call, address: int, flag: int) -> None:
-        """Release the stream's work by writing a word, or acquire what wrote it by waiting for it."""
+        """Write a memory word after the stream's work, or wait for the streams that wrote it."""
         stream = self._order.enqueue(call)
         if stream is None:
             return
@@ -311,14 +321,14 @@ class Synchronization:
             self._wait_for_anything(stream, call)
 
     def prune(self) -> None:
-        """Remove releases that all future work is ordered after: waiting for them does nothing."""
-        known = self._order.is_known
+        """Remove releases that all future work is ordered after anyway."""
+        known = self._order.precedes_future
         self._events = {
             event: signal
             for event, signal in self._events.items()
             if not known(signal.release.slot, signal.release.tick)
         }
-        # The word stays known as written, without a release to wait for.
+        # The address stays: a wait for a word that was written is not a gap.
         for address, signals in self._words.items():
             self._words[address] = {
                 slot: signal
@@ -327,7 +337,7 @@ class Synchronization:
             }
 
     def _wait_for_anything(self, stream: Stream, call: Call) -> None:
-        """Order a stream after all others: any may write the word, and a miss beats a false positive."""
+        """Order a stream after all others, since any of them may write the word."""
         self._gaps[UNKNOWN_WORD] += 1
         for other in self._order:
             if other is not stream:

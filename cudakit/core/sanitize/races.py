@@ -1,4 +1,4 @@
-"""Races: two unordered operations that access the same bytes."""
+"""Races: two operations on overlapping bytes, one of them a write, that no happens-before orders."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from cudakit.trace.kinds import How, Kind, Known, Mode
 
 
 class RaceKind(StrEnum):
-    """The kind of a race, by what each side does."""
+    """The kind of a race, by the accesses of both sides in the order they were enqueued."""
 
-    READ_AFTER_WRITE = "read-after-write"  # the later one reads what may not be written yet
-    WRITE_AFTER_READ = "write-after-read"  # the later one overwrites what may still be read
+    READ_AFTER_WRITE = "read-after-write"
+    WRITE_AFTER_READ = "write-after-read"
     WRITE_AFTER_WRITE = "write-after-write"
     USE_BEFORE_ALLOCATION = "use-before-allocation"  # of stream-ordered memory
     USE_AFTER_FREE = "use-after-free"
-    REUSE = "reuse"  # of a caching allocator's block, while its last owner's work may still run
-    HOST = "host"  # the host's side of a call against a copy in flight
+    REUSE = "reuse"  # of a caching allocator's block, which work of its last owner may still use
+    HOST = "host"  # the host reads or writes memory that a copy in flight uses
 
 
 class Confidence(StrEnum):
-    """The confidence in a race: that of the side that is known less well."""
+    """The confidence in a race, which the less certain of its two accesses determines."""
 
-    CERTAIN = "certain"  # both sides are exact
-    LIKELY = (
-        "likely"  # one side is exact, the other a kernel that was given a pointer into its bytes
-    )
-    POSSIBLE = (
-        "possible"  # two kernels that were given the same memory, or one given memory near it
-    )
+    CERTAIN = "certain"  # both accesses are exact
+    LIKELY = "likely"  # one access is exact, the other assumed from a pointer into its bytes
+    POSSIBLE = "possible"  # both are assumed, or the assumed pointer is at a lower address
 
     @property
     def is_finding(self) -> bool:
@@ -39,49 +35,49 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One side of a race. Numbers are those of the trace; ``site`` is the number of a stack."""
+    """One side of a race: an access to the bytes from ``lo`` up to ``hi``. Numbers are those of the trace."""
 
-    seq: int  # of the call; 0 where it is not known
+    seq: int  # number of the call; 0 if unknown
     kind: Kind  # LAUNCH, COPY, FILL, ALLOC, FREE
-    name: str  # of the kernel as the driver has it (mangled), else ""
+    name: str  # mangled name of a kernel, else ""
     stream: int  # 0: the host
     context: int
     device: int
     thread: int
-    site: int
+    site: int  # number of the call stack
     mode: Mode
     known: Known
-    lo: int  # the bytes that it touches: from ``lo`` up to ``hi``
+    lo: int
     hi: int
-    graph: int = 0  # the graph that it is a node of
+    graph: int = 0  # 0: not a graph node
     node: int = 0
 
 
 class SyncKind(StrEnum):
-    """The kind of call that ordered one stream after part of another."""
+    """How one stream was ordered after earlier work of another."""
 
-    EVENT = "event"  # recorded in the one, waited for by the other
-    HOST = "host"  # the host waited, then enqueued
-    DEFAULT_STREAM = "default-stream"  # by the rules of the legacy default stream
+    EVENT = "event"  # recorded on one stream, waited for by the other
+    HOST = "host"  # the host waited for one stream, then enqueued work on the other
+    DEFAULT_STREAM = "default-stream"  # implicit synchronization of the legacy default stream
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """The last synchronisation that ordered the stream of ``current`` after that of ``previous``.
+    """The last synchronization that ordered the later side's stream after the earlier side's.
 
-    It does not cover the access, which was enqueued after what it waited for.
+    It does not prevent the race: the earlier side was enqueued after the event record or the host's wait.
     """
 
     kind: SyncKind
-    recorded_seq: int  # of the event's record, or of the host's wait
+    recorded_seq: int  # of the event record, or of the host's wait
     recorded_site: int
-    waited_seq: int  # of the wait; equal to ``recorded_seq`` for the host's
+    waited_seq: int  # of the wait; for a wait of the host equal to ``recorded_seq``
     waited_site: int
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The memory that a race is about."""
+    """The allocation that contains the bytes of a race."""
 
     address: int
     size_bytes: int
@@ -92,53 +88,47 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two operations in conflict; ``current`` was enqueued later."""
+    """Two operations that race on the bytes from ``lo`` up to ``hi``; ``current`` was enqueued later."""
 
     kind: RaceKind
     confidence: Confidence
-    lo: int  # the bytes that both touch, as far as known
+    lo: int
     hi: int
     current: Operation
     previous: Operation
     allocation: Allocation | None = None
     last_sync: Sync | None = None
-    approximate: bool = False  # the map of this allocation was coarsened: the bytes may be fewer
+    approximate: bool = False  # the bytes are an upper bound: segments were merged
 
 
 class Grade(IntEnum):
-    """How well the accesses of a launch are known: as well as the least known one."""
+    """The precision of a launch: that of its least precise access."""
 
     UNKNOWN = 0  # no access was recorded
-    EXACT = 1  # all accesses were recorded
-    ASSUMED = 2
+    EXACT = 1  # all accesses are exact
+    ASSUMED = 2  # some access is assumed
 
 
 @dataclass(slots=True)
 class Coverage:
-    """How much of what happened was understood. Counts, and bytes where the name says so."""
+    """How much of the work was recorded. All fields are counts, except ``arenas_bytes``."""
 
-    launches: int = 0  # of kernels, nodes of graphs not counted
-    launches_unknown: int = 0  # without any access: their arguments were not seen
-    launches_exact: int = (
-        0  # nodes of graphs counted in each launch: all that they touched is known
-    )
-    launches_assumed: int = (
-        0  # likewise: what they touched is known from their arguments, or in part
-    )
-    copies: int = 0  # exact, and not counted among the accesses
-    fills: int = 0  # likewise
-    accesses_exact: int = 0  # of kernels and of nodes of graphs
-    accesses_summary: int = 0  # seen, in pieces that were too many and have been joined
-    accesses_assumed: int = 0  # from a pointer among the arguments of a kernel
-    accesses_uncertain: int = 0  # from a large table among them, which may hold old pointers
-    graph_launches: int = 0
-    suspected: int = 0  # races that are only possible, and were not reported
-    arenas_bytes: int = (
-        0  # the most memory of devices that recording held, of all processes together
-    )
+    launches: int = 0  # kernel launches, without graph nodes
+    launches_unknown: int = 0  # launches without any recorded access, graph nodes included
+    launches_exact: int = 0  # launches whose accesses are all exact, graph nodes included
+    launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
+    copies: int = 0  # copies, whose accesses are always exact
+    fills: int = 0  # fills, whose accesses are always exact
+    accesses_exact: int = 0  # exact accesses of kernels
+    accesses_summary: int = 0  # accesses of kernels in merged ranges: there were too many ranges
+    accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
+    accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
+    graph_launches: int = 0  # launches of CUDA graphs
+    suspected: int = 0  # possible races that are not reported
+    arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
 
     def count(self, grade: int, launches: int = 1) -> None:
-        """Add launches of a grade."""
+        """Add launches of one precision."""
         match grade:
             case Grade.UNKNOWN:
                 self.launches_unknown += launches

@@ -1,4 +1,4 @@
-"""Batches of records, decoded by column: an iterator of calls for each kind, and one of accesses."""
+"""Decode a batch of records by column: an iterator of calls for each kind, and one of all accesses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.core.sanitize.races import Grade
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records, view
 
-# The kinds that the engine handles, and the fields of each that its handlers take, in order.
+# The kinds that the engine handles, and the fields that its handlers take, in order. Other kinds are skipped.
 FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.ALLOC: ("address", "size_bytes", "how", "layer"),
     Kind.FREE: ("address", "size_bytes", "how", "layer"),
@@ -54,25 +54,26 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
 AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 ACCESS_FIELDS: Final = ("lo", "hi", "mode", "known", "stride_bytes", "count", "node")
-_WHERE: Final = ("stream", "context", "device", "thread", "site")
-_IS_KNOWN: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
+_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
+_IS_HANDLED: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
 
 
 class RecordBatch:
-    """Some records, in order; ``last_seq`` is the call before the first of them.
+    """Consecutive records; ``last_seq`` is the call before the first of them.
 
-    ``kinds`` are the kinds of the calls, ``following`` the number of accesses after each call, ``leading``
-    the number before the first one. ``strays`` counts accesses without a call. ``grades`` says how well each
-    launch is known, ``leading_grade`` the same of the records before the first call.
+    ``kinds`` lists the kinds of the calls, ``following`` the number of accesses after each call; ``leading``
+    is the number of accesses before the first call. ``strays`` counts accesses whose call is missing.
+    ``grades`` lists the precision of each launch; ``leading_grade`` is that of the accesses before the first
+    call.
     """
 
     def __init__(self, records: Records, last_seq: int) -> None:
         is_more = _is_more(records)
-        known = _IS_KNOWN[records["kind"]] & ~_strays(records, is_more, last_seq)
+        handled = _IS_HANDLED[records["kind"]] & ~_strays(records, is_more, last_seq)
         self.strays = 0
-        if not known.all():
-            self.strays = int(np.count_nonzero(records["kind"][~known] == Kind.ACCESS))
-            records, is_more = records[known], is_more[known]
+        if not handled.all():
+            self.strays = int(np.count_nonzero(records["kind"][~handled] == Kind.ACCESS))
+            records, is_more = records[handled], is_more[handled]
         kinds = records["kind"]
         is_access = kinds == Kind.ACCESS
         calls = np.flatnonzero(~is_more)
@@ -96,7 +97,7 @@ class RecordBatch:
 
 
 def sorted_by_call(records: Records) -> Records:
-    """Sort the records of several threads: each access follows its call and precedes later calls."""
+    """Sort records by call, because threads write in any order; each access follows its call."""
     seqs = records["seq"]
     if np.all(seqs[1:] >= seqs[:-1]):
         return records
@@ -104,16 +105,16 @@ def sorted_by_call(records: Records) -> Records:
 
 
 def _is_more(records: Records) -> _Mask:
-    """Mark the records that belong to the call before: accesses, and the note that they are complete."""
+    """Mark the records that belong to the call before them: accesses, and the ``Accessed`` of launches."""
     kinds = records["kind"]
     is_more: _Mask = kinds == Kind.ACCESS
-    if len(told := np.flatnonzero(kinds == Kind.ACCESSED)):
-        is_more[told] = view(records[told], Kind.ACCESSED)["node"] == 0
+    if len(accessed := np.flatnonzero(kinds == Kind.ACCESSED)):
+        is_more[accessed] = view(records[accessed], Kind.ACCESSED)["node"] == 0
     return is_more
 
 
 def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
-    """Mark the accesses whose call is not the one before them."""
+    """Mark the accesses that do not belong to the call before them."""
     seqs = np.append(records["seq"], np.uint64(last_seq))
     before = np.maximum.accumulate(np.where(is_more, -1, np.arange(len(records))))
     strays: _Mask = is_more & (seqs[:-1] != seqs[before])
@@ -121,33 +122,35 @@ def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
 
 
 def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
-    """Return for each record how well it makes its launch known."""
+    """Return for each record the precision that it gives its launch."""
     grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
     grades[is_access & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)] = Grade.ASSUMED
-    if len(told := np.flatnonzero(is_more & ~is_access)):
-        exact = view(records[told], Kind.ACCESSED)["exact"]
-        grades[told] = np.where(exact, Grade.EXACT, Grade.ASSUMED)
+    if len(accessed := np.flatnonzero(is_more & ~is_access)):
+        exact = view(records[accessed], Kind.ACCESSED)["exact"]
+        grades[accessed] = np.where(exact, Grade.EXACT, Grade.ASSUMED)
     return grades
 
 
 def _by_call(
-    together: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
+    reduction: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any]:
-    """Reduce the values at and after each call."""
+    """Reduce the values of each call and of the records after it."""
     if not len(calls):
         return values[:0]
-    return together.reduceat(values.view(np.uint8), calls, dtype=np.int64)
+    return reduction.reduceat(values.view(np.uint8), calls, dtype=np.int64)
 
 
 def _calls(records: Records, kind: Kind) -> Iterator[tuple[Any, ...]]:
     """Yield the call of each record, followed by its own fields."""
     named = kind in (Kind.LAUNCH, Kind.GRAPH_NODE)
     names = records["name"].tolist() if named else repeat(0)
-    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *_lists(records, _WHERE))
+    calls = map(
+        Call, records["seq"].tolist(), repeat(int(kind)), names, *_lists(records, _CALL_FIELDS)
+    )
     return zip(calls, *_lists(records, FIELDS[kind]), strict=False)
 
 
 def _lists(records: Records, names: tuple[str, ...]) -> list[Iterable[Any]]:
-    """Return columns as plain numbers; a column of zeros becomes an endless iterator, which is faster."""
+    """Return columns as Python numbers; a column of zeros becomes an endless iterator, which is faster."""
     columns = [records[name] for name in names]
     return [column.tolist() if column.any() else repeat(0) for column in columns]

@@ -1,4 +1,4 @@
-"""The races of all processes of a program, each once, as the Result and as plain text."""
+"""Collect the races of all processes of a program, each once, as the result and as plain text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from itertools import takewhile
 from typing import Protocol, TypeAlias
 
 from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
-from cudakit.core.sanitize.names import Demangle, is_own, place, short_kernel, site, stream_name
+from cudakit.core.sanitize.names import (
+    Demangle,
+    call_site,
+    call_site_index,
+    is_own,
+    short_kernel,
+    stream_name,
+)
 from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
 from cudakit.core.sanitize.result import (
     FoundRace,
+    LastSync,
     Memory,
     Process,
     SanitizeResult,
     Side,
     Suppressed,
-    Synchronisation,
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
@@ -43,7 +50,7 @@ class Stacks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RaceDecoder:
-    """Decodes races of one process: numbers of the trace become names, stacks and sentences."""
+    """Decodes the races of one process: numbers of the trace become names, call stacks and sentences."""
 
     process: int
     stacks: Stacks
@@ -51,7 +58,7 @@ class RaceDecoder:
     demangle: Demangle
 
     def decode(self, race: Race) -> FoundRace:
-        """Return a race as it is reported, with a count of one."""
+        """Return a race as in the report, with a count of one."""
         current, previous = self.side(race.current), self.side(race.previous)
         memory = self._memory(race.allocation)
         size_bytes = race.hi - race.lo
@@ -68,7 +75,7 @@ class RaceDecoder:
             hint=fix(race.kind, current, previous),
             remedies=remedies(race.kind, current, previous, memory.stack if memory else ()),
             memory=memory,
-            last_sync=self._synchronisation(race.last_sync, current, previous),
+            last_sync=self._last_sync(race.last_sync, current, previous),
             approximate=race.approximate,
             process=self.process,
         )
@@ -83,7 +90,7 @@ class RaceDecoder:
             ),
             operation=_operation(operation.kind, kernel),
             stack=stack,
-            site=site(stack),
+            site=call_site_index(stack),
             stream_number=operation.stream,
             device=operation.device,
             context=operation.context,
@@ -111,24 +118,24 @@ class RaceDecoder:
             how=allocation.how,
             seq=allocation.seq,
             stack=stack,
-            site=site(stack),
+            site=call_site_index(stack),
         )
 
-    def _synchronisation(
-        self, sync: Sync | None, current: Side, previous: Side
-    ) -> Synchronisation | None:
+    def _last_sync(self, sync: Sync | None, current: Side, previous: Side) -> LastSync | None:
         if sync is None:
             return None
         recorded, waited = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
-        return Synchronisation(
+        return LastSync(
             kind=sync.kind,
-            sentence=why_not_covered(sync.kind, current, previous, place(recorded), place(waited)),
+            sentence=why_not_covered(
+                sync.kind, current, previous, call_site(recorded), call_site(waited)
+            ),
             recorded_seq=sync.recorded_seq,
             recorded_stack=recorded,
-            recorded_site=site(recorded),
+            recorded_site=call_site_index(recorded),
             waited_seq=sync.waited_seq,
             waited_stack=waited,
-            waited_site=site(waited),
+            waited_site=call_site_index(waited),
         )
 
 
@@ -141,14 +148,14 @@ def _operation(kind: Kind, kernel: str | None) -> str:
 _Frames: TypeAlias = tuple[Frame, ...]
 _Key: TypeAlias = tuple[object, ...]
 
-_SUREST_FIRST = tuple(Confidence)
+_BY_CONFIDENCE = tuple(Confidence)  # certain, likely, possible
 
 
 class Report:
     """The races found so far, each with its count.
 
-    Races with the same kind, operations and stacks are one race, in whatever process. Races of less
-    confidence than ``show`` are only counted.
+    Races with the same kind, operations and call stacks are one race, also in different processes. Races with
+    less confidence than ``show`` are only counted.
     """
 
     def __init__(
@@ -158,11 +165,11 @@ class Report:
         suppressions: Sequence[Suppression] = (),
         demangle: Demangle = str,
     ) -> None:
-        self._shown = _SUREST_FIRST[: _SUREST_FIRST.index(show) + 1]
+        self._shown = _BY_CONFIDENCE[: _BY_CONFIDENCE.index(show) + 1]
         self._suppressions = suppressions
         self._demangle = demangle
         self._found: dict[_Key, FoundRace] = {}
-        self._suppressed: dict[_Key, int] = {}  # the number of the suppression
+        self._suppressed: dict[_Key, int] = {}  # index of the suppression
         self._counts: Counter[_Key] = Counter()
         self._found_in: Counter[int] = Counter()  # by process
         self._hidden = 0
@@ -178,10 +185,10 @@ class Report:
         streams: Mapping[int, StreamFlag],
         chain: int = 0,
     ) -> int:
-        """Add the races of a process; return the number of those neither hidden nor suppressed.
+        """Add the races of one trace; return the number of those neither hidden nor suppressed.
 
-        ``stacks`` is the table of stacks of the trace, the ``chain``-th of the process, and ``streams``
-        says what its streams are.
+        ``stacks`` is the stack table of the trace, ``streams`` has its streams; ``chain`` is the number of
+        the trace within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
         decoder = RaceDecoder(process, stack, streams, self._demangle)
@@ -197,16 +204,16 @@ class Report:
         stopped: bool = False,
         notes: Sequence[str] = (),
     ) -> SanitizeResult:
-        """Return the Result; ``coverage`` is by process, ``gaps`` of any number of processes."""
+        """Return the result; ``coverage`` has one entry per process, ``gaps`` any number."""
         whole = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
             stopped=stopped,
-            races=tuple(sorted(self._counted(), key=_doubt)),
+            races=tuple(sorted(self._counted(), key=_confidence_rank)),
             coverage=replace(whole, suspected=whole.suspected + self._hidden),
             gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
-            suppressed=tuple(self._uses()),
+            suppressed=tuple(self._suppressed_counts()),
             processes=tuple(
                 Process(process, coverage[process].launches, self._found_in[process])
                 for process in sorted(coverage)
@@ -225,7 +232,7 @@ class Report:
         if key in self._suppressed:
             return False
         self._found_in[decoder.process] += 1
-        if _SUREST_FIRST.index(race.confidence) < _doubt(self._found[key]):
+        if _BY_CONFIDENCE.index(race.confidence) < _confidence_rank(self._found[key]):
             self._found[key] = decoder.decode(race)
         return True
 
@@ -241,7 +248,7 @@ class Report:
         return (race.kind, *(part for side in sides for part in self._identity(decoder, side)))
 
     def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
-        # Interned stacks are one object: comparing them by identity avoids walking their frames.
+        # Equal stacks are one object, so their identity replaces a comparison of all frames.
         return operation.kind, operation.name, id(decoder.stacks(operation.site))
 
     def _stack(self, trace: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
@@ -259,32 +266,31 @@ class Report:
     def _counted(self) -> Iterable[FoundRace]:
         return (replace(found, count=self._counts[key]) for key, found in self._found.items())
 
-    def _uses(self) -> Iterable[Suppressed]:
+    def _suppressed_counts(self) -> Iterable[Suppressed]:
         for number, suppression in enumerate(self._suppressions):
             hidden = [self._counts[key] for key, by in self._suppressed.items() if by == number]
             yield Suppressed(suppression.pattern, suppression.origin, len(hidden), sum(hidden))
 
 
-def _doubt(found: FoundRace) -> int:
-    return _SUREST_FIRST.index(found.confidence)
+def _confidence_rank(found: FoundRace) -> int:
+    return _BY_CONFIDENCE.index(found.confidence)
 
 
-# The number of innermost frames shown: enough to find the call site.
-_FRAMES = 4
+_FRAMES = 4  # frames shown in plain text, from the call site outwards
 
 
 def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
-    """Return the findings: all races but those that are only possible."""
+    """Return the races that are findings: certain and likely ones."""
     return tuple(race for race in result.races if race.confidence.is_finding)
 
 
 def message(races: Sequence[FoundRace]) -> str:
-    """Return races as plain text, after a line that counts them."""
+    """Return races as plain text, below a line with their number."""
     return "\n\n".join((headline(races), *map(_race, races)))
 
 
 def headline(races: Sequence[FoundRace]) -> str:
-    """Return the line that counts races."""
+    """Return the line with the number of races."""
     return f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
 
 
@@ -305,7 +311,7 @@ def _side(when: str, side: Side) -> list[str]:
 
 
 def _with_stack(line: str, holder: Side | Memory) -> list[str]:
-    """Return a line followed by the program's own frames, without those of its callers."""
+    """Return a line followed by the frames of the program, from the call site to the first library frame."""
     own = tuple(takewhile(is_own, holder.stack[holder.site :])) or holder.stack[:1]
     places = (f"{frame.filename}:{frame.line} {frame.name}" for frame in own[:_FRAMES])
     return [f"  {line}", *(f"           {place}" for place in places)]

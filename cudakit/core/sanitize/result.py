@@ -1,8 +1,8 @@
-"""What ``run --sanitize`` found: the Result that is also its JSON (``cudakit.sanitize/1``).
+"""The result of ``run --sanitize``, which is also its JSON document (``cudakit.sanitize/1``).
 
-Sizes are bytes and names say so. A stack is of Python, innermost frame first, and its ``site`` the index
-of the innermost frame outside libraries; a stack that was not seen is empty. ``seq`` counts the calls of
-one process to CUDA.
+Sizes are in bytes. A call stack has the innermost Python frame first; ``site`` is the index of its call site,
+the innermost frame outside libraries. A call stack that was not recorded is empty. ``seq`` numbers the CUDA
+calls of one process.
 """
 
 from __future__ import annotations
@@ -20,104 +20,108 @@ from cudakit.trace.kinds import How, Known
 class Side:
     """One of the two operations of a race."""
 
-    stream: str  # as the report calls it
-    operation: str  # as the report calls it: kernel NAME, copy, fill, allocation, free
-    stack: tuple[Frame, ...]  # that enqueued it
-    site: int  # index of the frame of ``stack`` to see first
-    stream_number: int  # never given again within the process; 0 is the host
-    device: int  # as CUDA counts
-    context: int  # the number of the CUDA context
-    thread: int  # of the host, that enqueued it
-    seq: int  # of the call; 0 where it is not known
-    kernel: str | None  # its whole readable name; null where it is no kernel
-    mangled: str | None  # the name as the driver has it
-    reads: bool  # the bytes below
-    writes: bool  # the bytes below
-    atomic: bool  # its accesses are
-    known: Known  # how: seen, seen in pieces that were joined, or from the arguments only
-    address: int  # of the first byte that it touches
-    size_bytes: int  # that it touches, or may touch where that is not known exactly
-    graph: int  # the CUDA graph that it is a node of; 0 where it is none
-    node: int  # its number there, from 1
+    stream: str  # name of the stream, as in the report
+    operation: str  # as in the report: kernel NAME, copy, fill, allocation or free
+    stack: tuple[Frame, ...]  # call stack that enqueued the operation
+    site: int  # index of the call site in `stack`
+    stream_number: int  # number of the stream, unique within the process; 0 is the host
+    device: int  # CUDA index of the device
+    context: int  # number of the CUDA context
+    thread: int  # host thread that enqueued the operation
+    seq: int  # number of the call; 0 if unknown
+    kernel: str | None  # demangled name of the kernel; null for other operations
+    mangled: str | None  # mangled name of the kernel
+    reads: bool  # whether the operation reads the bytes below
+    writes: bool  # whether the operation writes the bytes below
+    atomic: bool  # whether its accesses are atomic
+    known: Known  # exact, summary (exact ranges that were merged), assumed or uncertain (from arguments)
+    address: int  # address of the first accessed byte
+    size_bytes: int  # size of the access; an upper bound unless it is exact
+    graph: int  # number of the CUDA graph that contains the operation; 0 if none does
+    node: int  # number of the graph node, from 1
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The allocation that a race is about."""
+    """The allocation that contains the bytes of a race."""
 
-    address: int  # of its first byte
-    size_bytes: int  # in all
-    how: How  # it was allocated
-    seq: int  # of the call that allocated it
-    stack: tuple[Frame, ...]  # that allocated it
-    site: int  # index of the frame of ``stack`` to see first
+    address: int  # address of its first byte
+    size_bytes: int  # size of the whole allocation
+    how: How  # kind of allocation
+    seq: int  # number of the call that allocated it
+    stack: tuple[Frame, ...]  # call stack that allocated it
+    site: int  # index of the call site in `stack`
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronisation:
-    """The last one that ordered the stream of ``current`` after that of ``previous``, too early."""
+class LastSync:
+    """The last synchronization of the two streams, which came too early to prevent the race."""
 
     kind: SyncKind  # by an event, by the host, or by the rules of the default stream
-    sentence: str  # why it does not cover the access
-    recorded_seq: int  # what was enqueued until this call is covered
-    recorded_stack: tuple[Frame, ...]  # of this call
-    recorded_site: int  # index of the frame to see first
-    waited_seq: int  # of the wait
-    waited_stack: tuple[Frame, ...]  # of the wait
-    waited_site: int  # index of the frame to see first
+    sentence: str  # why it does not cover the earlier operation
+    recorded_seq: int  # number of the event record or of the host's wait: earlier work is covered
+    recorded_stack: tuple[Frame, ...]  # call stack of that call
+    recorded_site: int  # index of the call site in `recorded_stack`
+    waited_seq: int  # number of the call that waited
+    waited_stack: tuple[Frame, ...]  # call stack of the wait
+    waited_site: int  # index of the call site in `waited_stack`
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRace:
-    """A race; what was enqueued at the same two places of the program is one."""
+    """A race; races between the same two call sites are counted as one."""
 
-    kind: RaceKind  # what went wrong
-    confidence: Confidence  # that it is one
-    sentence: str  # what happened
-    address: int  # of the first byte that both touch
-    size_bytes: int  # that both touch
-    offset_bytes: int | None  # of the first byte in the allocation; null where that is not known
-    count: int  # of times that it was found; the rest speaks of the first
-    current: Side  # what was enqueued later
-    previous: Side  # what was enqueued earlier
-    hint: str  # the smallest fix
-    remedies: tuple[str, ...]  # the same in the terms of the frameworks that took part
-    memory: Memory | None  # null where it was allocated before the program was watched
-    last_sync: Synchronisation | None  # null where nothing ordered the two streams before
-    approximate: bool  # the bytes may be fewer: the map of this allocation became too fine
-    process: int  # in which it was found first
+    kind: RaceKind  # kind of the race
+    confidence: Confidence  # how certain it is that the operations race
+    sentence: str  # description of the race
+    address: int  # address of the first byte that both operations access
+    size_bytes: int  # number of bytes that both operations access
+    offset_bytes: int | None  # offset of the first byte in the allocation; null if that is unknown
+    count: int  # number of occurrences; the other fields describe the first one
+    current: Side  # the operation that was enqueued later
+    previous: Side  # the operation that was enqueued earlier
+    hint: str  # the smallest fix, in terms of CUDA
+    remedies: tuple[str, ...]  # the fix in terms of each framework involved
+    memory: Memory | None  # the allocation; null if it was not recorded
+    last_sync: (
+        LastSync | None
+    )  # the last synchronization of the two streams; null if there was none
+    approximate: bool  # whether the bytes are an upper bound: ranges were merged
+    process: int  # process of the first occurrence
 
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:
-    """A suppression, and what it hid."""
+    """A suppression and the races it hid."""
 
-    pattern: str  # as written
-    origin: str  # --suppress, or the file and the line where it stands
-    races: int  # that it hid
-    count: int  # of times that they were found
+    pattern: str  # the pattern as written
+    origin: str  # --suppress, or the file and line of the pattern
+    races: int  # number of races hidden
+    count: int  # number of their occurrences
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
     """One process that used CUDA."""
 
-    process: int  # its number
-    launches: int  # of kernels
-    count: int  # of times that a race was found in it
+    process: int  # its PID
+    launches: int  # number of kernel launches
+    count: int  # number of occurrences of races
 
 
 @dataclass(frozen=True, slots=True)
 class SanitizeResult:
-    """The races of a program, and how much of it was seen."""
+    """The races of a program, and how much of its work was checked."""
 
     schema: ClassVar[str] = "cudakit.sanitize/1"
-    exit_status: int | None  # of the program, as a shell has it; null where it was none of its own
+    exit_status: (
+        int | None
+    )  # exit status of the program, as in a shell; null if no program was started
     simulated: bool  # whether a simulated device did the work
-    stopped: bool  # whether the program was stopped at its first race
-    races: tuple[FoundRace, ...]  # the surest first
-    coverage: Coverage  # how much of what happened was understood
-    gaps: Mapping[str, int]  # what could not be understood, and how often
-    suppressed: tuple[Suppressed, ...]  # every suppression, also one that hid nothing
-    processes: tuple[Process, ...]  # that used CUDA
-    notes: tuple[str, ...]  # what else the reader must know
+    stopped: bool  # whether --stop-on-first stopped the program
+    races: tuple[FoundRace, ...]  # in order of decreasing confidence
+    coverage: Coverage  # how much of the work was recorded and analyzed
+    gaps: Mapping[str, int]  # events that were not analyzed, with their counts
+    suppressed: tuple[Suppressed, ...]  # every suppression, including unused ones
+    processes: tuple[Process, ...]  # the processes that used CUDA
+    notes: tuple[str, ...]  # further limits of the result

@@ -1,7 +1,7 @@
-"""Shadow memory: for all accessed bytes, the accesses that a later one may race with.
+"""Shadow memory: for each accessed byte range, the last accesses that a later access may race with.
 
-Host and device addresses are treated alike. Exact accesses are stored for ranges (``segments``) and for rows
-at equal distances (``strided``), pointers among kernel arguments as single addresses (``pointers``).
+Host and device addresses are treated alike. Exact accesses are stored for ranges (``segments``) and for
+strided rows (``strided``), pointer arguments of kernels for single addresses (``pointers``).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cudakit.core.sanitize.races import Allocation
 from cudakit.core.sanitize.record_batch import AccessRow
 from cudakit.core.sanitize.strided import Rows, Strided, rows_of
 
-# Up to this count, rows are checked one by one.
+# Up to this count, rows are stored as ordinary ranges.
 _FEW_ROWS = 16
 
 
 class Position(Protocol):
-    """A timeline, or a position in one."""
+    """A timeline, or one point of it."""
 
     @property
     def slot(self) -> int:
@@ -56,22 +56,22 @@ class Position(Protocol):
 class Shadow:
     """The shadow memory of one process.
 
-    With ``shows_near``, also checks kernels whose pointer lies before the bytes in the same allocation, and
-    uncertain pointers.
+    ``checks_nearby``: check also pointers that may be stale, and pointers to lower addresses of the same
+    allocation, through which a kernel may reach the bytes. Such races are only possible.
     """
 
-    def __init__(self, checker: ConflictChecker, *, shows_near: bool = False) -> None:
+    def __init__(self, checker: ConflictChecker, *, checks_nearby: bool = False) -> None:
         self.checker = checker
         self.segments = Segments()
         self.strided = Strided()
         self.pointers = Pointers()
-        self._shows_near = shows_near
+        self._checks_nearby = checks_nearby
         self._rows = self.strided.states
         self._points = self.pointers.known
 
     def add(self, access: MemoryAccess, past: Clock, stride: int = 0, count: int = 0) -> None:
         """Check and store an access, strided or not, exact or assumed."""
-        if access.known == UNCERTAIN and not self._shows_near:
+        if access.known == UNCERTAIN and not self._checks_nearby:
             return
         if access.known >= ASSUMED:
             self.add_pointer(access, past)
@@ -83,15 +83,15 @@ class Shadow:
     def add_all(self, rows: Iterable[AccessRow], call: Call, position: Position) -> None:
         """Check and store the accesses of a launch.
 
-        Inlines the two most frequent cases: an access to exactly one segment, and a known pointer, both with
-        no other kind of state nearby.
+        Inlines the two most frequent cases: an access to exactly one segment, and a pointer seen before, both
+        without states of other kinds at these addresses.
         """
         slot, tick, past = position.slot, position.tick, position.past
         segments, pointers = self.segments.by_start, self.pointers.known
-        strided, shows_near = self.strided.states, self._shows_near
+        strided, checks_nearby = self.strided.states, self._checks_nearby
         for lo, hi, mode, known, stride, count, _ in rows:
             access = MemoryAccess(slot, tick, call, lo, hi, mode, known)
-            if strided or count > 1 or shows_near or known == UNCERTAIN:
+            if strided or count > 1 or checks_nearby or known == UNCERTAIN:
                 self.add(access, past, stride, count)
             elif known == ASSUMED:
                 pointer = pointers.get(lo)
@@ -111,7 +111,7 @@ class Shadow:
                 self.add(access, past)
 
     def add_range(self, access: MemoryAccess, past: Clock) -> None:
-        """Check and store an access to all bytes of a range."""
+        """Check and store an access to a contiguous range."""
         self._add_range(access, past)
         if self.checker.pending:
             self.checker.report()
@@ -138,7 +138,7 @@ class Shadow:
         self.checker.report()
 
     def add_pointer(self, access: MemoryAccess, past: Clock) -> None:
-        """Check and store a pointer that a kernel was passed."""
+        """Check and store a pointer argument of a kernel."""
         lo = access.lo
         pointer = self._points.get(lo) or self.pointers.at(lo)
         if not pointer.add_if_ordered(access, past):
@@ -151,8 +151,8 @@ class Shadow:
         if self._rows:
             for state, shared in self.strided.sharing_range(lo, lo + 1):
                 self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
-        if self._shows_near:
-            self._against_ranges_behind(access, past)
+        if self._checks_nearby:
+            self._check_ranges_behind(access, past)
         if self.checker.pending:
             self.checker.report()
 
@@ -171,41 +171,41 @@ class Shadow:
     def _add_range(self, access: MemoryAccess, past: Clock) -> None:
         segment = self.segments.by_start.get(access.lo)
         if segment is None or segment.hi != access.hi or not segment.add_if_ordered(access, past):
-            self._add_to_tiles(access, past)
+            self._add_to_segments(access, past)
         if self._rows:
-            self._against_strided(access, past)
-        if self._points or self._shows_near:
-            self._against_pointers(access, past)
+            self._check_strided(access, past)
+        if self._points or self._checks_nearby:
+            self._check_pointers(access, past)
 
-    def _add_to_tiles(self, access: MemoryAccess, past: Clock) -> None:
+    def _add_to_segments(self, access: MemoryAccess, past: Clock) -> None:
         """Check and store an access to several segments, and join those that become equivalent."""
-        for tile in self.segments.cut(access.lo, access.hi):
-            if found := tile.unordered(access.mode, past):
-                self.checker.check(tile, found, access, past, (tile.lo, tile.hi))
-            tile.store(access, past)
+        for segment in self.segments.cut(access.lo, access.hi):
+            if found := segment.unordered(access.mode, past):
+                self.checker.check(segment, found, access, past, (segment.lo, segment.hi))
+            segment.store(access, past)
         self.segments.join(access.lo, access.hi)
 
-    def _against_strided(self, access: MemoryAccess, past: Clock) -> None:
+    def _check_strided(self, access: MemoryAccess, past: Clock) -> None:
         for state, shared in self.strided.sharing_range(access.lo, access.hi):
             self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
         if access.mode & WRITE:
             self.strided.clear(access.lo, access.hi)
 
-    def _against_pointers(self, access: MemoryAccess, past: Clock) -> None:
+    def _check_pointers(self, access: MemoryAccess, past: Clock) -> None:
         for pointer in self.pointers.within(access.lo, access.hi):
             if found := pointer.unordered(access.mode, past):
                 self.checker.check(pointer, found, access, past, (pointer.address, access.hi))
             if access.mode & WRITE:
                 pointer.clear()
-        if self._shows_near:
-            self._against_pointers_before(access, past)
+        if self._checks_nearby:
+            self._check_pointers_before(access, past)
 
-    def _against_pointers_before(self, access: MemoryAccess, past: Clock) -> None:
+    def _check_pointers_before(self, access: MemoryAccess, past: Clock) -> None:
         for pointer in self.pointers.within(0, access.lo):
             found = [one for one in pointer.unordered(access.mode, past) if one.hi > access.lo]
             self.checker.check(pointer, found, access, past, (access.lo, access.hi), near=True)
 
-    def _against_ranges_behind(self, access: MemoryAccess, past: Clock) -> None:
+    def _check_ranges_behind(self, access: MemoryAccess, past: Clock) -> None:
         for segment in self.segments.within(access.lo + 1, access.hi):
             if segment.lo > access.lo:
                 found = segment.unordered(access.mode, past)
@@ -221,21 +221,23 @@ def _part(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
 # Above this count, the segments of one allocation are joined to half as many.
 MOST_SEGMENTS: Final = 4096
 
-# Whether all work enqueued from now on is ordered after a tick of a slot.
-IsKnown = Callable[[int, int], bool]
+# Returns whether all work enqueued from now on happens after a tick of a slot.
+PrecedesFuture = Callable[[int, int], bool]
 
 
-def prune(shadow: Shadow, is_known: IsKnown) -> None:
-    """Remove the accesses that all future work is ordered after."""
-    shadow.segments.rebuild(lambda all_: [one for one in all_ if _clean_state(one, is_known)])
-    shadow.strided.keep(lambda _, state: _clean_state(state, is_known))
-    shadow.pointers.keep(lambda pointer: _clean_pointer(pointer, is_known))
+def prune(shadow: Shadow, precedes_future: PrecedesFuture) -> None:
+    """Remove the accesses that all future work happens after."""
+    shadow.segments.rebuild(
+        lambda all_: [one for one in all_ if _clean_state(one, precedes_future)]
+    )
+    shadow.strided.keep(lambda _, state: _clean_state(state, precedes_future))
+    shadow.pointers.keep(lambda pointer: _clean_pointer(pointer, precedes_future))
 
 
 def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -> None:
-    """Join segments of the allocations that have too many; conflicts there become approximate.
+    """Merge segments of the allocations that have too many; races there become approximate.
 
-    Where no allocation is known, the oldest segments are removed instead.
+    Outside known allocations, the oldest segments are removed instead.
     """
 
     def change(segments: list[Segment]) -> list[Segment]:
@@ -250,20 +252,20 @@ def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -
     shadow.segments.rebuild(change)
 
 
-def _clean_state(state: AccessState, is_known: IsKnown) -> bool:
-    """Remove from a state the accesses that are known; return whether any is left."""
-    if state.write is not None and is_known(state.write.slot, state.write.tick):
+def _clean_state(state: AccessState, precedes_future: PrecedesFuture) -> bool:
+    """Remove the accesses that all future work happens after; return whether any is left."""
+    if state.write is not None and precedes_future(state.write.slot, state.write.tick):
         state.write = None
-    state.reads = _unknown(state.reads, is_known)
-    state.atomics = _unknown(state.atomics, is_known)
+    state.reads = _relevant(state.reads, precedes_future)
+    state.atomics = _relevant(state.atomics, precedes_future)
     left = {id(access) for access in (state.write, *state.reads, *state.atomics)}
     state.already_reported = tuple(pair for pair in state.already_reported if id(pair[0]) in left)
     return left != {id(None)}
 
 
-def _clean_pointer(pointer: Pointer, is_known: IsKnown) -> bool:
-    pointer.writers = _unknown(pointer.writers, is_known)
-    pointer.readers = _unknown(pointer.readers, is_known)
+def _clean_pointer(pointer: Pointer, precedes_future: PrecedesFuture) -> bool:
+    pointer.writers = _relevant(pointer.writers, precedes_future)
+    pointer.readers = _relevant(pointer.readers, precedes_future)
     left = {id(access) for access in pointer.writers + pointer.readers}
     pointer.already_reported = tuple(
         pair for pair in pointer.already_reported if id(pair[0]) in left
@@ -271,21 +273,21 @@ def _clean_pointer(pointer: Pointer, is_known: IsKnown) -> bool:
     return bool(left)
 
 
-def _unknown(accesses: Accesses, is_known: IsKnown) -> Accesses:
-    return tuple(access for access in accesses if not is_known(access.slot, access.tick))
+def _relevant(accesses: Accesses, precedes_future: PrecedesFuture) -> Accesses:
+    return tuple(access for access in accesses if not precedes_future(access.slot, access.tick))
 
 
 def _joined(segments: list[Segment]) -> Iterator[Segment]:
-    """Join adjacent segments to half of the limit. Freed ones are dropped: they are equivalent to none."""
+    """Merge adjacent segments, to half of the limit. Segments of freed memory cannot be merged: drop them."""
     some = iter([one for one in segments if one.write is None or one.write.tick != NEVER])
     count = -(-len(segments) * 2 // MOST_SEGMENTS)
-    while neighbours := list(islice(some, count)):
-        joined = Segment(neighbours[0].lo, neighbours[-1].hi)
-        writes = [one.write for one in neighbours if one.write]
+    while adjacent := list(islice(some, count)):
+        joined = Segment(adjacent[0].lo, adjacent[-1].hi)
+        writes = [one.write for one in adjacent if one.write]
         joined.write = max(writes, key=lambda write: write.call.seq, default=None)
-        joined.reads = _last_of_each([access for one in neighbours for access in one.reads])
-        joined.atomics = _last_of_each([access for one in neighbours for access in one.atomics])
-        joined.already_reported = tuple(pair for one in neighbours for pair in one.already_reported)
+        joined.reads = _last_of_each([access for one in adjacent for access in one.reads])
+        joined.atomics = _last_of_each([access for one in adjacent for access in one.atomics])
+        joined.already_reported = tuple(pair for one in adjacent for pair in one.already_reported)
         joined.approximate = True
         yield joined
 

@@ -1,6 +1,6 @@
-"""Strided accesses: rows of bytes at equal distances, and which bytes two of them share.
+"""Strided accesses: rows of bytes at equal distances, and the bytes that two strided accesses share.
 
-A bounding box would make interleaved columns race; one range per row would be too many.
+A bounding range would make interleaved columns race, and one range per row would be too many ranges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """``count`` rows of ``width`` bytes, of which the first begins at ``lo``, one every ``stride`` bytes."""
+    """``count`` rows of ``width`` bytes, one every ``stride`` bytes from ``lo`` on."""
 
     lo: int
     width: int
@@ -40,7 +40,7 @@ class Rows:
             yield lo, lo + self.width
 
     def shared_with_range(self, lo: int, hi: int) -> Range | None:
-        """Return the first bytes that a row shares with a range, or None."""
+        """Return the bytes that the first overlapping row shares with a range, or None."""
         index = max(0, (lo - self.lo - self.width) // self.stride + 1)
         row = self.lo + index * self.stride
         if index >= self.count or row >= hi:
@@ -48,7 +48,7 @@ class Rows:
         return max(row, lo), min(row + self.width, hi)
 
     def shared_with(self, other: Rows) -> Range | None:
-        """Return the first bytes that a row shares with one of other rows, or None."""
+        """Return the bytes that the first overlapping row shares with other rows, or None."""
         if self.hi <= other.lo or other.hi <= self.lo or self._never_meet(other):
             return None
         few, many = sorted((self, other), key=lambda rows: rows.count)
@@ -56,7 +56,7 @@ class Rows:
         return None if row is None else many.shared_with_range(row, row + few.width)
 
     def _never_meet(self, other: Rows) -> bool:
-        """Return whether the distances alone keep the rows apart."""
+        """Return whether the rows stay apart at any number of strides."""
         step = gcd(self.stride, other.stride)
         ahead = (other.lo - self.lo) % step
         return self.width <= ahead and other.width <= step - ahead
@@ -80,12 +80,12 @@ def rows_of(lo: int, hi: int, stride: int, count: int) -> Rows:
     return Rows(lo, width, stride, count)
 
 
-# The most sets of rows stored; above it the oldest set is removed, and races with it are missed.
+# Sets of rows stored at most; above that the oldest set is removed, and races with it are missed.
 MOST_SETS = 256
 
 
 class Strided:
-    """The states of rows."""
+    """The access states of strided rows."""
 
     def __init__(self) -> None:
         self.states: dict[Rows, AccessState] = {}
@@ -112,7 +112,7 @@ class Strided:
                 yield state, shared
 
     def clear(self, lo: int, hi: int) -> None:
-        """Remove the rows that lie wholly in a range."""
+        """Remove the rows that lie completely in a range."""
         self.keep(lambda rows, _: rows.lo < lo or hi < rows.hi)
 
     def keep(self, wanted: Callable[[Rows, AccessState], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Suppressions: known races that are not reported."""
+"""Parse and match suppressions: patterns of races that are not reported."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cudakit.errors import UsageError
 
 COMMAND_LINE = "--suppress"
 
-_FORMS = "write kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
+_FORMS = "use kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """A pattern that hides races, by a kernel or a stack frame of either side."""
+    """A pattern that hides races, by a kernel name or a stack frame of either side."""
 
     pattern: str
     origin: str
-    kernel: str = ""  # glob
-    file: str = ""  # glob of a path, or of its end
-    function: str = "*"  # glob
+    kernel: str = ""  # glob of a kernel name
+    file: str = ""  # glob of a path, or of the end of a path
+    function: str = "*"  # glob of a function name
 
     def covers(self, *sides: Side) -> bool:
         """Return whether the pattern hides a race between these sides."""
@@ -44,11 +44,11 @@ class Suppression:
 
 
 def suppressions(arguments: Iterable[str]) -> tuple[Suppression, ...]:
-    """Parse suppressions from the command line: one pattern each, or ``@FILE`` with one per line.
+    """Parse suppressions: a pattern each, or ``@FILE`` with one pattern per line and ``#`` comments.
 
-    ``kernel:GLOB`` means the whole readable name of a kernel, its short or its mangled one.
-    ``site:FILE[:FUNCTION]`` means a frame of a stack; FILE may be the end of a path. In a file, what
-    follows a ``#`` is a comment. Raises UsageError for an invalid pattern or an unreadable file.
+    ``kernel:GLOB`` matches the demangled, the shortened or the mangled name of a kernel.
+    ``site:FILE[:FUNCTION]`` matches any frame of a call stack; FILE may be the end of a path. Raises
+    UsageError for an invalid pattern or an unreadable file.
     """
     return tuple(
         suppression
@@ -60,23 +60,24 @@ def suppressions(arguments: Iterable[str]) -> tuple[Suppression, ...]:
 
 
 def parse(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
-    """Parse one pattern. Raises UsageError, which names the origin."""
+    """Parse one pattern. Raises UsageError with the origin if it is invalid."""
     kind, _, rest = pattern.partition(":")
     if kind == "kernel" and rest:
         return Suppression(pattern, origin, kernel=rest)
     file, _, function = rest.rpartition(":") if ":" in rest else (rest, "", "*")
     if kind == "site" and file and function:
         return Suppression(pattern, origin, file=file, function=function)
-    raise UsageError(f"{origin}: {pattern!r} is not a suppression", hint=_FORMS)
+    raise UsageError(f"{origin}: {pattern!r} is not a suppression pattern", hint=_FORMS)
 
 
 def _in_file(name: str) -> Iterator[Suppression]:
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
         raise UsageError(
-            f"cannot read the suppressions in {name}: {reason}", hint="name a file of patterns"
+            f"cannot read suppressions from {name}: {reason}",
+            hint="use a text file with one pattern per line",
         ) from error
     for number, line in enumerate(lines, start=1):
         pattern = _COMMENT.sub("", line).strip()

@@ -127,6 +127,7 @@ class Software:
     libraries: tuple[Library, ...] | Unavailable = ()  # in dynamic loader order
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
+    missing_extensions: tuple[str, ...] = ()  # of cudakit's own: "core/allocator/_fast"
 
 
 @dataclass(frozen=True, slots=True)

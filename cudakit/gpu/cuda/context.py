@@ -1,4 +1,4 @@
-"""The primary context of a device, which torch, CuPy and the CUDA runtime share, and calls in it."""
+"""The primary context of a device, shared with torch, CuPy and the CUDA runtime, and calls in it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CLOSED = -1
 
 
 class Context:
-    """One device of this process and its primary context, retained until ``close``."""
+    """A device and its primary context, retained until ``close``."""
 
     def __init__(self, ordinal: int) -> None:
         initialize()
         self.ordinal = ordinal
-        self.device = check(cu.cuDeviceGet(ordinal), lambda: _how_many(ordinal))
+        self.device = check(cu.cuDeviceGet(ordinal), lambda: _count_devices(ordinal))
         self.handle = check(cu.cuDevicePrimaryCtxRetain(self.device))
         self._address = int(self.handle)
 
@@ -31,7 +31,7 @@ class Context:
 
     @property
     def name(self) -> str:
-        """The name of this device in messages."""
+        """The device name in messages, such as "cuda:0"."""
         return f"cuda:{self.ordinal}"
 
     @property
@@ -40,7 +40,7 @@ class Context:
         return self._address == _CLOSED
 
     def ask(self, function: Callable[..., _T], *args: object) -> _T:
-        """Call the driver with this context current in this thread; leave the thread as it was."""
+        """Call a function with this context current in this thread; restore the previous context."""
         status, current = cu.cuCtxGetCurrent()
         if not status and int(current) == self._address:
             return function(*args)
@@ -56,13 +56,13 @@ class Context:
         *args: object,
         seen: Callable[[], str] | None = None,
     ) -> Any:
-        """Call the driver as ``ask`` does, and return what it gave. Raises CudaError."""
+        """Call a driver function in this context, and return its results. Raises CudaError."""
         return check(self.ask(function, *args), seen)
 
     def close(self) -> None:
-        """Release the context; the last release destroys it, with all that is left in it."""
+        """Release the context; the last release in the process destroys it and its resources."""
         self._address = _CLOSED
-        # The status is ignored: for a lost context it repeats the error of the work.
+        # The status is ignored: it repeats sticky errors of earlier work.
         cu.cuDevicePrimaryCtxRelease(self.device)
 
     def _enter(self) -> None:
@@ -71,5 +71,5 @@ class Context:
         check(cu.cuCtxPushCurrent(self.handle))
 
 
-def _how_many(ordinal: int) -> str:
+def _count_devices(ordinal: int) -> str:
     return f"cuda:{ordinal} requested, CUDA sees {check(cu.cuDeviceGetCount())}"

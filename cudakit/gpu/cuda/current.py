@@ -1,8 +1,8 @@
-"""The device and the stream that are current in a thread.
+"""The current device and stream of a thread.
 
-The device is the driver's own: the primary context that is current in the calling thread, so torch, CuPy
-and the CUDA runtime see the same one. As in the runtime, a context that was made stays until the process
-ends. The driver has no current stream, so that one is kept here.
+The current device is the driver's: the primary context current in the calling thread, which torch, CuPy and
+the CUDA runtime share. As in the runtime, a context is never destroyed before the process ends. The driver
+has no current stream; cudakit keeps its own in a context variable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STREAM_HINT = "pass a stream of torch, CuPy, Numba or cuda.core, or a driver ha
 
 
 def is_available() -> bool:
-    """Say whether CUDA shows at least one device here; asks as ``device_count`` does, and never raises.
+    """Return whether at least one CUDA device is visible, as ``device_count`` counts; never raises.
 
     >>> import cudakit
     >>> cudakit.is_available()  # doctest: +SKIP
@@ -34,10 +34,10 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """Count the devices that CUDA_VISIBLE_DEVICES leaves; 0 without a driver.
+    """Return the number of visible CUDA devices; 0 without a driver.
 
-    Makes no context. Where CUDA is not initialized in this process, the driver is asked in a child
-    process, so that this one can still fork.
+    CUDA_VISIBLE_DEVICES applies. Creates no context. If CUDA is not initialized in this process, a child
+    process queries the driver, so that this process can still fork.
 
     >>> import cudakit
     >>> cudakit.device_count() >= 1  # doctest: +SKIP
@@ -50,7 +50,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Say whether CUDA is initialized in this process, by anyone; initializes nothing.
+    """Return whether any library has initialized CUDA in this process; does not initialize it.
 
     >>> import cudakit
     >>> cudakit.synchronize()  # doctest: +SKIP
@@ -61,7 +61,7 @@ def is_initialized() -> bool:
 
 
 def set_device(device: int) -> None:
-    """Make a device the current one of this thread. Raises CudaError where there is no such device.
+    """Set the current device of this thread. Raises CudaError if there is no such device.
 
     >>> import cudakit
     >>> cudakit.set_device(0)  # doctest: +SKIP
@@ -70,7 +70,7 @@ def set_device(device: int) -> None:
 
 
 def current_device() -> int:
-    """Return the number of the device that is current in this thread: 0 until one is set.
+    """Return the index of the current device of this thread, 0 by default.
 
     >>> import cudakit
     >>> cudakit.current_device()  # doctest: +SKIP
@@ -82,7 +82,7 @@ def current_device() -> int:
 
 
 def device(device: int) -> AbstractContextManager[int]:
-    """Make a device the current one of this thread within a ``with`` block.
+    """Set the current device of this thread within a ``with`` block.
 
     >>> import cudakit
     >>> with cudakit.device(0):  # doctest: +SKIP
@@ -92,11 +92,11 @@ def device(device: int) -> AbstractContextManager[int]:
 
 
 def stream(stream: object) -> AbstractContextManager[int]:
-    """Make a stream, and its device, the current ones of this thread within a ``with`` block.
+    """Set cudakit's current stream of this thread, and its device, within a ``with`` block.
 
-    What cudakit itself enqueues there goes to that stream; the current streams of other libraries stay
-    what they are. ``stream`` is one of torch, CuPy, Numba or cuda.core, or the driver's handle of one,
-    which must be alive: the driver cannot tell. Raises UsageError for anything else.
+    The current streams of other libraries do not change. ``stream`` is a stream of torch, CuPy, Numba or
+    cuda.core, or a driver handle (int) of an existing stream; the driver cannot detect a destroyed one.
+    Raises UsageError for anything else.
 
     >>> import cudakit
     >>> with cudakit.stream(2):  # CU_STREAM_PER_THREAD
@@ -107,7 +107,7 @@ def stream(stream: object) -> AbstractContextManager[int]:
 
 
 def current_stream() -> int:
-    """Return the driver's handle of the stream that is current in this thread for cudakit.
+    """Return the driver handle of cudakit's current stream of this thread.
 
     >>> import cudakit
     >>> cudakit.current_stream()  # CU_STREAM_LEGACY
@@ -117,7 +117,7 @@ def current_stream() -> int:
 
 
 def device_name(device: int | None = None) -> str:
-    """Return the name of a device, or of the current one. Raises CudaError where there is none.
+    """Return the name of a device, by default the current one. Raises CudaError if there is none.
 
     >>> import cudakit
     >>> cudakit.device_name().startswith("NVIDIA")  # doctest: +SKIP
@@ -128,7 +128,7 @@ def device_name(device: int | None = None) -> str:
 
 
 def capability(device: int | None = None) -> Capability:
-    """Return the compute capability of a device, or of the current one, with its architecture's name.
+    """Return the compute capability of a device, by default the current one, with its architecture.
 
     >>> import cudakit
     >>> cudakit.capability() >= (7, 5)  # doctest: +SKIP
@@ -140,7 +140,7 @@ def capability(device: int | None = None) -> Capability:
 
 
 def synchronize(device: int | None = None) -> None:
-    """Wait until a device, or the current one, has done all its work. Raises CudaError for what failed.
+    """Wait for all work of a device, by default the current one. Raises CudaError if work failed.
 
     >>> import cudakit
     >>> cudakit.synchronize()  # doctest: +SKIP
@@ -150,7 +150,7 @@ def synchronize(device: int | None = None) -> None:
 
 
 def mem_get_info(device: int | None = None) -> MemoryInfo:
-    """Return the bytes of a device that are free, and all that it has; makes its context if need be.
+    """Return free and total memory of a device in bytes; creates its context if necessary.
 
     >>> import cudakit
     >>> info = cudakit.mem_get_info()  # doctest: +SKIP
@@ -163,7 +163,7 @@ def mem_get_info(device: int | None = None) -> MemoryInfo:
 
 
 def can_access_peer(device: int, peer: int) -> bool:
-    """Say whether kernels on a device can use the memory of another; of itself, never.
+    """Return whether kernels on ``device`` can access memory of ``peer``; False for the same device.
 
     >>> import cudakit
     >>> cudakit.can_access_peer(0, 0)  # doctest: +SKIP
@@ -173,13 +173,13 @@ def can_access_peer(device: int, peer: int) -> bool:
 
 
 def profiler_start() -> None:
-    """Start the collection of an attached profiler (cuProfilerStart)."""
+    """Start data collection of an attached profiler (cuProfilerStart)."""
     with _entered(_context(None)):
         check(cu.cuProfilerStart())
 
 
 def profiler_stop() -> None:
-    """Stop the collection of an attached profiler (cuProfilerStop)."""
+    """Stop data collection of an attached profiler (cuProfilerStop)."""
     with _entered(_context(None)):
         check(cu.cuProfilerStop())
 
@@ -208,12 +208,12 @@ def _device(device: int | None) -> Any:
 
 
 def _context(device: int | None) -> Any:
-    """Return the primary context of a device; for None, the current context if there is one."""
+    """Return the primary context of a device; for None, the current context if set."""
     if device is None and driver.is_initialized():
         current = check(cu.cuCtxGetCurrent())
         if int(current):
             return current
-    # Never released, as in the runtime: what users created in it must stay valid.
+    # Never released, as in the runtime: resources that users created in it must stay valid.
     return check(cu.cuDevicePrimaryCtxRetain(_device(device)))
 
 
@@ -227,8 +227,8 @@ def _entered(context: Any) -> Iterator[None]:
 
 
 def _stream_handle(stream: object) -> int:
-    """Return the driver's handle of a stream of any library, or of one given as a number."""
-    if hasattr(stream, "__cuda_stream__"):  # the protocol of cuda.core: version and handle
+    """Return the driver handle of a stream of any library, or given as an int."""
+    if hasattr(stream, "__cuda_stream__"):  # stream protocol of cuda.core: version and handle
         _, stream = stream.__cuda_stream__()
     for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
         stream = getattr(stream, attribute, stream)
@@ -240,7 +240,7 @@ def _stream_handle(stream: object) -> int:
 
 @contextmanager
 def _in_context_of(handle: int) -> Iterator[None]:
-    """Make a stream's device current; the default streams belong to the current device."""
+    """Make the context of a stream current; default streams belong to the current context."""
     if handle in (LEGACY, PER_THREAD):
         yield
         return

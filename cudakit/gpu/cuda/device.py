@@ -1,4 +1,4 @@
-"""One real device, composed of its parts."""
+"""A real device, composed of its components."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 
 class Cuda(Device):
-    """The device with a CUDA ordinal, on its primary context; may be used from any thread.
+    """A CUDA device by index, on its primary context; any thread may call it.
 
-    With ``foreign_streams`` ids of streams are the driver's handles, so that streams of torch, CuPy, Numba
-    and cuda.core can be used. Raises EnvironmentUnusable without a driver, CudaError if the driver refuses.
+    With ``foreign_streams``, stream ids are driver handles, so that streams of torch, CuPy, Numba and
+    cuda.core can be passed. Raises EnvironmentUnusable without a driver, CudaError if initialization fails.
     """
 
     context: Context
@@ -63,9 +63,9 @@ class Cuda(Device):
         return False
 
     def facts(self) -> DeviceFacts:
-        """Ask the driver for all that it knows of the device; fields as in ``gpu.api.attributes``."""
+        """Query all attributes from the driver (``gpu.api.attributes``)."""
         found = child.answer([attribute.number for attribute in attributes()])
-        # The answer of the child process is JSON, whose keys are strings.
+        # The child process answers in JSON, with string keys; use the same form.
         view = cuda_view(
             json.loads(json.dumps(found)), None, visible_devices=None, device_order=None
         )
@@ -74,12 +74,12 @@ class Cuda(Device):
         return view.devices[self.ordinal]
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
-        """Read telemetry, or only ``names`` of it, from NVML; only memory if NVML does not know the device.
+        """Read telemetry from NVML, all fields or only ``names``; only memory use if NVML lacks the device.
 
-        All fields take milliseconds, one field some ten microseconds.
+        All fields take milliseconds, one field tens of microseconds.
         """
         if self._read_telemetry is None:
-            found = self._find_in_nvml()  # starts NVML once
+            found = self._find_in_nvml()  # initializes NVML
             self._read_telemetry = (
                 partial(_unavailable, found)
                 if isinstance(found, Unavailable)
@@ -89,22 +89,22 @@ class Cuda(Device):
         return self._memory_only() if isinstance(answer, Unavailable) else answer
 
     def processes(self) -> tuple[Process, ...] | Unavailable:
-        """Ask NVML which processes use the device."""
+        """Return the processes that use the device, from NVML."""
         found = self._find_in_nvml()
         return found if isinstance(found, Unavailable) else found[0].processes(found[1])
 
     def blas(self, library: Library = "cublaslt") -> Blas:
-        """Open a library that multiplies matrices. Raises MissingDependency with what to install."""
+        """Open a GEMM library. Raises MissingDependency with the package to install."""
         from cudakit.gpu.blas import open_blas
 
         return open_blas(self, library, self.context.capability)
 
     def ask(self, function: Callable[..., _T], *args: object) -> _T:
-        """Call a function with this device's context current in this thread; leave the thread as it was."""
+        """Call a function with this device's context current; restore the previous context."""
         return self.context.ask(function, *args)
 
     def stream_address(self, stream: Stream) -> int:
-        """Return the driver's handle of a stream as the number that other libraries take."""
+        """Return the driver handle of a stream as an int, for other libraries."""
         return self.streams.address(stream)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Cuda(Device):
         return Telemetry(time.time_ns(), fields)
 
     def _find_in_nvml(self) -> tuple[Nvml, DeviceFacts] | Unavailable:
-        """Start NVML, and find this device there by its UUID."""
+        """Initialize NVML, and find this device by its UUID."""
         nvml = open_nvml()
         if isinstance(nvml, Unavailable):
             return nvml

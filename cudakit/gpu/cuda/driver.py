@@ -1,6 +1,6 @@
-"""The CUDA driver, and the check of the status of every call.
+"""The CUDA driver bindings, and status checks of their calls.
 
-Nothing here initializes CUDA but ``initialize``. The bindings load libcuda at their first call.
+Only ``initialize`` initializes CUDA. The bindings load libcuda at the first call.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Result = tuple[Any, ...]
 
 
 def initialize() -> None:
-    """Initialize CUDA in this process, which from then on cannot fork and use it in the child.
+    """Initialize CUDA in this process; afterwards, forked children cannot use CUDA.
 
-    Raises EnvironmentUnusable without a driver, CudaError where the driver refuses.
+    Raises EnvironmentUnusable without a driver, CudaError if cuInit fails.
     """
     try:
         result = cu.cuInit(0)
@@ -44,9 +44,9 @@ def is_initialized() -> bool:
 
 
 def check(result: Result, seen: Callable[[], str] | None = None) -> Any:
-    """Return the results of a call without its status: None, one value, or a tuple.
+    """Return the results of a call without the status: None, one value, or a tuple.
 
-    Raises CudaError for a bad status, with what ``seen`` says of the values that the call met.
+    Raises CudaError if the status is an error; ``seen`` returns the values to append to the message.
     """
     if result[0]:
         raise _failure(result[0], seen() if seen else "")
@@ -54,7 +54,7 @@ def check(result: Result, seen: Callable[[], str] | None = None) -> Any:
 
 
 def optional(name: str, *args: object) -> Result | None:
-    """Call a function that older drivers lack. Return status and results, or None without the function."""
+    """Call a function that older drivers lack; return status and results, or None if it is missing."""
     try:
         result: Result = getattr(cu, name)(*args)
     except (AttributeError, RuntimeError):

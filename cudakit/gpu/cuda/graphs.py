@@ -15,18 +15,17 @@ from cudakit.gpu.handles import Handles
 
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
-# The first available one is called. Calls since CUDA 12.3 support edges with data, as programmatic dependent
-# launches create them; the older calls answer CUDA_ERROR_LOSSY_QUERY for these. The bindings of CUDA 13 have
-# only the new calls, under the old names.
+# The first available function is called. Functions since CUDA 12.3 support edge data of programmatic
+# dependent launches, for which the older ones return CUDA_ERROR_LOSSY_QUERY. The bindings of CUDA 13 have
+# only the new functions, under the old names.
 _INFO = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
 _DEPENDENCIES = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
-# The version since which cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (CUDA Driver API,
-# "Graph Management"; cuda.h of CUDA 12).
-_SINCE = 12000
+# First CUDA version whose cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (cuda.h of CUDA 12).
+_RESULT_INFO_VERSION = 12000
 
 
 class CudaGraphs:
-    """The captures and graphs of one device."""
+    """The stream captures and graphs of one device."""
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
@@ -51,8 +50,10 @@ class CudaGraphs:
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         both = self._executables[executable], self._graphs[graph]
         result = self._context.ask(cu.cuGraphExecUpdate, *both)
-        refused = int(result[0]) == Status.GRAPH_EXEC_UPDATE_FAILURE
-        check(result, (lambda: self._context.ask(_why_not, *both)) if refused else None)
+        failed_update = int(result[0]) == Status.GRAPH_EXEC_UPDATE_FAILURE
+        check(
+            result, (lambda: self._context.ask(_update_failure, *both)) if failed_update else None
+        )
 
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
         self._context.call(
@@ -74,9 +75,7 @@ class CudaGraphs:
         return int(count)
 
     def capture_id(self, stream: Stream) -> int | None:
-        if (
-            stream == LEGACY
-        ):  # never captured, and a query would invalidate captures of other streams
+        if stream == LEGACY:  # never capturing; the query would invalidate other captures
             return None
         return self._capture(stream)[0]
 
@@ -85,22 +84,22 @@ class CudaGraphs:
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         handle = cu.CUgraphNode(node)
-        *_, count = self._newest(_DEPENDENCIES, handle, 0)
-        return _numbers(self._newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
+        *_, count = self._call_newest(_DEPENDENCIES, handle, 0)
+        return _numbers(self._call_newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
 
     def close(self) -> None:
-        """Destroy all graphs and executables that were created here."""
+        """Destroy all remaining graphs and executables."""
         for executable in self._executables.clear():
             self._context.ask(cu.cuGraphExecDestroy, executable)
         for graph in self._graphs.clear():
             self._context.ask(cu.cuGraphDestroy, graph)
 
     def _capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
-        """Return the id of a stream's valid capture, and the nodes that its next node will depend on."""
-        status, number, _, nodes, *_ = self._newest(_INFO, self._streams.handle(stream))
+        """Return the id of a stream's valid capture and the dependencies of its next node."""
+        status, number, _, nodes, *_ = self._call_newest(_INFO, self._streams.handle(stream))
         return (int(number), _numbers(nodes)) if status == _ACTIVE else (None, ())
 
-    def _newest(self, names: tuple[str, str], *args: object) -> Any:
+    def _call_newest(self, names: tuple[str, str], *args: object) -> Any:
         newer, older = names
         result = self._context.ask(optional, newer, *args)
         return self._context.call(getattr(cu, older), *args) if result is None else check(result)
@@ -114,14 +113,14 @@ class _ResultInfo(ctypes.Structure):
     )
 
 
-def _why_not(executable: Any, graph: Any) -> str:
-    """Return the name of the CUgraphExecUpdateResult of a refused update.
+def _update_failure(executable: Any, graph: Any) -> str:
+    """Return the name of the CUgraphExecUpdateResult of a failed update.
 
-    If cuGraphExecUpdate fails, cuda-bindings (12.9, 13) return its status without a
-    CUgraphExecUpdateResultInfo. A refused update changes nothing: the driver is called again, directly.
+    The driver function is called again through ctypes, because cuda-bindings (12.9, 13) drop the
+    CUgraphExecUpdateResultInfo of a failed call. A failed update has no side effects.
     """
     plain = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-    address, _ = check(cu.cuGetProcAddress(b"cuGraphExecUpdate", _SINCE, plain))
+    address, _ = check(cu.cuGetProcAddress(b"cuGraphExecUpdate", _RESULT_INFO_VERSION, plain))
     update = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(int(address))
     info = _ResultInfo()
     update(int(executable), int(graph), ctypes.addressof(info))
@@ -137,5 +136,5 @@ def _result_name(result: int) -> str:
 
 
 def _numbers(nodes: Iterable[Any]) -> tuple[GraphNode, ...]:
-    """Return the driver's handles as numbers, which are unique while the graph exists."""
+    """Return driver handles as ids, which are unique while the graph exists."""
     return tuple(GraphNode(int(node)) for node in nodes)

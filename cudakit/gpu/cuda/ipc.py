@@ -1,6 +1,6 @@
-"""Memory shared between processes.
+"""Memory sharing between processes.
 
-CUDA Driver API, Memory Management (cuIpc*) and Virtual Memory Management (shareable handles).
+CUDA Driver API, "Memory Management" (cuIpc*) and "Virtual Memory Management" (shareable handles).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SUPPORTED = {
     "fabric": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
     "descriptor": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
 }
-_LAZILY = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_LAZY_PEER_ACCESS = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class CudaIpc:
-    """The memory of one device that this process shares, and what it has opened of others."""
+    """The allocations that this process exports, and its mappings of others."""
 
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
@@ -48,7 +48,7 @@ class CudaIpc:
 
     @property
     def process(self) -> ProcessId:
-        """This process; after a fork, the child."""
+        """The id of this process; after a fork, that of the child."""
         return file_descriptors.this_process()
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
@@ -57,13 +57,19 @@ class CudaIpc:
                 Status.INVALID_VALUE,
                 seen=f"no allocation of {self._context.name} begins at {ptr:#x}",
             )
-        return _content(self._context.call(cu.cuIpcGetMemHandle, ptr, seen=lambda: f"{ptr:#x}"))
+        return _handle_bytes(
+            self._context.call(cu.cuIpcGetMemHandle, ptr, seen=lambda: f"{ptr:#x}")
+        )
 
     def ipc_open(self, handle: bytes) -> Ptr:
         known = cu.CUipcMemHandle()
-        ctypes.memmove(known.getPtr(), _checked(handle), HANDLE_BYTES)
+        ctypes.memmove(known.getPtr(), _check_size(handle), HANDLE_BYTES)
         ptr = Ptr(
-            int(self._context.call(cu.cuIpcOpenMemHandle, known, _LAZILY, seen=lambda: _NOT_HERE))
+            int(
+                self._context.call(
+                    cu.cuIpcOpenMemHandle, known, _LAZY_PEER_ACCESS, seen=lambda: _UNAVAILABLE
+                )
+            )
         )
         self._opened[ptr] += 1
         return ptr
@@ -87,14 +93,14 @@ class CudaIpc:
         ).requestedHandleTypes
         if int(kind) == int(HANDLE_TYPES["fabric"]):
             return Fabric(
-                _content(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+                _handle_bytes(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
             )
         if int(kind) != int(HANDLE_TYPES["descriptor"]):
             raise Unsupported(
                 "the memory was created without a shareable handle and cannot be exported"
             )
         number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
-        os.set_inheritable(number, False)  # a child process would keep the memory alive
+        os.set_inheritable(number, False)  # inherited descriptors would keep the memory alive
         exported = Descriptor(self.process, number, next(self._serials))
         self._exported.add(exported)
         return exported
@@ -102,17 +108,17 @@ class CudaIpc:
     def withdraw(self, exported: Exported) -> None:
         if isinstance(exported, Descriptor) and exported in self._exported:
             self._exported.remove(exported)
-            with suppress(OSError):  # the program may have closed descriptors that it did not open
+            with suppress(OSError):  # the program may have closed the descriptor itself
                 os.close(exported.number)
 
     def import_backing(self, exported: Exported) -> Backing:
         if isinstance(exported, Fabric):
-            return self._imported(_checked(exported.data), "fabric")
-        taken = self._taken(exported)
+            return self._import(_check_size(exported.data), "fabric")
+        descriptor = self._own_descriptor(exported)
         try:
-            return self._imported(taken, "descriptor")
+            return self._import(descriptor, "descriptor")
         finally:
-            os.close(taken)
+            os.close(descriptor)
 
     @property
     def in_use(self) -> bool:
@@ -120,45 +126,45 @@ class CudaIpc:
         return any(self._opened.values())
 
     def close(self) -> None:
-        """Close what is open, and withdraw every export."""
+        """Close all mappings, and end all exports."""
         for ptr in self._opened.elements():
             self._context.ask(cu.cuIpcCloseMemHandle, ptr)
         self._opened.clear()
         for exported in [*self._exported]:
             self.withdraw(exported)
 
-    def _taken(self, exported: Descriptor) -> int:
-        """Return a descriptor of this process for an exported one."""
+    def _own_descriptor(self, exported: Descriptor) -> int:
+        """Return a new descriptor of this process for an exported one; the caller closes it."""
         if exported not in self._exported:
             return file_descriptors.take(exported)
         return os.dup(exported.number)
 
-    def _imported(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
+    def _import(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
         made = self._context.call(
             cu.cuMemImportFromShareableHandle,
             system_handle,
             HANDLE_TYPES[kind],
-            seen=lambda: _NOT_HERE,
+            seen=lambda: _UNAVAILABLE,
         )
         return Backing(self._virtual.backings.add(made))
 
     def _supports(self, attribute: Any) -> bool:
-        """Return a boolean attribute; False if the driver is too old to know it."""
+        """Return a boolean device attribute; False if the driver does not have it."""
         result = cu.cuDeviceGetAttribute(attribute, self._context.device)
         if result[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
             return False
         return bool(check(result))
 
 
-_NOT_HERE = "the exporting process may have freed the memory, may have ended, or is this process"
+_UNAVAILABLE = "the exporting process may have freed the memory, may have ended, or is this process"
 
 
-def _content(handle: Any) -> bytes:
-    """Return the bytes of a handle, which the bindings do not expose."""
+def _handle_bytes(handle: Any) -> bytes:
+    """Return the bytes of a handle structure, which the bindings do not expose."""
     return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
 
-def _checked(handle: bytes) -> bytes:
+def _check_size(handle: bytes) -> bytes:
     if len(handle) != HANDLE_BYTES:
         seen = f"the handle has {len(handle)} bytes, {HANDLE_BYTES} expected"
         raise cuda_error(Status.INVALID_VALUE, seen=seen)

@@ -1,4 +1,4 @@
-"""Kernels: compiled, loaded, and launched with arguments whose number and sizes are checked."""
+"""Kernels: compilation, loading, and launches with checked arguments."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ _WORD_BYTES = 8
 
 # More dynamic shared memory requires an opt-in per kernel (CUDA C++ Programming Guide,
 # "Shared Memory" of each compute capability).
-_SHARED_WITHOUT_ASKING_BYTES = 48 << 10
+_SHARED_WITHOUT_OPT_IN_BYTES = 48 << 10
 
 
-class _Loaded(NamedTuple):
+class _LoadedKernel(NamedTuple):
     module: Module
     name: str
     function: Any
-    sizes: tuple[int, ...] | None  # bytes of each parameter; None if the driver is too old to say
+    sizes: (
+        tuple[int, ...] | None
+    )  # bytes per parameter; None if the driver is too old to report them
 
 
 class CudaKernels:
-    """The modules and kernels of one device, and their launches."""
+    """The modules, kernels and launches of one device."""
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
         self._modules: Handles[Any] = Handles("module")
-        self._kernels: Handles[_Loaded] = Handles("kernel")
+        self._kernels: Handles[_LoadedKernel] = Handles("kernel")
 
     def compile(self, source: str) -> bytes:
         return compile_cuda(source, self._context.capability, cache=user_cache(os.environ))
 
     def load(self, image: bytes) -> Module:
-        # PTX must end in a zero byte; binary images ignore it.
+        # PTX must be null-terminated; binary images ignore trailing bytes.
         return Module(self._modules.add(self._context.call(cu.cuModuleLoadData, image + b"\0")))
 
     def unload(self, module: Module) -> None:
@@ -59,9 +61,11 @@ class CudaKernels:
             name.encode(),
             seen=lambda: f'kernel {name}; declare it extern "C" so that its name is kept',
         )
-        # Lazy loading at the first launch could deadlock with a kernel that waits for this one.
+        # Load now: lazy loading at the first launch synchronizes, and could deadlock with a polling kernel.
         self._context.ask(optional, "cuFuncLoad", function)
-        return Kernel(self._kernels.add(_Loaded(module, name, function, self._sizes(function))))
+        return Kernel(
+            self._kernels.add(_LoadedKernel(module, name, function, self._sizes(function)))
+        )
 
     def launch(
         self,
@@ -76,9 +80,9 @@ class CudaKernels:
         loaded = self._kernels[kernel]
         check_arguments(loaded.name, loaded.sizes, args)
         _check_shape(loaded.name, grid, block)
-        if shared_bytes > _SHARED_WITHOUT_ASKING_BYTES:
-            self._ask_for_shared(loaded, shared_bytes)
-        parameters = _laid_out(args)  # must live until the driver returns
+        if shared_bytes > _SHARED_WITHOUT_OPT_IN_BYTES:
+            self._opt_in_shared(loaded, shared_bytes)
+        parameters = _kernel_params(args)  # must live until the driver returns
         self._context.call(
             cu.cuLaunchKernel,
             loaded.function,
@@ -103,7 +107,7 @@ class CudaKernels:
             self._context.ask(cu.cuModuleUnload, module)
 
     def _sizes(self, function: Any) -> tuple[int, ...] | None:
-        # Older drivers do not report the count: ask for one parameter after the other until an error.
+        # Older drivers do not report the count: query parameters until an error.
         known = self._context.ask(optional, "cuFuncGetParamCount", function)
         count = check(known) if known else sys.maxsize
         sizes: list[int] = []
@@ -116,7 +120,7 @@ class CudaKernels:
             sizes.append(answer[2])
         return tuple(sizes)
 
-    def _ask_for_shared(self, loaded: _Loaded, shared_bytes: int) -> None:
+    def _opt_in_shared(self, loaded: _LoadedKernel, shared_bytes: int) -> None:
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._context.call(
             cu.cuFuncSetAttribute,
@@ -126,7 +130,7 @@ class CudaKernels:
             seen=lambda: f"{shared_bytes} bytes of shared memory for {loaded.name}",
         )
 
-    def _shape(self, loaded: _Loaded, grid: Dim3, block: Dim3, shared_bytes: int) -> str:
+    def _shape(self, loaded: _LoadedKernel, grid: Dim3, block: Dim3, shared_bytes: int) -> str:
         which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         threads = self._context.call(cu.cuFuncGetAttribute, which, loaded.function)
         shape = f"{loaded.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
@@ -138,17 +142,17 @@ def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{name} with grid {grid}, block {block}")
 
 
-def _laid_out(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
-    """Return the array of pointers to arguments that a launch takes, followed by the arguments."""
+def _kernel_params(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
+    """Return the kernelParams array of cuLaunchKernel, followed by the argument values it points to."""
     starts: list[int] = []
     words: list[Any] = []
     for arg in args:
         starts.append(len(words))
         words += _words(arg)
-    laid = (ctypes.c_uint64 * (len(starts) + len(words)))()
-    first = ctypes.addressof(laid) + _WORD_BYTES * len(starts)
-    laid[:] = [*(first + _WORD_BYTES * start for start in starts), *words]
-    return laid
+    params = (ctypes.c_uint64 * (len(starts) + len(words)))()
+    first = ctypes.addressof(params) + _WORD_BYTES * len(starts)
+    params[:] = [*(first + _WORD_BYTES * start for start in starts), *words]
+    return params
 
 
 def _words(arg: Argument) -> Sequence[int]:

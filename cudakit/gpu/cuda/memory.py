@@ -1,4 +1,4 @@
-"""Memory of a device and of its host: allocations, copies, fills (CUDA Driver API, "Memory Management")."""
+"""Device and host memory: allocations, copies, fills (CUDA Driver API, "Memory Management")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REGISTERED = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
 
 
 class CudaMemory:
-    """The allocations of one device and of its host, copies and fills."""
+    """Device and host allocations, copies and fills of one device."""
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
@@ -41,7 +41,7 @@ class CudaMemory:
             cu.cuMemAllocAsync if order else cu.cuMemAlloc,
             size_bytes,
             *order,
-            seen=lambda: self.shortage(size_bytes),
+            seen=lambda: self.describe_shortage(size_bytes),
         )
         ptr = Ptr(int(address))
         self.allocated[ptr] = size_bytes
@@ -49,7 +49,7 @@ class CudaMemory:
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         order = () if stream is None else (self._streams.handle(stream),)
-        # Removed before the free: another thread may get the same address at once.
+        # Remove the entry first: after the free, another thread may get the same address.
         size_bytes = pop_allocation(self.allocated, ptr, f"no allocation of {self._context.name}")
         try:
             self._context.call(cu.cuMemFreeAsync if order else cu.cuMemFree, ptr, *order)
@@ -63,7 +63,7 @@ class CudaMemory:
 
     def host_free(self, ptr: Ptr) -> None:
         if ptr in self._pageable:
-            # The driver waits before it frees pinned memory, but does not know pageable memory.
+            # cuMemFreeHost waits for device work; pageable memory is unknown to the driver.
             self._streams.sync()
             del self._pageable[ptr]
             return
@@ -80,7 +80,7 @@ class CudaMemory:
             raise
 
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
-        memory = _taken(self._pageable, ptr, "no pageable host allocation")
+        memory = _pop_host(self._pageable, ptr, "no pageable host allocation")
         try:
             _populate(memory, threads)
             self._register(ptr, len(memory))
@@ -90,9 +90,9 @@ class CudaMemory:
         self._registered[ptr] = memory
 
     def host_unregister(self, ptr: Ptr) -> None:
-        memory = _taken(self._registered, ptr, "no registered host allocation")
+        memory = _pop_host(self._registered, ptr, "no registered host allocation")
         try:
-            self._streams.sync()  # not documented for work that still uses the memory
+            self._streams.sync()  # cuMemHostUnregister is not documented to wait for device work
             self._context.call(cu.cuMemHostUnregister, ptr)
         except CudaError:
             self._registered[ptr] = memory
@@ -100,7 +100,7 @@ class CudaMemory:
         self._pageable[ptr] = memory
 
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
-        """Return host memory as bytes; the view must not be used after ``host_free``."""
+        """Return host memory as bytes; the view is invalid after ``host_free``."""
         pageable = self._pageable.get(ptr, self._registered.get(ptr))
         known_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
         if not 0 <= size_bytes <= known_bytes:
@@ -134,8 +134,8 @@ class CudaMemory:
             seen=lambda: f"{format_bytes(size_bytes)} at {ptr:#x}",
         )
 
-    def shortage(self, size_bytes: int) -> str:
-        """Describe the requested and the available memory in a message."""
+    def describe_shortage(self, size_bytes: int) -> str:
+        """Return the requested and the available memory as text for a message."""
         requested = f"{format_bytes(size_bytes)} requested"
         try:
             info = self.memory_info()
@@ -150,7 +150,7 @@ class CudaMemory:
         return bool(self._registered or self._pageable)
 
     def close(self) -> None:
-        """Free all memory that was allocated here."""
+        """Free all remaining allocations."""
         for ptr in self.allocated:
             self._context.ask(cu.cuMemFree, ptr)
         for ptr in self._pinned:
@@ -175,7 +175,7 @@ class CudaMemory:
         return ptr
 
     def _register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Pin pages. Raises Unsupported if the device addresses of the pages differ."""
+        """Pin pages. Raises Unsupported if their device addresses differ from the host addresses."""
         self._context.call(
             cu.cuMemHostRegister,
             ptr,
@@ -183,7 +183,7 @@ class CudaMemory:
             _REGISTERED,
             seen=lambda: f"{format_bytes(size_bytes)} of host memory to register",
         )
-        # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, of all devices (cuMemHostRegister).
+        # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM may be 0 (cuMemHostRegister).
         if int(self._context.call(cu.cuMemHostGetDevicePointer, ptr, 0)) != ptr:
             self._context.call(cu.cuMemHostUnregister, ptr)
             raise Unsupported(
@@ -192,7 +192,7 @@ class CudaMemory:
             )
 
     def _malloc_pageable(self, size_bytes: int) -> Ptr:
-        """Map private pages, as malloc does for large sizes; pages exist once touched."""
+        """Map private anonymous pages, which the system populates when touched."""
         try:
             pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
@@ -208,8 +208,8 @@ class CudaMemory:
         return ptr
 
 
-def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:
-    """Remove and return host memory. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
+def _pop_host(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:
+    """Remove and return a host allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
     memory = known.pop(ptr, None)
     if memory is None:
         raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
@@ -217,9 +217,9 @@ def _taken(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.A
 
 
 def _populate(memory: ctypes.Array[Any], threads: int) -> None:
-    """Populate pages by several threads, because the driver uses one; their contents stay.
+    """Populate pages with several threads, because the driver uses one; contents are preserved.
 
-    Systems that cannot (before Linux 5.14) leave it to the driver.
+    Without MADV_POPULATE_WRITE (before Linux 5.14) the driver populates them.
     """
     begin, size = ctypes.addressof(memory), len(memory)
     if threads == 1 or size < threads * mmap.PAGESIZE:

@@ -1,4 +1,4 @@
-"""Memory of other devices of this machine (CUDA Driver API, "Peer Context Memory Access")."""
+"""Memory of peer devices (CUDA Driver API, "Peer Context Memory Access")."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cudakit.units import format_bytes
 
 
 class CudaPeers:
-    """The allocations on other devices, whose primary contexts are retained until ``close``."""
+    """Allocations on peer devices, whose primary contexts are retained until ``close``."""
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
         self._peers: dict[int, _Peer] = {}
 
     def can_access_peer(self, ordinal: int) -> bool:
-        """Return whether kernels of this device can use the memory of another."""
+        """Return whether kernels of this device can access memory of a peer."""
         other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} requested")
         return _can_access(self._context.device, other)
 
@@ -44,7 +44,7 @@ class CudaPeers:
             raise cuda_error(
                 Status.INVALID_VALUE, seen=f"no allocation of cuda:{ordinal} begins at {ptr:#x}"
             )
-        # cuMemFree waits for the work of the peer, but the copies are work of this device.
+        # cuMemFree waits for work of the peer only; copies are work of this device.
         self._streams.sync()
         peer.free(ptr)
 
@@ -68,24 +68,26 @@ class CudaPeers:
 
 
 class _Peer(Context):
-    """Another device, and the allocations there."""
+    """A peer device and the allocations there."""
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(ordinal)
         self._allocated: dict[Ptr, int] = {}
 
     def connect(self, other: Context) -> None:
-        """Let this context and another one use the memory of each other."""
-        began = _reach(other, self)
+        """Enable peer access in both directions, if supported."""
+        enabled = _enable_access(other, self)
         try:
-            _reach(self, other)
+            _enable_access(self, other)
         except CudaError:
-            if began:
+            if enabled:
                 other.ask(cu.cuCtxDisablePeerAccess, self.handle)
             raise
 
     def malloc(self, size_bytes: int) -> Ptr:
-        address = self.call(cu.cuMemAlloc, size_bytes, seen=lambda: self._shortage(size_bytes))
+        address = self.call(
+            cu.cuMemAlloc, size_bytes, seen=lambda: self._describe_shortage(size_bytes)
+        )
         ptr = Ptr(int(address))
         self._allocated[ptr] = size_bytes
         return ptr
@@ -104,16 +106,16 @@ class _Peer(Context):
         self._allocated.clear()
         super().close()
 
-    def _shortage(self, size_bytes: int) -> str:
+    def _describe_shortage(self, size_bytes: int) -> str:
         free, total = (format_bytes(amount) for amount in self.call(cu.cuMemGetInfo))
         return f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self.name}"
 
 
-def _reach(context: Context, other: Context) -> bool:
-    """Give a context direct access to the memory of another, if the machine can. Return whether it is new.
+def _enable_access(context: Context, other: Context) -> bool:
+    """Enable access of a context to memory of another, if supported; return whether it was disabled before.
 
-    Memory out of reach is copied through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
-    The access is never taken back: torch and others in this process may have come to rely on it.
+    Without peer access, copies are staged through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
+    Copy"). Access is never disabled again, because other libraries in this process may rely on it.
     """
     if not _can_access(context.device, other.device):
         return False

@@ -1,4 +1,4 @@
-"""Streams and events of a device (CUDA Driver API, "Stream Management", "Event Management")."""
+"""Streams and events (CUDA Driver API, "Stream Management", "Event Management")."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class CudaStreams:
         self._context.call(cu.cuStreamDestroy, self._streams.remove(stream))
 
     def handle(self, stream: Stream) -> object:
-        """Return the driver's own handle of a stream."""
+        """Return the driver object of a stream."""
         return _DEFAULT.get(stream) or self._streams[stream]
 
     def query_stream(self, stream: Stream) -> bool:
-        return _done(self._context.ask(cu.cuStreamQuery, self.handle(stream)))
+        return _is_complete(self._context.ask(cu.cuStreamQuery, self.handle(stream)))
 
     def sync_stream(self, stream: Stream) -> None:
         self._context.call(cu.cuStreamSynchronize, self.handle(stream))
@@ -77,7 +77,7 @@ class CudaStreams:
         self._context.call(cu.cuStreamWaitEvent, self.handle(stream), self._events[event], 0)
 
     def query_event(self, event: Event) -> bool:
-        return _done(self._context.ask(cu.cuEventQuery, self._events[event]))
+        return _is_complete(self._context.ask(cu.cuEventQuery, self._events[event]))
 
     def sync_event(self, event: Event) -> None:
         self._context.call(cu.cuEventSynchronize, self._events[event])
@@ -99,9 +99,9 @@ class CudaStreams:
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Let this thread allocate while a stream is captured; the allocation is not part of the graph.
+        """Allow this thread to allocate during a stream capture; the allocation is not part of the graph.
 
-        Other modes of capture refuse cuMemAlloc and break the capture (CUDA Driver API,
+        In other capture modes cuMemAlloc fails and invalidates the capture (CUDA Driver API,
         cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
         """
         mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
@@ -111,7 +111,7 @@ class CudaStreams:
             self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def borrowed(self, handle: int) -> Stream:
-        """Return the id of another library's stream, given its handle; ``close`` does not destroy it."""
+        """Return the id of another library's stream, by its handle; ``close`` does not destroy it."""
         if handle in _BY_HANDLE:
             return _BY_HANDLE[handle]
         if handle not in self._borrowed:
@@ -119,11 +119,11 @@ class CudaStreams:
         return self._borrowed[handle]
 
     def address(self, stream: Stream) -> int:
-        """Return the driver's handle of a stream as the number that other libraries take."""
+        """Return the driver handle of a stream as an int, for other libraries."""
         return int(cast("SupportsInt", self.handle(stream)))
 
     def close(self) -> None:
-        """Destroy all streams and events that were created here."""
+        """Destroy all remaining streams and events that this object created."""
         for event in self._events.clear():
             self._context.ask(cu.cuEventDestroy, event)
         for stream in self._borrowed.values():
@@ -134,9 +134,9 @@ class CudaStreams:
 
 
 class HandleStreams(CudaStreams):
-    """Streams whose ids are the driver's handles, so that those of torch, CuPy, Numba and cuda.core fit.
+    """Streams whose ids are driver handles, so that streams of other libraries can be passed.
 
-    A handle must be alive: the driver cannot tell, and reuses the number of a stream that was destroyed.
+    A handle must belong to an existing stream: the driver reuses handles, and cannot detect a destroyed one.
     """
 
     def __init__(self, context: Context) -> None:
@@ -164,7 +164,7 @@ class HandleStreams(CudaStreams):
         super().destroy_stream(self._own.pop(stream))
 
 
-def _done(result: Result) -> bool:
+def _is_complete(result: Result) -> bool:
     if int(result[0]) == Status.NOT_READY:
         return False
     check(result)

@@ -1,7 +1,4 @@
-"""Virtual memory: addresses are reserved, physical memory is created and mapped into them.
-
-CUDA Driver API, Virtual Memory Management.
-"""
+"""Virtual memory of a device (CUDA Driver API, "Virtual Memory Management")."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from cudakit.gpu.handles import Handles
 _NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 _READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
-# Kinds of handles for the export of physical memory.
 HANDLE_TYPES: Mapping[HandleKind, Any] = MappingProxyType(
     {
         "fabric": cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC,
@@ -30,7 +26,7 @@ HANDLE_TYPES: Mapping[HandleKind, Any] = MappingProxyType(
 
 
 class CudaVirtualMemory:
-    """Address ranges of one device and the physical memory behind them."""
+    """Reservations, physical memory and mappings of one device."""
 
     def __init__(self, context: Context, memory: CudaMemory) -> None:
         self._context, self._memory = context, memory
@@ -44,7 +40,12 @@ class CudaVirtualMemory:
 
     def reserve(self, size_bytes: int) -> Ptr:
         address = self._context.call(
-            cu.cuMemAddressReserve, size_bytes, 0, 0, 0, seen=lambda: self._asked(size_bytes)
+            cu.cuMemAddressReserve,
+            size_bytes,
+            0,
+            0,
+            0,
+            seen=lambda: self._describe_request(size_bytes),
         )
         ptr = Ptr(int(address))
         self._reserved[ptr] = size_bytes
@@ -65,7 +66,7 @@ class CudaVirtualMemory:
             size_bytes,
             properties,
             0,
-            seen=lambda: self._asked(size_bytes),
+            seen=lambda: self._describe_request(size_bytes),
         )
         return Backing(self.backings.add(made))
 
@@ -104,7 +105,7 @@ class CudaVirtualMemory:
         return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        # The driver accepts ranges that are not mapped, without an error.
+        # cuMemUnmap accepts unmapped ranges without an error.
         starts = self._mappings(ptr, size_bytes)
         self._context.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
         for start in starts:
@@ -116,7 +117,7 @@ class CudaVirtualMemory:
         return bool(self._mapped)
 
     def close(self) -> None:
-        """Unmap and release everything, and return all reserved addresses."""
+        """Unmap and release all physical memory, and free all reservations."""
         for ptr, size_bytes in self._mapped.items():
             self._context.ask(cu.cuMemUnmap, ptr, size_bytes)
         for handle in self.backings.clear():
@@ -127,7 +128,7 @@ class CudaVirtualMemory:
         self._reserved.clear()
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
-        """Return the starts of the mappings that make up a range. Raises CudaError for parts of mappings."""
+        """Return the starts of the mappings of a range. Raises CUDA_ERROR_INVALID_VALUE if it cuts one."""
         starts, at = [], ptr
         while at < ptr + size_bytes and at in self._mapped:
             starts.append(at)
@@ -170,11 +171,11 @@ class CudaVirtualMemory:
         location.id = int(self._context.device)
         return location
 
-    def _asked(self, size_bytes: int) -> str:
+    def _describe_request(self, size_bytes: int) -> str:
         page = self.granularity()
         if size_bytes <= 0 or size_bytes % page:
             return f"{size_bytes} bytes requested; sizes are positive multiples of {page}"
-        return self._memory.shortage(size_bytes)
+        return self._memory.describe_shortage(size_bytes)
 
 
 def _range(ptr: Ptr, size_bytes: int) -> str:

@@ -1,7 +1,6 @@
 """Device buffers of any library: address, size, dtype and shape.
 
-DLPack capsules are read here: the structures are those of dlpack.h, version 0.8 and, before it carries a
-version, 1.
+DLPack capsules are read through the structures of dlpack.h, in the unversioned form (DLManagedTensor).
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _HINT = "pass device arrays or addresses; bind other arguments with functools.pa
 # kDLCUDA and kDLCUDAManaged.
 DLPACK_DEVICES = frozenset({2, 13})
 _CAPSULE_NAME = b"dltensor"
-# No synchronization ("Python Specification for DLPack", stream).
+# stream=-1 requests no synchronization ("Python Specification for DLPack").
 _NO_STREAM = -1
-# By DLDataTypeCode: numpy's names.
+# numpy's type names, by DLDataTypeCode.
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Dtype, shape and density of a buffer, which new contents must match."""
+class Layout:
+    """Dtype, shape and contiguity of a buffer, which new contents must match."""
 
     dtype: str  # numpy's name
     shape: tuple[int, ...]
@@ -43,35 +42,35 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Device memory; without a form, only its address is known."""
+    """Device memory; without a layout, only the address is known."""
 
     ptr: Ptr
-    form: Form | None = None
+    layout: Layout | None = None
 
 
-def buffer_of(given: object, place: int) -> Buffer:
-    """Return the buffer given as argument number ``place``. Raises UsageError for anything else."""
+def buffer_of(given: object, index: int) -> Buffer:
+    """Return the buffer of argument ``index``. Raises UsageError if it is not device memory."""
     if isinstance(given, int) and not isinstance(given, bool):
         return Buffer(Ptr(given))
     read = _reader(given)
     if read is None:
-        raise UsageError(f"buffer {place} is not a device buffer: {_shown(given)}", hint=_HINT)
+        raise UsageError(f"buffer {index} is not a device buffer: {_describe(given)}", hint=_HINT)
     return read(given)
 
 
-def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
-    """Raise UsageError if contents do not fit the captured buffer."""
+def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
+    """Raise UsageError if the new contents do not match the captured buffer."""
     if new.ptr == captured.ptr:
         return
     for buffer, which in ((captured, "was captured as"), (new, "is")):
-        if buffer.form is None:
+        if buffer.layout is None:
             raise UsageError(
-                f"buffer {place} {which} a plain address, whose size is unknown",
+                f"buffer {index} {which} a plain address, whose size is unknown",
                 hint="pass arrays, or fill the buffer yourself and call replay()",
             )
-    if new.form != captured.form or (new.form and not new.form.dense):
+    if new.layout != captured.layout or (new.layout and not new.layout.dense):
         raise UsageError(
-            f"buffer {place} was captured as {captured.form}, got {new.form}",
+            f"buffer {index} was captured as {captured.layout}, got {new.layout}",
             hint="contents must have the same dtype and shape, and be contiguous",
         )
 
@@ -79,7 +78,7 @@ def check_contents(new: Buffer, captured: Buffer, place: int) -> None:
 def _reader(given: object) -> Callable[[Any], Buffer] | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
-        # The array interface of torch supports neither bfloat16 nor tensors that require a gradient.
+        # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
         return _of_torch if given.is_cuda else None
     if hasattr(given, "__cuda_array_interface__"):
         return _of_interface
@@ -87,7 +86,7 @@ def _reader(given: object) -> Callable[[Any], Buffer] | None:
 
 
 def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
-    """Return the reader for device memory that supports DLPack."""
+    """Return the DLPack reader for device memory, else None."""
     if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
         return None
     kind, _ = given.__dlpack_device__()
@@ -97,41 +96,41 @@ def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
 def _of_torch(tensor: Any) -> Buffer:
     size_bytes = tensor.numel() * tensor.element_size()
     dtype = str(tensor.dtype).removeprefix("torch.")
-    form = Form(dtype, tuple(tensor.shape), size_bytes, bool(tensor.is_contiguous()))
-    return Buffer(Ptr(tensor.data_ptr()), form)
+    layout = Layout(dtype, tuple(tensor.shape), size_bytes, bool(tensor.is_contiguous()))
+    return Buffer(Ptr(tensor.data_ptr()), layout)
 
 
 def _of_interface(given: Any) -> Buffer:
-    """Read the CUDA Array Interface (Numba documentation, version 3): without strides it is dense."""
+    """Read the CUDA Array Interface, version 3; without strides the array is C-contiguous."""
     interface = given.__cuda_array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
     strides = interface.get("strides")
     dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
     size_bytes = math.prod(shape) * dtype.itemsize
-    return Buffer(Ptr(int(interface["data"][0])), Form(dtype.name, shape, size_bytes, dense))
+    return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, dense))
 
 
 def _of_dlpack(given: Any) -> Buffer:
-    """Read the DLPack capsule of an object, which keeps its memory: without strides it is dense."""
+    """Read the DLPack capsule of an object; without strides the array is C-contiguous."""
     capsule = given.__dlpack__(stream=_NO_STREAM)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A managed tensor begins with the tensor. The unrenamed capsule frees its tensor itself.
+    # A DLManagedTensor begins with the DLTensor. The capsule was not consumed, so it frees the tensor itself.
     tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
     ndim, kind = tensor.ndim, tensor.dtype
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
     strides = tensor.strides[:ndim] if ndim and tensor.strides else None
-    form = Form(
+    layout = Layout(
         _dtype_name(kind.code, kind.bits, kind.lanes),
         shape,
         size_bytes=math.prod(shape) * kind.bits * kind.lanes // 8,
         dense=strides is None or _is_dense(shape, strides),
     )
-    return Buffer(Ptr((tensor.data or 0) + tensor.byte_offset), form)
+    return Buffer(Ptr((tensor.data or 0) + tensor.byte_offset), layout)
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
-    """Return whether strides, in elements, are those of a C-contiguous array."""
+    """Return whether strides, in elements, describe a C-contiguous array."""
     expected = 1
     for extent, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
         if extent != 1 and stride != expected:
@@ -140,7 +139,7 @@ def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
     return True
 
 
-def _shown(given: object) -> str:
+def _describe(given: object) -> str:
     text = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
     on_host = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__")
     return f"{text} in host memory" if on_host else text

@@ -1,4 +1,4 @@
-"""A captured function of device buffers, which is replayed, given new contents, and updated."""
+"""``cudakit.graph``: capture a function of device buffers as a CUDA graph, and replay it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class Graphed(Generic[_T]):
-    """What ``cudakit.graph`` returns: called with new contents, or replayed, until it is closed."""
+    """A captured function, returned by ``cudakit.graph``; call it with new contents, or replay it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Graphed(Generic[_T]):
     ) -> None:
         self._graph = graph
         self._function = function
-        self._given = buffers  # kept alive: the graph uses their memory
+        self._given = buffers  # keeps the memory alive that the graph uses
         self._buffers = tuple(buffer_of(given, place) for place, given in enumerate(buffers))
         self._close = close
         self._closed = False
@@ -44,36 +44,36 @@ class Graphed(Generic[_T]):
         self._value = graph.capture(self._work(function))
 
     def __call__(self, *contents: object, stream: object = None) -> _T:
-        """Copy new contents into the buffers that were captured, replay, and return what the function did.
+        """Copy new contents into the captured buffers, replay, and return the function's captured result.
 
-        All of it is enqueued and not waited for. Contents are arrays of a device of the same dtype and
-        shape; a buffer itself stays as it is. Raises UsageError for what does not fit.
+        Enqueues the work without waiting. Contents are device arrays of the same dtype and shape; a captured
+        buffer passed for itself is not copied. Raises UsageError if contents do not match.
         """
         self._check_open()
         new = self._checked(contents)
         target = self._graph.streams.stream(stream)
         for captured, source in zip(self._buffers, new, strict=True):
-            size_bytes = captured.form.size_bytes if captured.form else 0
+            size_bytes = captured.layout.size_bytes if captured.layout else 0
             self._graph.copy(captured.ptr, source.ptr, size_bytes, target)
         self._graph.launch(target)
         return self._value
 
     def replay(self, stream: object = None) -> _T:
-        """Enqueue all that was captured, with what is in the buffers, and return what the function did.
+        """Enqueue a replay with the current buffer contents; return the function's captured result.
 
-        ``stream`` is a stream of any library, or its handle; without one, the current stream of torch or
-        CuPy, where the first buffers are theirs, or else that of ``cudakit.stream``.
+        ``stream`` is a stream of any library, or a driver handle. The default is the current stream of torch
+        or CuPy if the first array among the buffers is theirs, else that of ``cudakit.stream``.
         """
         self._check_open()
         self._graph.launch(self._graph.streams.stream(stream))
         return self._value
 
     def update(self, function: Callable[..., _T] | None = None, *, warmup: int = 0) -> _T:
-        """Capture the function again, or another one, on the same buffers, and return what it did.
+        """Capture the function again, or another one, on the same buffers; return its result.
 
-        The parameters of the graph change; with torch another graph takes its place. Raises CudaError,
-        CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, where the work has another order or is of other kinds, or
-        what ``cudakit.graph`` raises: then all is as it was.
+        Updates the parameters of the executable graph; with torch the graph is replaced. Raises
+        CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE if the new graph has a different topology, and the errors of
+        ``cudakit.graph``; the previous graph stays in use then.
         """
         self._check_open()
         work = self._work(function or self._function)
@@ -84,7 +84,7 @@ class Graphed(Generic[_T]):
         return self._value
 
     def close(self) -> None:
-        """Wait for the device, and give the graph and its memory back. A second time does nothing."""
+        """Wait for the device, and release the graph and its memory. Has no effect the second time."""
         if not self._closed:
             self._closed = True
             self._close()
@@ -132,39 +132,39 @@ def graph(
     device: int | Gpu | None = None,
     warmup: int = 3,
 ) -> Graphed[_T]:
-    """Capture what ``fn(*buffers)`` enqueues on a GPU as a CUDA graph, and return it to be replayed.
+    """Capture the GPU work of ``fn(*buffers)`` as a CUDA graph, and return it for replays.
 
-    Buffers are memory of a device: tensors of torch, arrays with ``__cuda_array_interface__`` (CuPy, Numba)
-    or DLPack (cuda.core), or mere addresses. The graph goes on using that memory, and all else that ``fn``
-    uses; bind what is no buffer by a lambda or ``functools.partial``.
+    Buffers are device memory: torch tensors, arrays with ``__cuda_array_interface__`` (CuPy, Numba) or DLPack
+    (cuda.core), or addresses. Each replay uses the same memory; bind other arguments with a lambda or
+    ``functools.partial``.
 
-    What it returns has these methods, none of which waits for the device but ``close``:
+    The returned object has these methods; only ``close`` waits for the device:
 
-    * ``graphed(*contents)`` copies new contents, of the same dtype and shape, into the buffers, replays, and
-      returns what ``fn`` returned when it was captured, whose memory each replay writes anew;
-    * ``graphed.replay(stream=None)`` replays with what is in the buffers, on the current stream of torch or
-      CuPy where the first buffers are theirs, or else on that of ``cudakit.stream``;
-    * ``graphed.update(fn=None, warmup=0)`` captures again, or another function, for other parameters;
-    * ``graphed.close()`` gives all back; it is a context manager, too.
+    * ``graphed(*contents)`` copies new contents of the same dtype and shape into the buffers, replays, and
+      returns the value that ``fn`` returned during the capture; each replay overwrites its memory;
+    * ``graphed.replay(stream=None)`` replays with the current contents, by default on the current stream of
+      torch or CuPy if the first array is theirs, else on that of ``cudakit.stream``;
+    * ``graphed.update(fn=None, warmup=0)`` captures again, with other parameters or another function;
+    * ``graphed.close()`` releases the graph, as does leaving a ``with`` block.
 
-    ``fn`` first runs ``warmup`` times, and so changes its buffers, and is then captured: both on a stream
-    that is made for it, which is the current one of torch and CuPy meanwhile, where the program has imported
-    them. Where a library has no current stream (Numba, cuda.core, cuda.bindings), give ``fn`` a parameter
-    named ``stream``: it gets the driver's handle, a number that also speaks ``__cuda_stream__``. What goes to
-    the legacy default stream is refused, as it would be left out; other threads must not use that stream
-    meanwhile either. Garbage is not collected during the capture.
+    ``fn`` runs ``warmup`` times, which changes its buffers, and is then captured, on a new stream that is
+    current in torch and CuPy if they are imported. For libraries without a current stream (Numba, cuda.core,
+    cuda.bindings), give ``fn`` a parameter named ``stream``: it receives the driver handle, an int that also
+    implements ``__cuda_stream__``. Work on the legacy default stream raises an error, because it would not be
+    captured; other threads must not use that stream during the capture either. Garbage collection is off
+    during the capture.
 
-    With torch tensors among the buffers it is a ``torch.cuda.CUDAGraph``, because only that knows how torch's
-    allocator (a private pool) and random numbers are captured; pass at least one tensor where ``fn`` uses
-    torch. CuPy allocates from a pool of the graph's own. Other allocations inside ``fn`` are refused. No
-    gradient flows through a replay.
+    With torch tensors among the buffers, the graph is a ``torch.cuda.CUDAGraph``, which handles torch's
+    allocator (with a private pool) and random number generators; pass at least one tensor if ``fn`` uses
+    torch. CuPy allocates from a private pool. Other allocations inside ``fn`` raise an error. Replays do not
+    record gradients.
 
-    ``device`` is CUDA's number of one, or a device of cudakit itself, the simulated one included, which is
-    not closed; without it, the device of the first buffer is taken.
+    ``device`` is a CUDA device index or a cudakit device, real or simulated, which stays open; the default is
+    the device of the first buffer.
 
-    Raises CudaError with the driver's name of what cannot be captured (CUDA_ERROR_STREAM_CAPTURE_...),
-    UsageError for what is no buffer and for a function that enqueues nothing, EnvironmentUnusable without
-    a driver, and what ``fn`` itself raises.
+    Raises CudaError (CUDA_ERROR_STREAM_CAPTURE_...) if the work cannot be captured, UsageError if an
+    argument is not a buffer or ``fn`` enqueues nothing, EnvironmentUnusable without a driver, and the
+    exceptions of ``fn``.
 
     >>> from cudakit.gpu.sim import Sim
     >>> sim = Sim()
@@ -213,7 +213,7 @@ def _real(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda
 
 
 def _ordinal_of(buffers: tuple[object, ...]) -> int:
-    """Return the device of the first buffer, or else the current device."""
+    """Return the index of the first buffer's device, else of the current device."""
     from cudakit.gpu.cuda.current import current_device
     from cudakit.gpu.cuda.driver import cu, initialize
 

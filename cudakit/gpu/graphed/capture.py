@@ -1,4 +1,4 @@
-"""The work of a function captured into a graph, and errors for functions that cannot be captured."""
+"""Capture of a function's work into a graph, and errors for work that cannot be captured."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _HINTS: Mapping[Status, str] = MappingProxyType(
         Status.CAPTURED_EVENT: "do not query or synchronize events from the host inside the function",
     }
 )
-# Texts of cudaGetErrorString, and of CuPy: some libraries report nothing else.
-_SAID: Mapping[str, Status] = MappingProxyType(
+# Error texts of cudaGetErrorString and CuPy, for libraries that do not report the code.
+_STATUS_BY_TEXT: Mapping[str, Status] = MappingProxyType(
     {
         "stream is capturing": Status.STREAM_CAPTURE_UNSUPPORTED,
         "legacy stream depend on a capturing blocking stream": Status.STREAM_CAPTURE_IMPLICIT,
@@ -50,27 +50,27 @@ class GraphDevice(Memory, Streams, Graphs, Protocol):
 
 
 class DriverGraph:
-    """The work of a function as a graph of one device."""
+    """The captured work of a function, as a graph of the driver."""
 
     def __init__(self, gpu: GraphDevice, streams: StreamSource) -> None:
         self.gpu = gpu
         self.streams = streams
-        # Blocking, so that work enqueued in the legacy stream is an error, and not silently left out.
-        self.side = gpu.stream(blocking=True)
+        # Blocking, so that work on the legacy stream is an error instead of being omitted silently.
+        self.capture_stream = gpu.stream(blocking=True)
         self._executable: GraphExec | None = None
 
     def run(self, work: Work[object], times: int) -> None:
-        """Run the work ``times`` times on the stream of the capture, after all enqueued work."""
-        handle = self.streams.handle(self.side)
+        """Run the work ``times`` times on the capture stream, after all enqueued work."""
+        handle = self.streams.handle(self.capture_stream)
         self.gpu.sync()
-        with self.streams.entered(handle):
+        with self.streams.as_current(handle):
             for _ in range(times):
                 work(handle)
-        self.gpu.sync_stream(self.side)
+        self.gpu.sync_stream(self.capture_stream)
 
     def capture(self, work: Work[_T]) -> _T:
-        """Capture the work, and return what it returned. Raises CudaError for what cannot be captured."""
-        graph, value = self._captured(work)
+        """Capture the work; return its result. Raises CudaError if it cannot be captured."""
+        graph, value = self._capture(work)
         try:
             self._executable = self.gpu.instantiate(graph)
         finally:
@@ -78,10 +78,10 @@ class DriverGraph:
         return value
 
     def update(self, work: Work[_T]) -> _T:
-        """Capture the work again, with other parameters. Raises CudaError for a graph of another shape."""
-        graph, value = self._captured(work)
+        """Capture the work again and update the graph. Raises CudaError if the topology differs."""
+        graph, value = self._capture(work)
         try:
-            self.gpu.graph_update(self._ready(), graph)
+            self.gpu.graph_update(self._require_executable(), graph)
         finally:
             self.gpu.destroy_graph(graph)
         return value
@@ -93,25 +93,25 @@ class DriverGraph:
 
     def launch(self, stream: Stream) -> None:
         """Launch the graph."""
-        self.gpu.graph_launch(self._ready(), stream)
+        self.gpu.graph_launch(self._require_executable(), stream)
 
     def close(self) -> None:
-        """Wait for the device, and release everything."""
+        """Wait for the device, and release all resources."""
         self.gpu.sync()
         if self._executable is not None:
             self.gpu.destroy_graph_exec(self._executable)
             self._executable = None
-        self.gpu.destroy_stream(self.side)
+        self.gpu.destroy_stream(self.capture_stream)
 
-    def _ready(self) -> GraphExec:
+    def _require_executable(self) -> GraphExec:
         if self._executable is None:
             raise UsageError("nothing has been captured yet")
         return self._executable
 
-    def _captured(self, work: Work[_T]) -> tuple[Graph, _T]:
-        gpu, side = self.gpu, self.side
+    def _capture(self, work: Work[_T]) -> tuple[Graph, _T]:
+        gpu, side = self.gpu, self.capture_stream
         handle = self.streams.handle(side)
-        with self.streams.entered(handle):
+        with self.streams.as_current(handle):
             graph, value = captured(
                 lambda: work(handle),
                 begin=lambda: gpu.capture_begin(side),
@@ -131,38 +131,38 @@ def captured(
     end: Callable[[], _G],
     drop: Callable[[_G], object],
 ) -> tuple[_G, _T]:
-    """Run work within a capture. Return the results of ``end`` and of the work.
+    """Run work within a capture; return the results of ``end`` and of the work.
 
-    Raises CudaError for what cannot be captured, and else what the work raises; ``drop`` is then given what
-    was captured for nothing.
+    Raises CudaError if the work cannot be captured, else the exception of the work; the graph is then passed
+    to ``drop``.
     """
-    with _collector_off():
+    with _no_garbage_collection():
         begin()
         try:
             value = work()
         except BaseException as error:
-            spoiled = _broken_off(end, drop)
-            if isinstance(error, Exception) and (spoiled or status_of(error)):
-                raise refusal(error, spoiled) from error
+            capture_error = _abort_capture(end, drop)
+            if isinstance(error, Exception) and (capture_error or status_of(error)):
+                raise capture_failure(error, capture_error) from error
             raise
         try:
             return end(), value
-        except (CudaError, RuntimeError) as spoiled:  # the latter is torch's
-            raise refusal(spoiled) from spoiled
+        except (CudaError, RuntimeError) as capture_error:  # the latter is torch's
+            raise capture_failure(capture_error) from capture_error
 
 
-def _broken_off(end: Callable[[], _G], drop: Callable[[_G], object]) -> Exception | None:
-    """End a capture and drop its graph. Return the error of an invalidated capture."""
+def _abort_capture(end: Callable[[], _G], drop: Callable[[_G], object]) -> Exception | None:
+    """End a capture and drop its graph; return the error of an invalidated capture, or None."""
     try:
         drop(end())
-    except (CudaError, RuntimeError) as spoiled:
-        return spoiled
+    except (CudaError, RuntimeError) as capture_error:
+        return capture_error
     return None
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
-    """Turn the garbage collector off: during a capture it must not free memory or unload kernels."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: finalizers must not free memory or unload kernels during a capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -172,27 +172,24 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def refusal(error: BaseException, ended: BaseException | None = None) -> CudaError:
-    """Return the error that explains an invalidated capture; ``ended`` is the error of its end, if any."""
+def capture_failure(error: BaseException, ended: BaseException | None = None) -> CudaError:
+    """Return the CudaError for an invalidated capture; ``ended`` is the error of its end, if any."""
     status = status_of(error) or status_of(ended) or Status.STREAM_CAPTURE_INVALIDATED
-    said = str(error).strip().partition("\n")[0]
+    reason = str(error).strip().partition("\n")[0]
     return CudaError(
         status,
         f"CUDA_ERROR_{status.name}",
-        f"the function cannot be captured: {said}",
+        f"the function cannot be captured: {reason}",
         hint=_HINTS.get(status, _HOST),
     )
 
 
 def status_of(error: BaseException | None) -> Status | None:
-    """Return the status of a capture in an error of any library, found by its number or its text.
-
-    None for an error that does not come from a capture.
-    """
+    """Return the capture status of any library's error, by its code or text; None for other errors."""
     # cudakit and Numba, CuPy, torch.
     for name in ("code", "status", "error_code"):
         code = getattr(error, name, None)
         if isinstance(code, int) and code in _HINTS:
             return Status(code)
     text = str(error)
-    return next((status for words, status in _SAID.items() if words in text), None)
+    return next((status for words, status in _STATUS_BY_TEXT.items() if words in text), None)

@@ -1,4 +1,4 @@
-"""The streams that captured functions use: of frameworks, or of a simulated device."""
+"""Streams for captured functions: current streams of frameworks, or of a simulated device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedStreams:
-    """The streams of the simulated device alone."""
+    """Streams of a simulated device, without frameworks."""
 
     def handle(self, stream: Stream) -> StreamHandle:
         return StreamHandle(stream)
@@ -28,24 +28,24 @@ class SimulatedStreams:
             raise UsageError(f"not a stream of the simulated device: {given!r}")
         return Stream(given)
 
-    def entered(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
+    def as_current(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
 
 class FrameworkStreams:
-    """The current streams of torch, CuPy and cudakit; only imported frameworks are asked."""
+    """The current streams of torch, CuPy and cudakit; only frameworks that are already imported."""
 
     def __init__(self, gpu: Cuda, buffers: Sequence[object]) -> None:
         self._gpu = gpu
-        self._home = _home(buffers)
+        self._library = _library(buffers)
         self._pool: Any = None
 
     def handle(self, stream: Stream) -> StreamHandle:
-        """Return the handle that a function is given for a stream."""
+        """Return the handle to pass to a captured function."""
         return StreamHandle(self._gpu.stream_address(stream))
 
     def stream(self, given: object) -> Stream:
-        """Return the stream that was given, or the current one for None."""
+        """Return a given stream, or the current one for None."""
         if given is None:
             return self._gpu.streams.borrowed(self._current())
         from cudakit.gpu.cuda.current import stream
@@ -54,8 +54,8 @@ class FrameworkStreams:
             return self._gpu.streams.borrowed(handle)
 
     @contextmanager
-    def entered(self, handle: StreamHandle) -> Iterator[None]:
-        """Make a stream the current one of every framework within a block."""
+    def as_current(self, handle: StreamHandle) -> Iterator[None]:
+        """Make a stream current in every framework within a block."""
         from cudakit.gpu.cuda import current
 
         with current.device(self._gpu.ordinal), current.stream(handle), ExitStack() as stack:
@@ -66,9 +66,9 @@ class FrameworkStreams:
     def _current(self) -> int:
         from cudakit.gpu.cuda.current import current_stream
 
-        if self._home == "torch":
+        if self._library == "torch":
             return int(sys.modules["torch"].cuda.current_stream(self._gpu.ordinal).cuda_stream)
-        if self._home == "cupy":
+        if self._library == "cupy":
             return int(sys.modules["cupy"].cuda.get_current_stream(self._gpu.ordinal).ptr)
         return current_stream()
 
@@ -79,7 +79,7 @@ class FrameworkStreams:
             stack.enter_context(torch.cuda.stream(stream))
 
     def _enter_cupy(self, handle: StreamHandle, stack: ExitStack) -> None:
-        """Enter the stream and a private memory pool, because a graph keeps its addresses."""
+        """Make the stream and a private memory pool current; replays reuse the pool's addresses."""
         cupy = sys.modules.get("cupy")
         if cupy is None:
             return
@@ -91,7 +91,7 @@ class FrameworkStreams:
 StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
-def _home(buffers: Sequence[object]) -> str:
-    """Return the library whose current stream counts: that of the first buffer with a library."""
+def _library(buffers: Sequence[object]) -> str:
+    """Return the library of the first torch or CuPy buffer, whose current stream is the default."""
     tops = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
     return next((top for top in tops if top in ("torch", "cupy")), "")

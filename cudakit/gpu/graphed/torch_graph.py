@@ -1,8 +1,7 @@
 """A torch.cuda.CUDAGraph, which captures torch's allocator and random numbers correctly.
 
-What a function allocates inside a capture lies in a private pool of torch's caching allocator, as the graph
-goes on using these addresses, and every replay moves the generators of random numbers on ("CUDA Graphs" in
-torch's notes on CUDA semantics): both are done by torch.cuda.CUDAGraph, and by nobody else.
+Only torch.cuda.CUDAGraph keeps allocations of a capture in a private pool of torch's caching allocator, and
+advances the random number generators at each replay ("CUDA Graphs" in torch's notes on CUDA semantics).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _DEFAULT = (0, 1)
 
 
 class TorchGraph(DriverGraph):
-    """The work of a function of tensors, as a torch.cuda.CUDAGraph."""
+    """The captured work of a function of tensors."""
 
     def __init__(self, gpu: GraphDevice, streams: StreamSource, ordinal: int) -> None:
         super().__init__(gpu, streams)
@@ -31,12 +30,12 @@ class TorchGraph(DriverGraph):
         self._graph: Any = None
 
     def capture(self, work: Work[_T]) -> _T:
-        graph, handle = self._torch.cuda.CUDAGraph(), self.streams.handle(self.side)
-        # Unused tensors would hold memory that the graph's pool needs.
+        graph, handle = self._torch.cuda.CUDAGraph(), self.streams.handle(self.capture_stream)
+        # Free cached memory, which the graph's private pool cannot reuse.
         gc.collect()
         self._torch.cuda.empty_cache()
         self.gpu.sync()
-        with self.streams.entered(handle):
+        with self.streams.as_current(handle):
             _, value = captured(
                 lambda: work(handle),
                 begin=lambda: graph.capture_begin(capture_error_mode="thread_local"),
@@ -47,7 +46,7 @@ class TorchGraph(DriverGraph):
         return value
 
     def update(self, work: Work[_T]) -> _T:
-        """Capture the work again; the new graph replaces the old one and may differ from it."""
+        """Capture the work again; the new graph replaces the old one and may have another topology."""
         return self.capture(work)
 
     def launch(self, stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Gather a RunContext. Only this package reads /proc, /dev, /sys and /etc for facts of a run."""
+"""Gather a RunContext. No other package reads /proc, /dev, /sys and /etc for facts of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from cudakit.gpu.run_context.host import (
 from cudakit.gpu.run_context.software import read_software
 from cudakit.units import Unavailable
 
-_NOT_IN_NVML = Unavailable("NVML does not know the device")
+_NOT_IN_NVML = Unavailable("NVML does not report the device")
+_SIMULATED = Unavailable("the machine is simulated")
 
 
 def gather(
@@ -30,10 +31,10 @@ def gather(
     command: tuple[str, ...] = (),
     files: Files = SYSTEM,
 ) -> RunContext:
-    """Return what benchmark results record: host, driver version, environment, processes on the GPU.
+    """Return the facts that benchmark results record: host, driver, environment, processes on the GPU.
 
-    Gather before the device is opened: then its processes are those of others, and the child process
-    that queries the driver has ended.
+    Call this before opening the device: later its processes would include this one and the child process
+    that queries the driver.
     """
     context = _observe(machine, variables, files)
     first = [device.uuid for device in context.cuda_devices[:1]]
@@ -55,19 +56,20 @@ def gather_all(
     self_test: tuple[SelfTestStep, ...] | Unavailable = (),
     files: Files = SYSTEM,
 ) -> RunContext:
-    """Return everything that can be observed without using a GPU.
+    """Return all facts that can be observed without using a GPU.
 
-    A fact that cannot be read becomes Unavailable with the reason. ``search_path`` is where Python
-    packages are found, such as sys.path. The files of the host are ignored if the GPUs are simulated:
-    they describe a different machine.
+    A fact that cannot be read becomes Unavailable with the reason. ``search_path`` is the list of
+    directories with Python packages, such as sys.path. If the GPUs are simulated, the files, packages,
+    environment variables and limits of the host are left out: they belong to a different machine.
     """
-    files = Files(None) if machine.simulated else files
+    if machine.simulated:
+        files, variables, search_path = Files(None), {}, ()
     context = _observe(machine, variables, files)
     return replace(
         context,
         driver=read_driver(files, context.variables, context.host.kernel),
         software=read_software(files, context.variables, search_path),
-        limits=attempt(read_limits),
+        limits=_SIMULATED if machine.simulated else attempt(read_limits),
         privileged=is_privileged(files),
         processes=attempt(partial(process_names, files)),
         telemetry=tuple(attempt(partial(machine.telemetry, one)) for one in context.nvml_devices),
@@ -76,7 +78,7 @@ def gather_all(
 
 
 def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
-    """Return what both need: host, environment, and the answers of NVML and CUDA."""
+    """Return the facts of both functions: host, environment, and the answers of NVML and CUDA."""
     nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
     return RunContext(
         simulated=machine.simulated,
@@ -90,7 +92,7 @@ def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> Ru
 def _effective_variables(
     machine: Machine, cuda: CudaView | Unavailable, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the process environment; on a simulated machine, with the recorded choice of devices."""
+    """Return the environment variables; on a simulated machine, with its recorded device selection."""
     if not machine.simulated or isinstance(cuda, Unavailable):
         return variables
     recorded = {
@@ -104,7 +106,7 @@ def _effective_variables(
 def _versions(
     nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
 ) -> Iterator[tuple[str, str]]:
-    from importlib.metadata import version  # takes 20 ms, and doctor does without
+    from importlib.metadata import version  # takes 20 ms and is not needed by doctor
 
     if isinstance(nvml, NvmlView) and isinstance(nvml.driver_version, str):
         yield "driver", nvml.driver_version
@@ -116,6 +118,6 @@ def _versions(
 
 def _count_processes(machine: Machine, device: DeviceFacts | None) -> int | Unavailable:
     if machine.simulated:
-        return Unavailable("the GPU is simulated")
+        return _SIMULATED
     found = _NOT_IN_NVML if device is None else machine.processes(device)
     return found if isinstance(found, Unavailable) else len(found)

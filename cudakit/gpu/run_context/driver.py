@@ -1,4 +1,4 @@
-"""Facts of the NVIDIA driver that the system shows in files: modules, device nodes, PCI bus, log."""
+"""Facts of the NVIDIA driver in files of the system: modules, device nodes, PCI bus, kernel log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parameters(files: Files) -> dict[str, str] | None:
 
 
 def device_nodes(files: Files) -> Iterator[DeviceNode]:
-    """Open and close the device nodes of the NVIDIA driver, of WSL and of Jetson."""
+    """Yield the device nodes of the NVIDIA driver, WSL and Jetson, with the result of opening each."""
     for name in files.names("/dev"):
         if name.startswith(("nvidia", "nvhost-gpu", "nvmap")) or name == "dxg":
             path = f"/dev/{name}"
@@ -85,7 +85,7 @@ def _symbol(error: OSError) -> str:
 
 
 def _pci_gpus(files: Files) -> Iterator[PciGpu]:
-    """List the NVIDIA GPUs on the PCI bus by address; sysfs shows them without any driver."""
+    """Yield the NVIDIA GPUs on the PCI bus by address; sysfs lists them without any driver."""
     for address in files.names(_PCI_DEVICES):
         place = f"{_PCI_DEVICES}/{address}"
         kind = files.text(f"{place}/class") or ""
@@ -96,14 +96,14 @@ def _pci_gpus(files: Files) -> Iterator[PciGpu]:
 
 
 def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
-    """Return the messages in the kernel's log buffer."""
+    """Return the messages in the kernel log buffer."""
     place = files.place("/dev/kmsg")
     if place is None:
         return NO_FILES
     try:
         log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return Unavailable(f"the kernel's log cannot be read ({_symbol(error)} on /dev/kmsg)")
+        return Unavailable(f"the kernel log cannot be read ({_symbol(error)} on /dev/kmsg)")
     try:
         return tuple(_messages(log))
     finally:
@@ -111,7 +111,7 @@ def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
 
 
 def _messages(log: int) -> Iterator[str]:
-    # Each read returns one message; it fails with EPIPE once if the buffer was overwritten meanwhile.
+    # Each read returns one message. EPIPE: the next message was overwritten; reading can continue.
     while True:
         try:
             message = os.read(log, 1 << 16)

@@ -1,4 +1,4 @@
-"""Read the files by which a system describes itself: /proc, /dev, /sys, /etc."""
+"""Read the files that describe a system: /proc, /dev, /sys, /etc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
 
-# A bound far above the size of any file read here: some files under /proc are endless.
+# 4 MiB, far above the size of any file read here: some files under /proc have no end.
 _MAX_PIECES = 64
 # /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
 _PIECE_BYTES = 1 << 16
@@ -66,17 +66,17 @@ class Files:
         return "/" + os.path.relpath(real, top) if real.startswith(top) else real
 
     def place(self, path: str) -> Path | None:
-        """Return the location of a file, None without a root."""
+        """Return the location of a file, None for a system without files."""
         return None if self.root is None else self.root / path.lstrip("/")
 
 
 SYSTEM = Files(Path("/"))
-NO_FILES = Unavailable("the files of this system are not looked at")
+NO_FILES = Unavailable("the machine is simulated and has no files")
 
 
 def attempt(read: Callable[[], _T]) -> _T | Unavailable:
-    """Return what a function reads; a failure must not cost the other facts."""
+    """Return the result of a function, or Unavailable with the error: other facts are still read."""
     try:
         return read()
-    except Exception as error:  # noqa: BLE001 any failure is reported in place of the fact
-        return Unavailable(f"looking failed: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 any error is reported instead of the fact
+        return Unavailable(f"reading failed: {type(error).__name__}: {error}")

@@ -14,9 +14,9 @@ from cudakit.units import Unavailable
 
 # CAP_SYS_ADMIN (linux/capability.h).
 _SYS_ADMIN = 21
-# The last byte of this EFI variable is 1 where kernel modules must be signed.
+# The last byte of this EFI variable is 1 if kernel modules must be signed.
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-# Container runtimes by a mark in the control group of the first process.
+# Container runtimes by a text in the control group of process 1.
 _RUNTIMES = {
     "docker": "docker",
     "containerd": "containerd",
@@ -27,7 +27,7 @@ _RUNTIMES = {
 
 
 def read_host(files: Files, variables: Mapping[str, str]) -> Host:
-    """Read the facts of the host; without files only those of the container remain."""
+    """Read the facts of the host; without files, only the container is known, from variables."""
     release = dict(line.split("=", 1) for line in files.lines("/etc/os-release") if "=" in line)
     kernel = files.text("/proc/sys/kernel/osrelease") or ""
     model = files.text("/proc/device-tree/model") or ""
@@ -55,7 +55,7 @@ def _cpu(files: Files) -> str:
 
 
 def _container(files: Files, variables: Mapping[str, str]) -> str:
-    """Name the kind of container, "" outside of one."""
+    """Return the container runtime, "" outside of a container."""
     if "KUBERNETES_SERVICE_HOST" in variables:
         return "Kubernetes"
     if files.exists("/run/.containerenv"):
@@ -63,19 +63,21 @@ def _container(files: Files, variables: Mapping[str, str]) -> str:
     if files.exists("/.dockerenv"):
         return "docker"
     groups = files.text("/proc/1/cgroup") or ""
-    named = (name for mark, name in _RUNTIMES.items() if mark in groups)
-    return next(named, variables.get("container", ""))
+    runtimes = (name for text, name in _RUNTIMES.items() if text in groups)
+    return next(runtimes, variables.get("container", ""))
 
 
 def _available_bytes(files: Files) -> int | Unavailable:
     """Read the memory available without swapping (proc_meminfo(5), MemAvailable, in KiB)."""
     lines = files.lines("/proc/meminfo")
     words = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
-    return int(words[1]) << 10 if len(words) > 1 else Unavailable("the system does not say")
+    return (
+        int(words[1]) << 10 if len(words) > 1 else Unavailable("/proc/meminfo has no MemAvailable")
+    )
 
 
 def _shared_memory_bytes(files: Files) -> int | Unavailable:
-    """Return the size of the file system for memory that processes share."""
+    """Return the size of the file system for POSIX shared memory."""
     place = files.place(SHARED_MEMORY)
     if place is None:
         return NO_FILES

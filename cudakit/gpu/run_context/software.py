@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.resources import files as package_files
 from pathlib import Path
 
 from cudakit.gpu.api.run_context import Build, Distribution, Library, Software, Toolkit
@@ -43,7 +45,7 @@ _SONAME = re.compile(
 def read_software(
     files: Files, variables: Mapping[str, str], search_path: Iterable[str]
 ) -> Software:
-    """List packages, builds, libraries and toolkits; a list that cannot be made is Unavailable."""
+    """Read packages, builds, libraries and toolkits; a list that cannot be read is Unavailable."""
     distributions = attempt(lambda: tuple(installed(search_path)))
     known = () if isinstance(distributions, Unavailable) else distributions
     return Software(
@@ -52,6 +54,7 @@ def read_software(
         libraries=attempt(lambda: tuple(libraries(files, variables, known))),
         toolkits=tuple(toolkits(files)),
         nccl_conf=_nccl_conf(files),
+        missing_extensions=tuple(_missing_extensions()),
     )
 
 
@@ -185,3 +188,24 @@ def _nccl_conf(files: Files) -> dict[str, str]:
     lines = (line for line in files.lines("/etc/nccl.conf") if not line.lstrip().startswith("#"))
     pairs = (line.partition("=") for line in lines)
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+# --- cudakit itself --------------------------------------------------------------------------------
+
+# The extensions of setup.py.
+_EXTENSIONS = (
+    "core/memory/load/_pickled",
+    "core/allocator/_fast",
+    "gpu/plugs/_buffers",
+    "gpu/plugs/_native",
+    "gpu/capture/_frames",
+    "gpu/capture/_recorder",
+)
+
+
+def _missing_extensions() -> Iterator[str]:
+    """Yield the C extensions of cudakit that are not installed, without importing any."""
+    package = package_files("cudakit")
+    for name in _EXTENSIONS:
+        if not any(package.joinpath(f"{name}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+            yield name

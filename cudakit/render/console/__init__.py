@@ -12,25 +12,27 @@ from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Sectio
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.text import cut, escaped, wrapped
+from cudakit.render.console.text import ascii_drawing, cut, escaped, wrapped
 from cudakit.render.values import SYMBOLS
 
 _INDENT = 2
 _ARROW = "→ "
 
 
-def render(document: Document, *, width: int, color: bool) -> str:
+def render(document: Document, *, width: int, color: bool, ascii_only: bool = False) -> str:
     """Write a document in lines of at most ``width`` cells, each ended by a newline.
 
     Without ``color`` the text has no escape sequence at all; with it, only those that set one of the
-    sixteen colours, bold or dim. Text of the document is escaped.
+    sixteen colours, bold or dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of
+    the document is escaped.
     """
     title = Text(cut(escaped(document.title), width), theme.TITLE)
     lines = [title, Text("━" * width, theme.FAINT), *_stacked(document.nodes, width, level=1)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
-    return _colored(lines) if color else "".join(f"{line.plain}\n" for line in lines)
+    text = _colored(lines) if color else "".join(f"{line.plain}\n" for line in lines)
+    return ascii_drawing(text) if ascii_only else text
 
 
 def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:

@@ -23,8 +23,8 @@ Heights: TypeAlias = npt.NDArray[np.float64]
 MOST_CURVES = 3
 _BETWEEN = "   "
 
-# The glyphs of each curve by the fill level of its cell.
-_LINES = ("▁━▔", "⣀⠤⠒⠉", ".·˙")
+# The glyphs of each curve by the fill level of its cell: Braille dots, heavy, medium and light.
+_LINES = ("⣤⠶⠛", "⣀⠤⠒⠉", "⡀⠄⠂⠁")
 
 
 @dataclass(frozen=True, slots=True)

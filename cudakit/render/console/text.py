@@ -22,6 +22,22 @@ LIMIT = 600
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
+# ASCII for line-drawing characters and symbols; one character for one, so that columns stay aligned.
+_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("━", "="),
+        **dict.fromkeys("─", "-"),
+        **dict.fromkeys("│├└┤┼", "|"),
+        **dict.fromkeys("█▉▊▋▌", "#"),
+        **dict.fromkeys("▍▎▏", "-"),
+        **dict.fromkeys("⣤⠶⠛", "#"),
+        **dict.fromkeys("⣀⠤⠒⠉", "-"),
+        **dict.fromkeys("⡀⠄⠂⠁·", "."),
+        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~ u", strict=True)),
+    }
+)
+
+
 def escaped(text: str, *, limit: int = LIMIT) -> str:
     """Return text as one line without invisible characters, of at most ``limit`` characters."""
     head = visible(text[: limit + 1])
@@ -103,3 +119,8 @@ def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text
         padded(first.copy() if first else Text(), at).append_text(second or Text())
         for first, second in pairs
     ]
+
+
+def ascii_drawing(text: str) -> str:
+    """Replace the line-drawing characters and symbols of reports by ASCII; other text stays."""
+    return text.translate(_ASCII)

@@ -140,8 +140,8 @@ def test_select_that_finds_too_few_ends_with_3_and_says_why_of_each(cli: Cli) ->
     run = cli(*TWO, "--select", "--max-util", "1%")
 
     assert (run.exit_code, run.stdout) == (ExitCode.ENVIRONMENT, "")
-    assert "0 of 2 fit" in run.stderr
-    assert run.stderr.count(": used ") == 2
+    assert "only 0 of 2 match" in run.stderr
+    assert run.stderr.count("): ") == 2
 
 
 # --- what cannot be --------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def test_select_that_finds_too_few_ends_with_3_and_says_why_of_each(cli: Cli) ->
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--id", "cuda:7"), "'cuda:7' means no device"),
-        (("--id", "GPU-0000"), "'GPU-0000' means 2 devices"),
+        (("--id", "cuda:7"), "no device matches 'cuda:7'"),
+        (("--id", "GPU-0000"), "2 devices match 'GPU-0000'"),
         (("--fields", "nmae"), "no field 'nmae'"),
         (("--format", "csv"), "--format needs --fields"),
         (("--fields", "name", "--format", "csv", "--json"), "exclude each other"),

@@ -11,7 +11,7 @@ from core.allocator.pinned.host import Host
 from core.allocator.watching import actions
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.memory.load import load
 from cudakit.core.memory.snapshot import HOST, BlockState, Snapshot

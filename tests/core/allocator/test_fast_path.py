@@ -46,11 +46,12 @@ def made_slow(allocator: CachingAllocator) -> CachingAllocator:
     """Let every call of an allocator take the slow path."""
     slow = SlowPath(allocator, allocator._state, allocator._oom)
 
+    # Frames of Python, as many as between the program and the slow path of an allocator in Python.
     def alloc(size_bytes: int, stream: int = 0) -> Ptr:
         return slow.slow_alloc(size_bytes, stream)
 
     def free(ptr: int, stream: int | None = None) -> None:
-        slow.slow_free(ptr, allocator._state.live.pop(ptr, None), stream)
+        slow.slow_free(ptr, stream)
 
     allocator.alloc, allocator.free = alloc, free
     return allocator
@@ -65,8 +66,6 @@ class Twins:
     """Two allocators, of which the second is plain Python and always takes the slow path."""
 
     def __init__(self, capacity: int = CAPACITY, *, native: bool = False, **options: Any) -> None:
-        if native:  # which has no front cache
-            options = options | {"front_cache": 0}
         self.devices = VirtualDevice(capacity), VirtualDevice(capacity)
         fast = CachingAllocator(self.devices[0], native=native, **options)
         self.both = fast, made_slow(CachingAllocator(self.devices[1], native=False, **options))
@@ -139,7 +138,6 @@ class BesideSlow(RuleBasedStateMachine):
     live: Bundle[int] = Bundle("live")
 
     @initialize(
-        front_cache=strategies.sampled_from([0, 2]),
         max_split=strategies.sampled_from([None, 20, 40]),
         divisions=strategies.sampled_from([1, 4]),
         garbage=strategies.sampled_from([0.0, 0.5]),
@@ -147,7 +145,6 @@ class BesideSlow(RuleBasedStateMachine):
     )
     def begin(
         self,
-        front_cache: int,
         max_split: int | None,
         divisions: int,
         garbage: float,
@@ -160,7 +157,7 @@ class BesideSlow(RuleBasedStateMachine):
             memory_fraction=0.75 if garbage else 1.0,
             expandable_segments=expands,
         )
-        self.twins = Twins(native=self.native, settings=chosen, front_cache=front_cache)
+        self.twins = Twins(native=self.native, settings=chosen)
 
     @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
     def alloc(self, size: int, stream: int) -> Any:
@@ -215,7 +212,7 @@ class BesideSlow(RuleBasedStateMachine):
         self.twins.do(name)
 
     @rule()
-    def check(self) -> None:  # not after each step: what the front cache keeps is flushed by it
+    def check(self) -> None:
         self.twins.check()
 
     def teardown(self) -> None:
@@ -235,10 +232,9 @@ NativeBesideSlow.TestCase.settings = BesideSlow.TestCase.settings
 TestNativeBesideSlow = needs_native(NativeBesideSlow.TestCase)
 
 
-@pytest.mark.parametrize("front_cache", [0, 2])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_long_run_of_many_blocks_agrees(native: bool, front_cache: int, recorded: bool) -> None:
-    twins, rng = Twins(1 << 40, native=native, front_cache=front_cache), random.Random(3)
+def test_a_long_run_of_many_blocks_agrees(native: bool, recorded: bool) -> None:
+    twins, rng = Twins(1 << 40, native=native), random.Random(3)
     if recorded:
         twins.do("record_history", "all", context=None, max_entries=500)
     live: list[int] = []
@@ -275,7 +271,7 @@ def test_rows_of_several_parts_agree(native: bool) -> None:
     "size", [-1, 0, True, 1 << 59, 1 << 60, 1 << 70, 700.0, "700", None], ids=repr
 )
 def test_sizes_that_are_none_end_alike(native: bool, size: object) -> None:
-    twins = Twins(native=native, front_cache=2)
+    twins = Twins(native=native)
     twins.free(twins.alloc(1))
     twins.alloc(size)
     twins.check()
@@ -290,7 +286,7 @@ def test_pointers_that_are_none_end_alike(native: bool, ptr: object) -> None:
 
 
 def test_streams_are_numbered_alike(native: bool) -> None:
-    twins = Twins(native=native, front_cache=2)
+    twins = Twins(native=native)
     for stream in (LEGACY, PER_THREAD, -5, 1 << 63, 12):
         twins.alloc(700, stream)
         twins.free(twins.alloc(700, stream), stream)
@@ -307,10 +303,9 @@ def test_arguments_may_be_named(native: bool) -> None:
             allocator.free(1, 2, 3)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("front_cache", [0, 2])
 @pytest.mark.parametrize("recorded", [False, True])
-def test_usual_calls_take_no_slow_path(native: bool, front_cache: int, recorded: bool) -> None:
-    allocator = CachingAllocator(Device(), native=native, front_cache=front_cache)
+def test_usual_calls_take_no_slow_path(native: bool, recorded: bool) -> None:
+    allocator = CachingAllocator(Device(), native=native)
     if recorded:
         allocator.record_history(context=None)
     sizes = (700, 700, MIB, 30 * MIB)
@@ -377,7 +372,7 @@ def test_times_of_the_trace_are_those_of_the_clock(native: bool) -> None:
 
 
 def test_garbage_collection_within_a_call_may_free(native: bool) -> None:
-    allocator = CachingAllocator(Device(), native=native, front_cache=2)
+    allocator = CachingAllocator(Device(), native=native)
     ready: list[int] = []
 
     def collected(phase: str, _: dict[str, int]) -> None:
@@ -402,11 +397,10 @@ def test_garbage_collection_within_a_call_may_free(native: bool) -> None:
     assert allocator.statistics()["allocation.all.current"] == 0
 
 
-@pytest.mark.parametrize("front_cache", [0, 2])
-def test_a_call_without_memory_of_the_interpreter_changes_nothing(front_cache: int) -> None:
+def test_a_call_without_memory_of_the_interpreter_changes_nothing() -> None:
     pytest.importorskip("cudakit.core.allocator._fast", reason="Python code may stop anywhere")
     memory = pytest.importorskip("_testcapi", reason="CPython's own tests are not there")
-    allocator = CachingAllocator(Device(), front_cache=front_cache, native=True)
+    allocator = CachingAllocator(Device(), native=True)
     sizes = (700, 1000, MIB, 5 * MIB)
     kept = [allocator.alloc(size) for size in sizes * 8]
     for ptr in kept[: len(kept) // 2]:

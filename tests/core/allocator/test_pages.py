@@ -11,7 +11,8 @@ from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.upstream import GpuPages, GpuUpstream
+from cudakit.core.allocator.pages import GpuPages
+from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 

@@ -153,20 +153,6 @@ def test_unallocated_memory_is_not_shared(pair: Pair) -> None:
         pair.giver.share(block)
 
 
-def test_kept_block_of_the_front_cache_is_not_shared() -> None:
-    pair = Pair(front_cache=4)
-    block = pair.giver.alloc(MIB)
-    pair.giver.free(block)
-    block = pair.giver.alloc(MIB)
-    assert pair.giver.share(block).size_bytes == MIB
-    assert pair.giver.share(block + 1).size_bytes == MIB - 1
-    pair.giver.free(block)
-
-    for ptr in (block, block + 1):
-        with pytest.raises(InvalidPointer):
-            pair.giver.share(ptr)
-
-
 def test_uncached_allocation_is_shared_whole() -> None:
     pair = Pair()
     pair.giver.enable_caching(enabled=False)

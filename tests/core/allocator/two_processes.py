@@ -18,13 +18,11 @@ PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)
 class Pair:
     """Two processes of one machine, and what each has written where."""
 
-    def __init__(
-        self, settings: Settings = PLAIN, *, shares: bool = True, front_cache: int = 0
-    ) -> None:
+    def __init__(self, settings: Settings = PLAIN, *, shares: bool = True) -> None:
         self.first = Sim(capacity_bytes=CAPACITY)
         self.second = Sim(capacity_bytes=CAPACITY, same_machine_as=self.first)
         upstream = GpuUpstream(self.first, shares=shares)
-        self.giver = CachingAllocator(upstream, settings, front_cache=front_cache)
+        self.giver = CachingAllocator(upstream, settings)
         self.taker = CachingAllocator(GpuUpstream(self.second))
 
     def write(self, ptr: int, value: int, size_bytes: int) -> None:

@@ -62,9 +62,9 @@ def test_different_gpus_are_not_merged() -> None:
     result = looked(MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 7))))
 
     assert [(d.nvml_index, d.cuda_index) for d in result.devices[2:]] == [
-        (Unavailable("NVML does not know the device"), 0)
+        (Unavailable("NVML does not report the device"), 0)
     ]
-    assert result.devices[0].cuda_index == Unavailable("CUDA does not show the device")
+    assert result.devices[0].cuda_index == Unavailable("CUDA does not see the device")
 
 
 def test_unavailable_field_is_taken_from_other_library() -> None:
@@ -85,11 +85,11 @@ def test_mig_instance_is_matched_by_own_uuid() -> None:
     result = looked(MadeMachine(nvml(whole, *parts), cuda(shown)))
 
     assert [device.cuda_index for device in result.devices] == [
-        Unavailable("CUDA does not show the device"),
-        Unavailable("CUDA does not show the device"),
+        Unavailable("CUDA does not see the device"),
+        Unavailable("CUDA does not see the device"),
         0,
     ]
-    assert result.devices[0].notes == ("divided by MIG: CUDA sees its instances",)
+    assert result.devices[0].notes == ("MIG mode: CUDA sees its instances only",)
 
 
 # --- hidden, absent and lost -----------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_empty_variable_hides_all_devices() -> None:
     assert one(result).cuda_index == Unavailable("hidden: CUDA_VISIBLE_DEVICES is empty")
     assert result.notes == (
         "CUDA does not start: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
-        "CUDA_VISIBLE_DEVICES is empty: it hides every device",
+        "CUDA_VISIBLE_DEVICES is empty, which hides every device",
     )
 
 
@@ -123,7 +123,7 @@ def test_cuda_fields_are_unavailable_without_cuda() -> None:
     device = one(result)
     assert result.cuda == device.cuda_index == device.fields["warp_size"] == NO_CUDA
     assert device.fields["memory_total_bytes"] == 80 * GIB
-    assert any(note.startswith("NVML only") for note in result.notes)
+    assert any(note.startswith("no CUDA indices") for note in result.notes)
 
 
 def test_nvml_fields_are_unavailable_without_nvml() -> None:
@@ -133,7 +133,7 @@ def test_nvml_fields_are_unavailable_without_nvml() -> None:
     assert result.driver_version == device.fields["power_draw_w"] == NO_NVML
     assert device.fields["multiprocessor_count"] == 132
     assert device.cuda_index == 0
-    assert any(note.startswith("CUDA only") for note in result.notes)
+    assert any(note.startswith("no clocks, power") for note in result.notes)
 
 
 def test_query_without_any_gpu_is_refused_with_hint() -> None:
@@ -146,7 +146,7 @@ def test_query_without_any_gpu_is_refused_with_hint() -> None:
 def test_driver_without_gpus_differs_from_no_driver() -> None:
     error = (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
 
-    with pytest.raises(EnvironmentUnusable, match="NVML sees none; CUDA: CUDA_ERROR_NO_DEVICE"):
+    with pytest.raises(EnvironmentUnusable, match="NVML reports none; CUDA: CUDA_ERROR_NO_DEVICE"):
         looked(MadeMachine(nvml(), cuda(error=error)))
 
 
@@ -182,7 +182,7 @@ def test_every_registered_field_has_value_or_reason() -> None:
         if field.kind in ("fact", "telemetry") and field.group != "MIG instance"
     }
     assert fields.keys() == expected
-    assert fields["serial"] == Unavailable("NVML did not say")
+    assert fields["serial"] == Unavailable("NVML did not report it")
 
 
 def test_names_limit_fields_but_not_notes() -> None:
@@ -191,7 +191,7 @@ def test_names_limit_fields_but_not_notes() -> None:
     device = one(open_query(machine).read(names=["clock_event_reasons", "name"]))
 
     assert device.fields.keys() == {"clock_event_reasons", "name"}
-    assert device.notes == ("slowed: hardware thermal slowdown",)
+    assert device.notes == ("throttled: hardware thermal slowdown",)
 
 
 def test_activity_is_read_on_request_only() -> None:
@@ -224,7 +224,7 @@ def test_processes_are_listed_on_request_and_once_under_mig() -> None:
 
     assert looked(machine).devices[0].processes is None
     whole, instance = looked(machine, processes=True).devices
-    assert whole.processes == Unavailable("divided by MIG: its instances say")
+    assert whole.processes == Unavailable("the GPU is in MIG mode: see its instances")
     assert instance.processes == users
 
 
@@ -240,10 +240,10 @@ def test_result_of_simulated_machine_is_marked() -> None:
     ("fields", "note"),
     [
         ({"compute_mode": "prohibited"}, "compute mode: prohibited"),
-        ({"integrated": True}, "integrated: it shares the memory of the host"),
-        ({"remapped_rows_pending": True}, "reset it to replace memory rows"),
-        ({"remapped_rows_failed": True}, "memory rows cannot be replaced"),
-        ({"recovery_action": "reset the GPU"}, "the driver asks: reset the GPU"),
+        ({"integrated": True}, "integrated GPU: it uses the memory of the host"),
+        ({"remapped_rows_pending": True}, "reset the GPU to remap memory rows"),
+        ({"remapped_rows_failed": True}, "memory rows cannot be remapped"),
+        ({"recovery_action": "reset the GPU"}, "the driver requests: reset the GPU"),
         (
             {"ecc_dram_uncorrected_volatile": 2, "ecc_sram_uncorrected_volatile": 1},
             "3 uncorrectable ECC errors",

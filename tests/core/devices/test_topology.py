@@ -36,9 +36,7 @@ def test_peer_access_in_one_direction_is_no_access() -> None:
 def test_disagreement_nvml_reports_access_and_cuda_does_not() -> None:
     (pair,) = pairs(cuda(seen(0, 0), seen(1, 1)), link(0, 1))
 
-    assert pair.disagreement == (
-        "NVML 0 and 1: NVML says that peer access works, CUDA that it does not"
-    )
+    assert pair.disagreement == ("NVML 0 and 1: NVML reports peer access, CUDA does not")
 
 
 def test_disagreement_cuda_reports_access_and_nvml_does_not() -> None:
@@ -46,7 +44,7 @@ def test_disagreement_cuda_reports_access_and_nvml_does_not() -> None:
     (pair,) = pairs(view, link(0, 1, access="the chipset does not support it"))
 
     assert pair.disagreement is not None
-    assert "CUDA says that peer access works" in pair.disagreement
+    assert "CUDA reports peer access" in pair.disagreement
 
 
 def test_unavailable_access_is_no_disagreement() -> None:
@@ -61,14 +59,14 @@ def test_hidden_gpu_has_unavailable_cuda_access() -> None:
     view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
     (pair,) = pairs(view, link(0, 1))
 
-    assert pair.cuda_access == Unavailable("CUDA does not show both")
+    assert pair.cuda_access == Unavailable("not both devices are visible to CUDA")
 
 
 def test_pair_without_link_is_listed() -> None:
     first, second, third = pairs(NO_CUDA, link(0, 1), gpus=3)
 
     assert first.path == "NV18"
-    assert second.path == third.path == Unavailable("NVML does not say")
+    assert second.path == third.path == Unavailable("NVML does not report it")
 
 
 def test_mig_instances_are_in_no_pair() -> None:

@@ -87,20 +87,20 @@ def test_negative_number_ends_list_as_in_programming_guide() -> None:
 
     assert found.kept == (0, 2)
     assert found.notes == (
-        "CUDA_VISIBLE_DEVICES=0,2,-1,1: '-1' is negative, and all entries behind it are ignored",
+        "CUDA_VISIBLE_DEVICES=0,2,-1,1: '-1' is negative, so CUDA ignores this and all later entries",
     )
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("", "is empty: it hides every device"),
-        ("0,5,1", "there is no device 5 (there are 2), and all entries behind it are ignored"),
-        ("7", "there is no device 7 (there are 2)"),
+        ("", "is empty, which hides every device"),
+        ("0,5,1", "no device has index 5 (of 2), so CUDA ignores this and all later entries"),
+        ("7", "no device has index 7 (of 2)"),
         ("x", "'x' is not a number"),
-        ("0,0", "'0' names a device for the second time: CUDA refuses to start"),
-        (f"{FIRST},1", "'1' does not begin with GPU- or MIG-"),
-        ("GPU-abc", "no device has a UUID that begins with 'GPU-abc'"),
+        ("0,0", "'0' repeats a device, so CUDA does not start"),
+        (f"{FIRST},1", "'1' does not start with GPU- or MIG-"),
+        ("GPU-abc", "no UUID starts with 'GPU-abc'"),
     ],
 )
 def test_ineffective_entry_has_note(value: str, reason: str) -> None:
@@ -113,7 +113,7 @@ def test_ambiguous_uuid_prefix_matches_none() -> None:
     found = visibility("GPU-1", ["GPU-11", "GPU-12"])
 
     assert found.kept == ()
-    assert "2 devices have UUIDs that begin with 'GPU-1'" in found.notes[0]
+    assert "2 UUIDs start with 'GPU-1'" in found.notes[0]
 
 
 @given(st.text(), st.integers(0, 4))

@@ -10,14 +10,14 @@ from core.memory.areas import Truth
 from core.memory.builders import Entry
 
 from cudakit.core.memory.replay import Replay, replay
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One allocation; its events as the replay numbers them: BEFORE the first, or n for not yet."""
+    """One allocation; its events as the replay numbers them: BEFORE_TRACE the first, or n for not yet."""
 
     address: int
     size: int
@@ -47,14 +47,16 @@ class History:
             self,
             entries=self.entries[dropped:],
             truths=self.truths[dropped:],
-            lives=tuple(_moved(life, lambda event: max(event - dropped, BEFORE)) for life in ended),
+            lives=tuple(
+                _moved(life, lambda event: max(event - dropped, BEFORE_TRACE)) for life in ended
+            ),
         )
 
     def with_merged_frees(self) -> History:
         """Write a free that completes at once as one entry, as viewers do."""
         entries: list[Entry] = []
         truths = [self.truths[0]]
-        place = {BEFORE: BEFORE}  # where an entry went
+        place = {BEFORE_TRACE: BEFORE_TRACE}  # where an entry went
         for i, (entry, truth) in enumerate(zip(self.entries, self.truths[1:], strict=True)):
             if entries and _completes(entry, self.entries[i - 1]):
                 entries[-1] = replace(entries[-1], action=Action.FREE)
@@ -75,7 +77,7 @@ class History:
 
     def known_stack(self, life: Life) -> int:
         """Say what can be known of who allocated: nothing where only the free was recorded."""
-        is_unseen = life.begin == BEFORE and life.end < len(self.entries)
+        is_unseen = life.begin == BEFORE_TRACE and life.end < len(self.entries)
         return 0 if is_unseen else life.stack
 
     def shows_every_end(self) -> bool:
@@ -84,7 +86,7 @@ class History:
         It cannot of a block from before the trace that is gone at the end, if nothing that is kept
         ever lay right behind it.
         """
-        return all(self.shows_end(life) for life in self.lives if life.begin == BEFORE)
+        return all(self.shows_end(life) for life in self.lives if life.begin == BEFORE_TRACE)
 
     def shows_end(self, life: Life) -> bool:
         stop = life.address + life.size

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpu.happens_before import Operation, Order
 
-from cudakit.core.sanitize.operations import fill_is_waited_for, host_part
+from cudakit.core.sanitize.operations import fill_is_waited_for, host_role
 from cudakit.core.sanitize.strided import rows_of
 from cudakit.trace.events import (
     Access,
@@ -211,7 +211,7 @@ class _Translator:
             yield access
 
     def _copy(self, copy: Copy) -> Iterator[Fact]:
-        side = host_part(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
+        side = host_role(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
         if side.waits_before:
             yield StreamSync(copy.stream)
         yield Launch(copy.stream, "copy")

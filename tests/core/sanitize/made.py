@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudakit.core.sanitize.names import site
+from cudakit.core.sanitize.names import call_site_index
 from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
@@ -195,4 +195,4 @@ def result_of(report: Report, *, simulated: bool = False, stopped: bool = False)
 
 
 def stack_site(number: int) -> int:
-    return site(frames(number))
+    return call_site_index(frames(number))

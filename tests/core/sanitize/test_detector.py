@@ -149,7 +149,7 @@ def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Pat
     assert result.gaps == {}
 
 
-def test_launch_never_read_is_analysed_by_its_assumed_accesses(tmp_path: Path) -> None:
+def test_launch_never_read_back_is_analyzed_by_its_assumed_accesses(tmp_path: Path) -> None:
     watch, report = RaceDetector(), Report()
     found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
     watch.feed(found, report)
@@ -158,5 +158,5 @@ def test_launch_never_read_is_analysed_by_its_assumed_accesses(tmp_path: Path) -
     assert trace == (found.process, found.chain)
     assert race.confidence is Confidence.LIKELY
     result = watch.result(report)
-    assert result.gaps == {"launch whose accesses were never read": 1}
+    assert result.gaps == {"launch whose accesses were never read back": 1}
     assert result.coverage.launches_assumed == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.names import SHORT, place, short_kernel, site, stream_name
+from cudakit.core.sanitize.names import SHORT, call_site, call_site_index, short_kernel, stream_name
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
@@ -104,20 +104,20 @@ def test_stream_name_uses_cuda_terms(number: int, flag: StreamFlag | None, name:
 def test_call_site_is_innermost_frame_outside_libraries(library: str) -> None:
     frames = (Frame("f", library, 3), Frame("step", "/home/u/train.py", 7), Frame("m", "/x.py", 1))
 
-    assert site(frames) == 1
-    assert place(frames) == "train.py:7"
+    assert call_site_index(frames) == 1
+    assert call_site(frames) == "train.py:7"
 
 
 @pytest.mark.parametrize("typed", ["<stdin>", "<string>", "<ipython-input-3>"])
 def test_interactive_code_counts_as_program_code(typed: str) -> None:
-    assert site((Frame("run", typed, 1), Frame("main", "/x.py", 2))) == 0
+    assert call_site_index((Frame("run", typed, 1), Frame("main", "/x.py", 2))) == 0
 
 
 def test_call_site_of_library_only_stack_is_its_innermost_frame() -> None:
     frames = (Frame("f", "<generated>", 3), Frame("g", "/v/site-packages/a/b.py", 9))
 
-    assert site(frames) == 0
+    assert call_site_index(frames) == 0
 
 
 def test_call_site_of_empty_stack_is_empty() -> None:
-    assert (site(()), place(())) == (0, "")
+    assert (call_site_index(()), call_site(())) == (0, "")

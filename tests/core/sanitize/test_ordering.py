@@ -272,4 +272,4 @@ def test_stream_without_recorded_creation_is_counted_as_gap() -> None:
     s = Scene(NON_BLOCKING)
     s.W(77, "x")
     assert len(s.W(1, "x")) == 1
-    assert s.engine.gaps == {"stream that was not seen to be made": 1}
+    assert s.engine.gaps == {"stream whose creation was not recorded": 1}

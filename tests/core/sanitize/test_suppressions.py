@@ -53,7 +53,7 @@ def test_invalid_pattern_is_refused_in_one_line(pattern: str) -> None:
     with pytest.raises(UsageError) as caught:
         suppressions([pattern])
 
-    assert caught.value.message == f"--suppress: {pattern!r} is not a suppression"
+    assert caught.value.message == f"--suppress: {pattern!r} is not a suppression pattern"
     assert "kernel:GLOB" in caught.value.hint
 
 
@@ -79,7 +79,7 @@ def test_error_names_the_invalid_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "No such file"), (b"\xff\xfe", "not text in UTF-8")]
+    ("content", "reason"), [(None, "No such file"), (b"\xff\xfe", "not valid UTF-8")]
 )
 def test_error_names_the_unreadable_file(
     tmp_path: Path, content: bytes | None, reason: str
@@ -88,5 +88,5 @@ def test_error_names_the_unreadable_file(
     if content is not None:
         file.write_bytes(content)
 
-    with pytest.raises(UsageError, match=f"cannot read the suppressions in {file}: .*{reason}"):
+    with pytest.raises(UsageError, match=f"cannot read suppressions from {file}: .*{reason}"):
         suppressions([f"@{file}"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.gpu.driver_errors import Status, cuda_error
-from cudakit.gpu.graphed.capture import refusal, status_of
+from cudakit.gpu.graphed.capture import capture_failure, status_of
 
 SPOILED = cuda_error(Status.STREAM_CAPTURE_INVALIDATED)
 
@@ -36,8 +36,8 @@ class OfCuPy(RuntimeError):
         (SPOILED, Status.STREAM_CAPTURE_INVALIDATED),
     ],
 )
-def test_the_error_of_any_library_becomes_the_drivers(raised: Exception, status: Status) -> None:
-    found = refusal(raised, SPOILED)
+def test_capture_error_of_any_library_becomes_cuda_error(raised: Exception, status: Status) -> None:
+    found = capture_failure(raised, SPOILED)
 
     assert (found.code, found.name) == (status, f"CUDA_ERROR_{status.name}")
     assert str(raised).partition("\n")[0] in found.message
@@ -45,7 +45,7 @@ def test_the_error_of_any_library_becomes_the_drivers(raised: Exception, status:
     assert found.hint
 
 
-def test_other_errors_are_none_of_capturing() -> None:
+def test_other_errors_are_not_capture_errors() -> None:
     class Exit(Exception):
         code = 3
 

@@ -31,7 +31,7 @@ def test_kernel_log_has_messages_without_their_numbers(tmp_path: Path) -> None:
 
 def test_unreadable_kernel_log_is_unavailable_with_its_error(tmp_path: Path) -> None:
     assert kernel_log(Files(tmp_path)) == Unavailable(
-        "the kernel's log cannot be read (ENOENT on /dev/kmsg)"
+        "the kernel log cannot be read (ENOENT on /dev/kmsg)"
     )
 
 

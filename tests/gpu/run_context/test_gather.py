@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_device_unknown_to_nvml_has_no_count_of_processes() -> None:
     found = gather(Machine(), variables={})
 
     assert found.nvml_device is None
-    assert found.other_processes == Unavailable("NVML does not know the device")
+    assert found.other_processes == Unavailable("NVML does not report the device")
 
 
 # --- gather_all: what doctor checks ----------------------------------------------------------------
@@ -82,24 +83,28 @@ def test_device_unknown_to_nvml_has_no_count_of_processes() -> None:
 def test_failing_source_costs_no_other_fact(tmp_path: Path) -> None:
     found = gather_all(Machine(), variables={}, search_path=[str(tmp_path)], files=Files(tmp_path))
 
-    assert found.cuda == Unavailable("looking failed: ZeroDivisionError: unforeseen")
+    assert found.cuda == Unavailable("reading failed: ZeroDivisionError: unforeseen")
     assert isinstance(found.nvml, NvmlView)
     assert found.telemetry == (Telemetry(1, {"asked_of": 0, "names": 0}),)
     assert found.software.distributions == ()
 
 
-def test_files_of_the_host_are_ignored_if_the_gpus_are_simulated() -> None:
-    found = gather_all(Machine(simulated=True), variables={"A": "1"}, search_path=[])
+def test_simulated_machine_has_no_fact_of_the_host() -> None:
+    found = gather_all(
+        Machine(simulated=True), variables={"NCCL_DEBUG": "INFO"}, search_path=sys.path
+    )
 
     assert found.simulated
-    assert found.variables == {"A": "1"}
+    assert found.variables == {}
+    assert found.software.distributions == ()
+    assert isinstance(found.limits, Unavailable)
     assert found.host.kernel == ""
     assert isinstance(found.driver.kernel_log, Unavailable)
     assert found.software.libraries == ()
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
-def test_simulated_gpus_are_chosen_by_no_variable_of_the_process(name: str) -> None:
+def test_variables_of_process_do_not_select_simulated_gpus(name: str) -> None:
     found = gather(open_machine("sim"), variables={name: "1", "CUDA_LAUNCH_BLOCKING": "1"})
 
     assert found.variables == {"CUDA_LAUNCH_BLOCKING": "1"}

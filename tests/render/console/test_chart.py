@@ -26,7 +26,7 @@ def test_a_peak_of_one_sample_is_seen() -> None:
     y = np.full(1000, 10)
     y[617] = 1000
     top = drawn(lines_of(Series("memory", y)))[0]
-    assert top.count("▔") == 1
+    assert top.count("⠛") == 1
 
 
 @given(
@@ -58,7 +58,7 @@ def test_the_axes_carry_units() -> None:
     assert lines[5].startswith("1.50 GiB ┤")
     assert lines[9].startswith("     0 B ┼──")
     assert lines[10].split() == ["0", "s", "time", "12", "s"]
-    assert lines[11] == "━ allocated  max 3.00 GiB"
+    assert lines[11] == "⠶ allocated  max 3.00 GiB"
 
 
 def test_lines_have_a_glyph_each() -> None:
@@ -71,7 +71,7 @@ def test_lines_have_a_glyph_each() -> None:
 def test_a_curve_that_another_hides_is_named_instead_of_drawn() -> None:
     lines = drawn(lines_of(FLAT, Series("nearly", np.full(1000, 99))))
     assert lines[-2:] == [
-        "━ flat  max 100 B",
+        "⠶ flat  max 100 B",
         "nearly, max 99 B, is too close to flat to be drawn.",
     ]
 

@@ -18,7 +18,7 @@ from cudakit.core.bench.workload import Verification
 from cudakit.core.bench.workloads.gemm import GemmWorkload, PreparedGemm
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Stream
-from cudakit.gpu.api.gemm import Algorithm, Multiplication
+from cudakit.gpu.api.gemm import Algorithm, GemmPlan
 
 # A candidate that is this many times slower than the default is not measured, because it would delay all
 # rounds.
@@ -30,7 +30,7 @@ _PILOTS = 2
 class _Candidate:
     """An algorithm that is ready to run."""
 
-    multiplication: Multiplication
+    plan: GemmPlan
     rotation: BufferRotation
     estimate_s: float
     work: SampleWork | None = None
@@ -43,7 +43,7 @@ class _Candidate:
 
     def close(self) -> None:
         self.drop_work()
-        self.multiplication.close()
+        self.plan.close()
 
 
 class AlgorithmTrials:
@@ -125,9 +125,9 @@ class AlgorithmTrials:
 
     def verify(self, number: int) -> bool:
         """Run a candidate on every buffer set, and return whether the outputs are correct."""
-        multiplication, stream = self._candidates[number].multiplication, self._timer.stream
+        plan, stream = self._candidates[number].plan, self._timer.stream
         for index in range(self._sets):
-            self._gemm.enqueue_by(multiplication, stream, index)
+            self._gemm.enqueue_by(plan, stream, index)
         self._timer.gpu.sync_stream(stream)
         self.verifications[number] = self._gemm.verify()
         return self.verifications[number].passed
@@ -157,12 +157,10 @@ class AlgorithmTrials:
     def _make(self, number: int) -> _Candidate:
         """Load the kernel of a candidate by one execution, and estimate its time."""
         workload = self._workload
-        multiplication = self._blas.multiplication(
-            workload.gemm, workload.settings, self._algorithms[number]
-        )
+        plan = self._blas.prepare(workload.gemm, workload.settings, self._algorithms[number])
 
         def enqueue(stream: Stream, index: int) -> None:
-            self._gemm.enqueue_by(multiplication, stream, index)
+            self._gemm.enqueue_by(plan, stream, index)
 
         try:
             rotation = BufferRotation(enqueue, self._sets)
@@ -170,9 +168,9 @@ class AlgorithmTrials:
             self._timer.time(pilot)
             times_s = [self._timer.time(pilot).time_s for _ in range(_PILOTS)]
         except BaseException:
-            multiplication.close()
+            plan.close()
             raise
-        return _Candidate(multiplication, rotation, min(times_s))
+        return _Candidate(plan, rotation, min(times_s))
 
     def _read(self, number: int) -> Reading:
         candidate = self._candidates[number]

@@ -26,9 +26,9 @@ from cudakit.gpu.api.gemm import (
     DATA_TYPES,
     Algorithm,
     Gemm,
+    GemmPlan,
     GemmSettings,
     Library,
-    Multiplication,
 )
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
@@ -147,8 +147,8 @@ class PreparedGemm:
         gemm, settings = workload.gemm, workload.settings
         with ExitStack() as cleanup:
             blas = cleanup.enter_context(closing(gpu.blas(workload.library)))
-            self._multiplication = cleanup.enter_context(
-                closing(blas.multiplication(gemm, settings, workload.algorithm))
+            self._plan = cleanup.enter_context(
+                closing(blas.prepare(gemm, settings, workload.algorithm))
             )
             self._version = blas.version
             self._checker = cleanup.enter_context(
@@ -174,7 +174,7 @@ class PreparedGemm:
     @property
     def algorithm(self) -> Algorithm | Unavailable:
         """The algorithm, if the library reports it."""
-        return self._multiplication.algorithm
+        return self._plan.algorithm
 
     @property
     def settings(self) -> Mapping[str, Axis]:
@@ -186,7 +186,7 @@ class PreparedGemm:
             "version": self._version,
             "workspace_bytes": self._workload.settings.workspace_bytes,
             "asked": describe_settings(self._workload.settings),
-            **self._multiplication.settings,
+            **self._plan.settings,
             "algorithm": algorithm,
         }
 
@@ -203,11 +203,11 @@ class PreparedGemm:
         self._sets.extend(made[number] for number in range(len(made)))
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        self.enqueue_by(self._multiplication, stream, index)
+        self.enqueue_by(self._plan, stream, index)
 
-    def enqueue_by(self, multiplication: Multiplication, stream: Stream, index: int) -> None:
-        """Enqueue the GEMM by another multiplication, on a buffer set."""
-        multiplication.enqueue(self._sets[index % len(self._sets)], stream)
+    def enqueue_by(self, plan: GemmPlan, stream: Stream, index: int) -> None:
+        """Enqueue another plan of the same GEMM on a buffer set."""
+        plan.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
         verification = worst(map(self._checker.check, self._made))

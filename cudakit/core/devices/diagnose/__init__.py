@@ -1,20 +1,20 @@
-"""``doctor``: diagnose the CUDA set-up and GPU health, by checks of a RunContext. Pure."""
+"""``doctor``: diagnose the CUDA set-up and GPU health by checks of a RunContext. Pure."""
 
 from __future__ import annotations
 
 import platform
+import re
 from collections import Counter
 from collections.abc import Collection
 
 from cudakit.core.devices.diagnose.check import (
-    EXPLANATION_SCHEMA,
     SCHEMA,
     Check,
+    CheckResult,
     DeviceLine,
     DoctorResult,
-    Explanation,
-    Judged,
     Status,
+    overall_status,
 )
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES, checks_by_id
 from cudakit.core.devices.diagnose.driver import (
@@ -23,12 +23,13 @@ from cudakit.core.devices.diagnose.driver import (
     libcuda_path,
     nvml_library_version,
 )
+from cudakit.core.devices.diagnose.variables import set_variables
 from cudakit.errors import UsageError
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# The packages whose versions a report names.
+# Packages whose versions a report lists.
 _PACKAGES = (
     "cudakit",
     "torch",
@@ -52,11 +53,11 @@ def diagnose(
     skip: Collection[str] = (),
     deep: bool = False,
 ) -> DoctorResult:
-    """Run the checks: all, or ``only`` some, without those to ``skip``; ``deep`` adds the self-test.
+    """Run all checks, or ``only`` some, without those to ``skip``; ``deep`` adds the self-test.
 
     Raises UsageError for an id that no check has, and for a self-test without ``deep``.
     """
-    refuse_unknown(only, skip, deep=deep)
+    only, skip = selected_ids(only, skip, deep=deep)
     themes = {**THEMES, **SELF_TEST} if deep else THEMES
     checks = tuple(
         _run(theme, check, context)
@@ -68,50 +69,51 @@ def diagnose(
     return DoctorResult(
         schema=SCHEMA,
         simulated=context.simulated,
-        status=max((check.status for check in checks), default=Status.OK),
+        status=overall_status(counts),
         counts={status.name.lower(): counts[status] for status in Status},
         about=versions(context),
-        # Those that NVML knows, else those that CUDA knows.
         devices=tuple(
             _line(one) for one in context.nvml_devices or context.cuda_devices if one.parent is None
         ),
         checks=checks,
+        variables=set_variables(context),
     )
 
 
-def _run(theme: str, check: Check, context: RunContext) -> Judged:
+def _run(theme: str, check: Check, context: RunContext) -> CheckResult:
     found = check.run(context)
-    return Judged(
+    return CheckResult(
         check.id, theme, check.title, found.status, found.summary, found.evidence, found.fix
     )
 
 
-def refuse_unknown(only: Collection[str], skip: Collection[str], *, deep: bool) -> None:
-    """Raise UsageError for a selection of checks that cannot be run."""
-    for name in (*only, *skip):
-        find(name)
-    refused = {check.id for members in SELF_TEST.values() for check in members} & set(only)
-    if not deep and refused:
+def selected_ids(
+    only: Collection[str], skip: Collection[str], *, deep: bool
+) -> tuple[set[str], set[str]]:
+    """Return the full ids of a selection of checks.
+
+    Raises UsageError for an id that no check has, and for a self-test without ``deep``.
+    """
+    chosen, skipped = ({find(name).id for name in names} for names in (only, skip))
+    refused = {check.id for members in SELF_TEST.values() for check in members} & chosen
+    if refused and not deep:
         raise UsageError(
-            f"{', '.join(sorted(refused))} uses the GPU", hint="add --deep to allow it"
+            f"{', '.join(sorted(refused))} uses the GPU", hint="add --deep to allow that"
         )
+    return chosen, skipped
 
 
 def find(name: str) -> Check:
-    """Return the check of an id. Raises UsageError if there is none."""
+    """Return the check with an id such as CK005, ck5 or 5. Raises UsageError if there is none."""
     known = checks_by_id()
-    if name not in known:
+    number = re.fullmatch(r"(?:CK)?0*(\d{1,3})", name.strip(), re.IGNORECASE)
+    check = known.get(f"CK{int(number[1]):03}") if number else None
+    if check is None:
         raise UsageError(
-            f"there is no check {name!r}",
-            hint=f"checks are {min(known)} to {max(known)}: cudakit doctor lists them",
+            f"no check {name!r}",
+            hint=f"ids are {min(known)} to {max(known)}; cudakit doctor --all lists the checks",
         )
-    return known[name]
-
-
-def explain(name: str) -> Explanation:
-    """Return what a check examines and why. Raises UsageError for an id that no check has."""
-    check = find(name)
-    return Explanation(EXPLANATION_SCHEMA, check.id, check.title, check.explanation)
+    return check
 
 
 # --- versions and devices --------------------------------------------------------------------------
@@ -151,7 +153,7 @@ def _packages(c: RunContext) -> dict[str, str]:
 
 def _line(device: DeviceFacts) -> DeviceLine:
     def text(name: str) -> str | Unavailable:
-        value = device.fields.get(name, Unavailable("not asked for"))
+        value = device.fields.get(name, Unavailable("not known"))
         return value if isinstance(value, (str, Unavailable)) else str(value)
 
     memory = device.fields.get("memory_total_bytes", device.fields.get("usable_memory_bytes"))

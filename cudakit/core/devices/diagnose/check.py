@@ -1,4 +1,4 @@
-"""Checks, what one finds, and the result of all: the JSON of ``cudakit doctor``."""
+"""Checks, findings, and the result of all checks: the JSON of ``cudakit doctor``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from cudakit.units import Unavailable
 _T = TypeVar("_T")
 
 SCHEMA = "cudakit.doctor/1"
-EXPLANATION_SCHEMA = "cudakit.doctor.explanation/1"
 
 
 class Status(IntEnum):
-    """The outcome of a check, the worse the higher."""
+    """The outcome of a check; a higher value is worse."""
 
     OK = 0
-    UNKNOWN = 1  # could not be checked; never counts as a finding
-    WARN = 2  # CUDA works, but something slows it down, or will surprise
+    UNKNOWN = 1  # the check could not be made; never counts as a problem
+    WARN = 2  # CUDA works, but slowly or with surprises
     FAIL = 3  # CUDA does not work, or not on every GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The outcome of one check, with the reason."""
 
     status: Status
-    summary: str  # one line that can stand alone
+    summary: str  # one line: the problem, or what is in order
     evidence: Mapping[str, str] = field(default_factory=dict)  # observed values, by name
     fix: tuple[str, ...] = ()  # commands or sentences, most promising first
 
@@ -41,10 +40,10 @@ Examine: TypeAlias = Callable[[RunContext], Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question. Its explanation is the docstring of the function that answers it."""
+    """One check; its explanation is the docstring of ``examine``."""
 
-    id: str  # CK and three digits; never given to another question
-    title: str  # the statement that holds if all is well
+    id: str  # CK and three digits; the id of a dropped check is never reused
+    title: str  # the statement that holds if the check passes
     examine: Examine
 
     @property
@@ -52,77 +51,84 @@ class Check:
         return inspect.getdoc(self.examine) or ""
 
     def run(self, context: RunContext) -> Finding:
-        """Examine a context; if that is impossible or fails, return UNKNOWN with the reason."""
+        """Examine a context; return UNKNOWN with the reason if that is impossible or raises."""
         try:
             return self.examine(context)
         except NotCheckable as reason:
             return Finding(Status.UNKNOWN, str(reason))
-        except Exception as error:  # noqa: BLE001 one broken check must not cost the others
-            return Finding(Status.UNKNOWN, f"the check broke: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 one broken check must not prevent the others
+            return Finding(
+                Status.UNKNOWN, f"internal error in this check: {type(error).__name__}: {error}"
+            )
 
 
 class NotCheckable(Exception):
-    """A check lacks a fact that it needs; the message is the reason."""
+    """A fact that the check needs is missing; the message is the reason."""
 
 
 def require(fact: _T | Unavailable, reason: str = "") -> _T:
-    """Return a fact. Raises NotCheckable with its reason, or another, if it is Unavailable."""
+    """Return a fact. Raises NotCheckable with ``reason``, or the fact's own, if it is Unavailable."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact
 
 
 def ok(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:
-    """Return the finding that all is well."""
+    """Return a finding with status OK."""
     return Finding(Status.OK, summary, evidence or {})
 
 
 def warn(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
-    """Return the finding of something that slows CUDA down, or will surprise."""
+    """Return a finding with status WARN."""
     return Finding(Status.WARN, summary, evidence or {}, fix)
 
 
 def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
-    """Return the finding of something that does not work."""
+    """Return a finding with status FAIL."""
     return Finding(Status.FAIL, summary, evidence or {}, fix)
 
 
 def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
-    """Join the findings that are not OK, the worst first; return ``otherwise`` if there are none."""
-    wrong = sorted(
+    """Join the findings that are not OK, worst first; return ``otherwise`` if there are none."""
+    problems = sorted(
         (one for one in findings if one.status is not Status.OK), key=lambda one: -one.status
     )
-    if not wrong:
+    if not problems:
         return otherwise
     return Finding(
-        wrong[0].status,
-        "; ".join(dict.fromkeys(one.summary for one in wrong)),
-        {label: value for one in wrong for label, value in one.evidence.items()},
-        tuple(dict.fromkeys(fix for one in wrong for fix in one.fix)),
+        problems[0].status,
+        "; ".join(dict.fromkeys(one.summary for one in problems)),
+        {label: value for one in problems for label, value in one.evidence.items()},
+        tuple(dict.fromkeys(fix for one in problems for fix in one.fix)),
     )
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 GPU``, ``2 GPUs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # --- the result ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One check and what it found."""
+class CheckResult:
+    """One check and its finding."""
 
     id: str
     theme: str
-    title: str  # what holds where all is well
+    title: str  # the statement that holds if the check passes
     status: Status
-    summary: str  # one sentence: what was found, or why nothing could be
-    evidence: Mapping[str, str]  # what was seen, by name
+    summary: str  # one line: the problem, what is in order, or why the check could not be made
+    evidence: Mapping[str, str]  # observed values, by name
     fix: tuple[str, ...]  # commands or sentences, most promising first
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """Which GPU was looked at."""
+    """One GPU of the report."""
 
-    index: int  # NVML's
+    index: int  # NVML index, or the CUDA index if NVML does not answer
     name: str | Unavailable
     uuid: str | Unavailable
     pci_bus_id: str | Unavailable
@@ -131,16 +137,28 @@ class DeviceLine:
 
 
 @dataclass(frozen=True, slots=True)
+class SetVariable:
+    """An environment variable that is set and changes CUDA, a library, a framework or cudakit."""
+
+    name: str
+    value: str
+    effect: str
+    library: str  # that reads it
+    source: str  # section of the documentation, or source file
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorResult:
-    """All checks that were made, and on what machine."""
+    """The findings of all checks on one machine."""
 
     schema: str
-    simulated: bool  # the GPUs are
-    status: Status  # the worst of all checks
-    counts: Mapping[str, int]  # checks by status
-    about: Mapping[str, str]  # versions, by what they are of
+    simulated: bool  # whether the GPUs are simulated
+    status: Status  # the worst of all checks; unknown only if no check could be made
+    counts: Mapping[str, int]  # number of checks by status
+    about: Mapping[str, str]  # versions of system, driver and packages
     devices: tuple[DeviceLine, ...]
-    checks: tuple[Judged, ...]
+    checks: tuple[CheckResult, ...]
+    variables: tuple[SetVariable, ...] = ()  # environment variables that are set
 
     @property
     def failures(self) -> int:
@@ -151,11 +169,7 @@ class DoctorResult:
         return self.counts[Status.WARN.name.lower()]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What one check looks at and why (``doctor --explain``)."""
-
-    schema: str
-    id: str
-    title: str  # what holds where all is well
-    explanation: str
+def overall_status(statuses: Iterable[Status]) -> Status:
+    """Return the worst status; UNKNOWN only if no check could be made."""
+    found = set(statuses)
+    return max(found - {Status.UNKNOWN}, default=Status.UNKNOWN if found else Status.OK)

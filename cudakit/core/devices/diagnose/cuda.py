@@ -1,10 +1,18 @@
-"""Checks that CUDA starts, sees the right devices, and works (CK005, CK014, CK015, CK041 to CK044)."""
+"""Checks that CUDA starts, sees the expected devices and works (CK005, CK014, CK015, CK041 to CK044)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, fail, ok, require, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    count_of,
+    fail,
+    ok,
+    require,
+    warn,
+)
 from cudakit.core.devices.diagnose.driver import (
     cuda_text,
     driver_cuda,
@@ -16,45 +24,43 @@ from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# The known causes of each error of cuInit (CUDA Driver API, CUresult).
-CAUSES: Mapping[int, tuple[str, ...]] = {
-    2: (
-        "a limit of address space (ulimit -v) or vm.overcommit_memory=2 keeps CUDA from reserving "
-        "addresses: see CK035",
+# What to do after each error of cuInit (CUDA Driver API, CUresult).
+REMEDIES: Mapping[int, tuple[str, ...]] = {
+    2: ("CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)",),
+    3: ("the process was forked after its parent used CUDA: start workers with spawn",),
+    34: ("the stub libcuda was loaded: remove .../lib64/stubs from LD_LIBRARY_PATH (CK008)",),
+    46: (
+        "another process uses the GPU in exclusive mode, or its compute mode forbids use (CK018)",
     ),
-    3: ("the process was forked after CUDA had been used: start workers with spawn",),
-    34: ("a stub libcuda was loaded: take .../lib64/stubs off LD_LIBRARY_PATH (CK008)",),
-    46: ("another process holds the GPU exclusively, or its compute mode forbids use: see CK018",),
     100: (
-        "no GPU is within reach: see CK002 (device nodes), CK014 (CUDA_VISIBLE_DEVICES), "
-        "CK016 (container), CK017 (MIG)",
+        "check the device nodes (CK002), CUDA_VISIBLE_DEVICES (CK014), the container (CK016) and "
+        "MIG (CK017)",
     ),
-    101: ("the driver and its device nodes do not agree: restart the container (CK002)",),
-    102: ("a vGPU without a licence: start nvidia-gridd and look at nvidia-smi -q | grep -i lic",),
+    101: ("the device nodes do not fit the driver: restart the container (CK002)",),
+    102: ("license the vGPU: start nvidia-gridd, then check nvidia-smi -q | grep -i lic",),
     304: (
-        "a call to the operating system failed: look at device nodes (CK002), at limits (CK035), and "
-        "at the number of open files (ulimit -n)",
+        "check the device nodes (CK002), memory limits (CK035) and the limit on open files (ulimit -n)",
     ),
     802: (
-        "the NVSwitch fabric is not ready: see CK006",
-        "systemctl status nvidia-fabricmanager; its version must be the driver's",
+        "start the fabric manager (CK006): sudo systemctl start nvidia-fabricmanager",
+        "its version must equal the driver's",
     ),
     803: (
-        "libcuda and the kernel's module are of different drivers: see CK004",
-        "take cuda-compat off LD_LIBRARY_PATH: see CK008",
+        "libcuda and the kernel module have different versions: reboot after a driver update (CK004)",
+        "remove cuda-compat from LD_LIBRARY_PATH (CK008)",
     ),
     804: (
-        "libcuda of cuda-compat runs on data-centre GPUs only: take it off LD_LIBRARY_PATH (CK008)",
-        "and update the driver instead",
+        "cuda-compat supports data-center GPUs only: remove it from LD_LIBRARY_PATH (CK008)",
+        "update the driver instead",
     ),
-    805: ("the MPS daemon does not answer: see CK019",),
-    806: ("the MPS server broke off: echo quit | nvidia-cuda-mps-control, and start it again",),
+    805: ("start the MPS daemon, or unset CUDA_MPS_PIPE_DIRECTORY (CK019)",),
+    806: ("restart MPS: echo quit | nvidia-cuda-mps-control; nvidia-cuda-mps-control -d",),
     807: ("the MPS server is starting: try again",),
-    808: ("the MPS server has its most clients: end one",),
-    809: ("the MPS server has its most connections: end a client",),
+    808: ("the MPS server has its maximum number of clients: end one",),
+    809: ("the MPS server has its maximum number of connections: end a client",),
     999: (
-        "/dev/nvidia-uvm is missing or broken, often after suspend: "
-        "sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm (CK002)",
+        "reload the UVM module, which often breaks after suspend (CK002): "
+        "sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm",
         "sudo dmesg | grep -iE 'nvrm|xid' | tail",
     ),
 }
@@ -64,12 +70,12 @@ _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
 
 def cuda_starts(c: RunContext) -> Finding:
-    """The first call of every CUDA program is cuInit; its error says which cause to look for.
+    """Every CUDA program calls cuInit first; its error code shows the cause.
 
-    A short child process asks, so that nothing is initialised where it would harm a later fork. The
-    codes: 2 limits of memory, 34 a stub library, 100 no device within reach, 802 the NVSwitch fabric is
-    not ready, 803 libcuda and kernel module differ, 804 cuda-compat on hardware that it does not
-    support, 805 to 809 MPS, 999 often a missing /dev/nvidia-uvm.
+    A short-lived child process calls cuInit, so that cudakit's own process can still fork. Error codes:
+    2 memory limits, 34 stub library, 100 no device found, 802 NVSwitch fabric not ready, 803 libcuda and
+    kernel module have different versions, 804 cuda-compat on unsupported hardware, 805 to 809 MPS, 999
+    often a missing /dev/nvidia-uvm. `cudakit explain CODE` explains each.
     """
     cuda = c.cuda
     if isinstance(cuda, Unavailable):
@@ -84,68 +90,72 @@ def cuda_starts(c: RunContext) -> Finding:
     if cuda.error is not None:
         require_driver(c)
         code, name, text = cuda.error
-        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *CAUSES.get(code, ()))
+        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *REMEDIES.get(code, ()))
     if not cuda.devices:
-        return fail("CUDA starts but sees no device", evidence, *CAUSES[100])
-    count = len(cuda.devices)
-    return ok(f"CUDA {version} starts and sees {count} device{'' if count == 1 else 's'}", evidence)
+        return fail("CUDA starts but finds no device", evidence, *REMEDIES[100])
+    return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 
 def _without_libcuda(c: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
         return fail(
-            f"CUDA cannot be asked: {reason}", {}, "sudo dmesg | grep -iE 'nvrm|xid' | tail"
+            f"the query of the CUDA driver failed: {reason}",
+            {},
+            "sudo dmesg | grep -iE 'nvrm|xid' | tail",
         )
     fix = (
         "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         if c.host.container
-        else "install the driver's CUDA library (libcuda.so.1), of the kernel module's version"
+        else "install the driver's CUDA library (libcuda.so.1) in the version of the kernel module"
     )
     return fail("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
 
 
 def visible_devices(c: RunContext) -> Finding:
-    """CUDA_VISIBLE_DEVICES lists the devices that a program may see, in the order it will number them.
+    """CUDA_VISIBLE_DEVICES lists the devices that CUDA programs see, in the order of their CUDA indices.
 
-    Not set, all are visible; empty, none. The list ends at the first entry that names no device
-    (0,2,-1,1 shows 0 and 2), and an entry named twice leaves none at all. An entry is an index, or the
-    beginning of a UUID (GPU-8932f937, MIG-...). Indices count as CUDA does, which is nvidia-smi's order
-    only with CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA Programming Guide, CUDA Environment Variables.
+    If it is not set, all devices are visible; if it is empty, none. The list ends at the first invalid
+    entry (0,2,-1,1 shows 0 and 2), and a device listed twice hides all devices. An entry is an index or
+    the beginning of a UUID (GPU-8932f937, MIG-...). Indices are in CUDA's order, which equals nvidia-smi's
+    only with CUDA_DEVICE_ORDER=PCI_BUS_ID. Source: CUDA Programming Guide, CUDA Environment Variables.
     """
     cuda = c.cuda
     value = c.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
     if value is None:
         return ok(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
-        raise NotCheckable(f"{VARIABLE} is {value!r}, but CUDA sees no device either way (CK005)")
+        raise NotCheckable(f"CUDA sees no device with any value of {VARIABLE} (CK005)")
     found = visibility(value, cuda.order)
-    evidence = {VARIABLE: value or "(empty)", "devices": f"{len(found.kept)} of {len(cuda.order)}"}
+    evidence = {
+        VARIABLE: value or "(empty)",
+        "visible devices": f"{len(found.kept)} of {len(cuda.order)}",
+    }
     notes = "; ".join(found.notes)
     if not found.kept:
         return fail(
             f"no device is visible: {notes}",
             evidence,
             f"unset {VARIABLE}",
-            "or name a device: cudakit devices --select",
+            "or select a device: cudakit devices --select",
         )
     if notes:
-        return warn(
-            notes, evidence, f"name devices by UUID: export {VARIABLE}={cuda.order[0][:12]}"
-        )
-    return ok(f"{VARIABLE}={value} shows {len(found.kept)} of {len(cuda.order)} devices", evidence)
+        return warn(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
+    return ok(
+        f"{VARIABLE}={value}: {len(found.kept)} of {len(cuda.order)} devices are visible", evidence
+    )
 
 
 def device_order(c: RunContext) -> Finding:
-    """CUDA numbers the fastest device first, nvidia-smi by PCI address.
+    """CUDA numbers devices from the fastest to the slowest, nvidia-smi by PCI address.
 
-    With GPUs of one kind both orders are mostly the same. With different ones, cuda:0 may be GPU 1 of
-    nvidia-smi, and CUDA_VISIBLE_DEVICES=0 the wrong card. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count
-    as nvidia-smi does. Judged by comparing UUIDs and PCI addresses, not by believing the variable.
+    With equal GPUs both orders are mostly the same. With different GPUs, cuda:0 may be GPU 1 of nvidia-smi,
+    and CUDA_VISIBLE_DEVICES=0 the wrong GPU. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA use nvidia-smi's
+    order. The check compares UUIDs and PCI addresses; it does not rely on the variable.
     """
     order = c.variables.get(_ORDER)
     if order is not None and order not in _ORDERS:
         return warn(
-            f"{_ORDER}={order} means nothing to CUDA",
+            f"{_ORDER}={order} is not valid, so CUDA ignores it",
             {_ORDER: order},
             f"export {_ORDER}=PCI_BUS_ID",
         )
@@ -158,58 +168,58 @@ def device_order(c: RunContext) -> Finding:
     shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
     in_order = [numbers[ours] for ours in sorted(numbers)]
     if in_order == sorted(in_order):
-        return ok("CUDA counts the devices in nvidia-smi's order", shown)
+        return ok("CUDA and nvidia-smi number the devices in the same order", shown)
     if cuda.visible_devices:
-        return ok(f"CUDA counts the devices in the order of {VARIABLE}", shown)
+        return ok(f"CUDA numbers the devices in the order of {VARIABLE}", shown)
     return warn(
-        "CUDA counts the devices in another order than nvidia-smi",
+        "CUDA and nvidia-smi number the devices in different orders",
         shown,
         f"export {_ORDER}=PCI_BUS_ID",
     )
 
 
-# --- the self-test: each check reads one step of --deep --------------------------------------------
+# --- the self-test: each check reports one step of --deep ------------------------------------------
 
 
 def context_step(c: RunContext) -> Finding:
-    """A context is what a program has on a device: the first thing it makes, and a few hundred MiB.
+    """Every CUDA program first creates a context on its device; it takes a few hundred MiB.
 
-    It fails where cuInit still worked if the device is held exclusively (46), has no memory left (2), or
-    is broken.
+    Creating a context fails, although cuInit succeeded, if another process uses the device in exclusive
+    mode (46), if no memory is free (2), or if the device is broken.
     """
-    return _check_step(c, "context", "a context can be made")
+    return _check_step(c, "context", "a CUDA context can be created")
 
 
 def compile_step(c: RunContext) -> Finding:
-    """NVRTC compiles CUDA C++ at run time; CuPy, Numba, PyTorch and cudakit use it.
+    """CuPy, Numba, PyTorch and cudakit compile CUDA C++ at run time with NVRTC.
 
-    It is looked for where Python packages and the toolkit put it. It must know the GPU's compute
-    capability: CK010.
+    The check searches Python packages and the CUDA toolkit for NVRTC. NVRTC must support the GPU's compute
+    capability (CK010).
     """
     return _check_step(c, "compile", "NVRTC compiles for this GPU")
 
 
 def kernel_step(c: RunContext) -> Finding:
-    """A small kernel of known result runs on every multiprocessor; each value is compared.
+    """A small kernel runs on every SM, and each of its results is compared with the expected value.
 
-    A wrong value with no error reported is the mark of bad hardware (silent data corruption).
+    A wrong value without an error indicates defective hardware (silent data corruption).
     """
-    return _check_step(c, "kernel", "a kernel computes what it should")
+    return _check_step(c, "kernel", "a kernel computes correct results")
 
 
 def copy_step(c: RunContext) -> Finding:
-    """Bytes copied to the device and back must be the same ones.
+    """Bytes copied to the device and back must be unchanged.
 
-    From pinned host memory, over PCIe or NVLink-C2C, and within the device.
+    The check copies from pinned host memory, over PCIe or NVLink-C2C, and within the device.
     """
-    return _check_step(c, "copy", "copies to the GPU and back are exact")
+    return _check_step(c, "copy", "copies to the GPU and back are correct")
 
 
 def _check_step(c: RunContext, name: str, well: str) -> Finding:
     require_driver(c)
     step = next((one for one in require(c.self_test) if one.name == name), None)
     if step is None:
-        raise NotCheckable("a step before this one failed")
+        raise NotCheckable("an earlier step of the self-test failed")
     if step.error:
         return fail(step.error, step.seen, *filter(None, [step.hint]))
     seen = ", ".join(dict.fromkeys(step.seen.values()))

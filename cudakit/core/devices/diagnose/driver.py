@@ -1,4 +1,4 @@
-"""Checks of the driver (CK001, CK003, CK004, CK008), and the versions of its three parts."""
+"""Checks of the driver (CK001, CK003, CK004, CK008), and the versions of its parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
     Status,
+    count_of,
     fail,
     ok,
     require,
@@ -27,12 +28,12 @@ _INSTALL = {
 
 
 def driver_loaded(c: RunContext) -> Finding:
-    """The kernel needs NVIDIA's module before anything else can work.
+    """CUDA needs NVIDIA's kernel module.
 
-    Seen in /proc/driver/nvidia/version, which containers share with their host. In a sandbox that
-    hides it, an answer of NVML or CUDA proves the driver as well. Without the module the check says
-    which cause is likely: no GPU on the PCI bus, nouveau in its place, a module that was not built for
-    this kernel, or one that Secure Boot refuses because it is not signed.
+    The check reads /proc/driver/nvidia/version, which containers share with their host. In a sandbox that
+    hides this file, an answer from NVML or CUDA also shows that the driver is loaded. Otherwise the check
+    reports the probable cause: no GPU on the PCI bus, the nouveau driver instead, a module that was not
+    built for this kernel, or an unsigned module that Secure Boot refuses.
     """
     module = c.driver.module
     if module:
@@ -40,7 +41,7 @@ def driver_loaded(c: RunContext) -> Finding:
         return ok(f"driver {module.version} is loaded ({kind} kernel module)")
     version = answering_driver(c)
     if version:
-        return ok(f"driver {version} answers, though /proc/driver/nvidia does not show it")
+        return ok(f"driver {version} answers (/proc/driver/nvidia is hidden here)")
     if c.host.is_wsl:
         return _without_wsl_driver(c)
     return _not_loaded(c)
@@ -57,39 +58,39 @@ def answering_driver(c: RunContext) -> str | None:
 
 
 def require_nvml(c: RunContext) -> NvmlView:
-    """Return NVML's view. Raises NotCheckable without it: CK003 has reported that."""
+    """Return NVML's view. Raises NotCheckable if NVML does not answer, which CK003 reports."""
     return require(c.nvml, "NVML does not answer (CK003)")
 
 
 def require_driver(c: RunContext) -> None:
-    """Raise NotCheckable without a driver: CK001 has reported that."""
+    """Raise NotCheckable if no driver is loaded, which CK001 reports."""
     if driver_loaded(c).status is Status.FAIL:
         raise NotCheckable("the driver is not loaded (CK001)")
 
 
 def _not_loaded(c: RunContext) -> Finding:
     gpus = c.driver.pci_gpus
-    evidence = {"/proc/driver/nvidia/version": "absent"}
+    evidence = {"/proc/driver/nvidia/version": "not found"}
     if gpus:
         evidence["PCI bus"] = ", ".join(
             f"{one.address} ({one.driver or 'no driver'})" for one in gpus
         )
     if any(one.driver == "nouveau" for one in gpus) or c.driver.nouveau_loaded:
         return fail(
-            "nouveau drives the GPU, and CUDA cannot use it",
+            "the GPU uses the nouveau driver, which does not support CUDA",
             evidence,
             *_install(c.host.distribution_id),
-            "then keep nouveau off: echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/nouveau.conf, "
+            "then disable nouveau: echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/nouveau.conf, "
             "update the initramfs and reboot",
         )
     if gpus:
         return _module_missing(c, evidence)
     evidence["PCI bus"] = "no NVIDIA GPU"
     return fail(
-        "this machine shows no NVIDIA GPU and no driver",
+        "no NVIDIA GPU and no NVIDIA driver found",
         evidence,
         "use a machine with a GPU, or pass the GPU through to this virtual machine",
-        "cudakit doctor --gpu sim shows the report on a simulated one",
+        "cudakit doctor --gpu sim shows the report for a simulated GPU",
     )
 
 
@@ -98,25 +99,25 @@ def _module_missing(c: RunContext, evidence: dict[str, str]) -> Finding:
     evidence["kernel"] = release
     if c.host.container:
         return fail(
-            "the host has not loaded its NVIDIA driver",
+            "the NVIDIA driver is not loaded on the host",
             evidence,
-            "load or install the driver on the host; nothing in a container can",
+            "load or install the driver on the host; a container cannot do that",
         )
     if not c.driver.module_installed:
         return fail(
-            f"there is a GPU, but no NVIDIA module for kernel {release}",
+            f"no NVIDIA kernel module is installed for kernel {release}",
             evidence,
             *_install(c.host.distribution_id),
-            "after an update of the kernel: sudo dkms autoinstall, or boot the kernel before it",
+            "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
         )
     signed: tuple[str, ...] = ()
     if c.host.secure_boot:
-        evidence["Secure Boot"] = "on: a module must be signed with an enrolled key"
+        evidence["Secure Boot"] = "on: modules must be signed with an enrolled key"
         signed = (
-            "enrol the key that signs the module (mokutil --import), or turn Secure Boot off",
+            "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
         )
     return fail(
-        "the NVIDIA module is installed but not loaded",
+        "the NVIDIA kernel module is installed but not loaded",
         evidence,
         "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
         *signed,
@@ -129,57 +130,55 @@ def _without_wsl_driver(c: RunContext) -> Finding:
         "/usr/lib/wsl/lib/libcuda.so.1": c.driver.wsl_libcuda,
     }
     return fail(
-        "the driver of Windows does not answer in WSL",
-        {path: "present" if there else "absent" for path, there in found.items()},
-        "install the NVIDIA driver in Windows (never one in WSL), then in PowerShell: "
+        "the Windows driver does not answer in WSL",
+        {path: "present" if exists else "not found" for path, exists in found.items()},
+        "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
         "wsl --update; wsl --shutdown",
     )
 
 
 def _install(distribution_id: str) -> tuple[str, ...]:
-    """Return how to install the driver on a Linux distribution."""
+    """Return the steps to install the driver on a Linux distribution."""
     command = _INSTALL.get(distribution_id)
     return (command, f"or follow {_GUIDE}") if command else (f"install the driver: {_GUIDE}",)
 
 
 def nvml_answers(c: RunContext) -> Finding:
-    """NVML, the driver's management library, is what nvidia-smi and every monitor ask.
+    """nvidia-smi and all monitors read the state of GPUs through NVML, the driver's management library.
 
-    CUDA works without it, but then nothing can be said of the health of a GPU. Its usual troubles:
-    libnvidia-ml is not in a container that was started without the capability "utility"; it is of
-    another version than the kernel's module (CK004); or the container has lost its device nodes, and
-    NVML says Unknown Error (CK002).
+    CUDA works without NVML, but the health of the GPUs is then unknown. Usual causes: the container was
+    started without the driver capability "utility"; libnvidia-ml and the kernel module have different
+    versions (CK004); or the container has lost its device nodes, and NVML returns Unknown Error (CK002).
     """
     if not isinstance(c.nvml, Unavailable):
         count = sum(device.parent is None for device in c.nvml.devices)
         version = c.nvml.nvml_version
         shown = "" if isinstance(version, Unavailable) else f" {version}"
-        return ok(f"NVML{shown} answers and sees {count} GPU{'' if count == 1 else 's'}")
+        return ok(f"NVML{shown} answers and sees {count_of(count, 'GPU')}")
     require_driver(c)
     reason = c.nvml.reason
     if c.host.is_jetson:
-        return ok("NVML does not answer, as on a Jetson without it", {"NVML": reason})
+        return ok("NVML does not answer, which is normal on this Jetson", {"NVML": reason})
     return fail(f"NVML does not answer: {reason}", {}, *_nvml_fixes(c, reason.lower()))
 
 
 def _nvml_fixes(c: RunContext, reason: str) -> tuple[str, ...]:
     where = c.host.container
     if "different versions" in reason:
-        return ("see CK004: the kernel's module and the libraries are of different versions",)
+        return ("update the libraries to the kernel module's version, or reboot (CK004)",)
     if "unknown error" in reason and where:
-        return ("see CK002: restart the container, which has lost its device nodes",)
+        return ("restart the container, which has lost its device nodes (CK002)",)
     if where:
         return ("start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",)
-    return ("install the driver's libraries of the kernel module's version (nvidia-utils)",)
+    return ("install the driver's libraries (nvidia-utils) in the version of the kernel module",)
 
 
 def versions_agree(c: RunContext) -> Finding:
-    """The kernel's module, libnvidia-ml and libcuda must be of one driver release.
+    """The kernel module, libnvidia-ml and libcuda must have the same driver version.
 
-    After an update the new libraries lie on disk while the old module still runs: NVML then says
-    "Driver/library version mismatch", and cuInit fails with 803. A container gets its libraries when it
-    is started, and keeps the old ones. A libcuda from cuda-compat is another version on purpose: CK008
-    judges it.
+    After a driver update the new libraries are on disk while the old module is still loaded: NVML then
+    reports "Driver/library version mismatch", and cuInit fails with 803. A container keeps the libraries
+    that it got when it started. A libcuda from cuda-compat has another version on purpose (CK008).
     """
     module = c.driver.module
     versions = {
@@ -190,16 +189,17 @@ def versions_agree(c: RunContext) -> Finding:
     known = {part: version for part, version in versions.items() if version}
     if len(known) < 2:
         require_driver(c)
-        raise NotCheckable("fewer than two of the driver's parts tell their version")
+        raise NotCheckable("the version of fewer than two parts of the driver is known")
     if len(set(known.values())) == 1:
         parts = list(known)
-        return ok(f"{', '.join(parts[:-1])} and {parts[-1]} are all {known[parts[0]]}", known)
+        listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        return ok(f"{listed} have the same version, {known[parts[0]]}", known)
     return fail(
-        "the driver's parts are of different versions: "
+        "parts of the driver have different versions: "
         + ", ".join(f"{part} {version}" for part, version in known.items()),
         known,
-        "reboot, or end what uses the GPU and reload: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset "
-        "nvidia && sudo modprobe nvidia",
+        "reboot; or end all GPU processes and reload the modules: "
+        "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
         "restart containers that were started before the update",
     )
 
@@ -209,13 +209,13 @@ def _is_compat(c: RunContext) -> bool:
 
 
 def libcuda_origin(c: RunContext) -> Finding:
-    """The libcuda that programs get should be the driver's own, unless cuda-compat is wanted and supported.
+    """Programs should load the driver's own libcuda, unless cuda-compat is needed and supported.
 
-    libcuda comes with the driver. Two others can take its place: the stub of the CUDA toolkit, which
-    exists to link programs and fails with 34, and that of the package cuda-compat, which brings a newer
-    CUDA to an older driver. cuda-compat runs on data-centre GPUs only (else 804), and only while it is
-    newer than the driver: an older one, as old container images carry it, hides the newer CUDA of the
-    driver or fails with 803. CUDA Compatibility, section Forward Compatibility.
+    Two other libraries can replace the driver's: the stub of the CUDA toolkit, which exists only for
+    linking and fails with 34; and the library of the package cuda-compat, which adds a newer CUDA to an
+    older driver. cuda-compat supports data-center GPUs only (else 804) and must be newer than the driver:
+    an older one, as in old container images, hides the driver's newer CUDA or fails with 803. Source: CUDA
+    Compatibility, section Forward Compatibility.
     """
     path = libcuda_path(c)
     if path is None:
@@ -224,13 +224,13 @@ def libcuda_origin(c: RunContext) -> Finding:
     evidence = {"libcuda": path, **_other_copies(c, path)}
     if "/stubs/" in path:
         return fail(
-            "the stub of libcuda is loaded, which cannot run anything",
+            "the stub libcuda is loaded, which cannot run any program",
             evidence,
             _remove_from_path("stubs"),
         )
     if "compat" in path:
         return _check_compat(c, path, evidence)
-    return ok(f"libcuda is the driver's: {path}", evidence)
+    return ok(f"libcuda belongs to the driver: {path}", evidence)
 
 
 def _check_compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding:
@@ -238,22 +238,24 @@ def _check_compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding
     evidence |= {"kernel module": module.version if module else "?"}
     code = c.cuda_error
     if code in (803, 804):
-        why = "this GPU does not support" if code == 804 else "this driver does not fit"
+        reason = "this GPU does not support it" if code == 804 else "it does not suit this driver"
         return fail(
-            f"libcuda is cuda-compat's, which {why} ({code})", evidence, _remove_from_path("compat")
-        )
-    if own and module and as_numbers(own) < as_numbers(module.version):
-        return warn(
-            f"cuda-compat's libcuda {own} is older than the driver {module.version}, and hides its CUDA",
+            f"libcuda comes from cuda-compat, but {reason} ({code})",
             evidence,
             _remove_from_path("compat"),
         )
-    return ok(f"libcuda is cuda-compat's, for forward compatibility: {path}", evidence)
+    if own and module and as_numbers(own) < as_numbers(module.version):
+        return warn(
+            f"libcuda {own} of cuda-compat is older than driver {module.version} and hides its CUDA",
+            evidence,
+            _remove_from_path("compat"),
+        )
+    return ok(f"libcuda comes from cuda-compat (forward compatibility): {path}", evidence)
 
 
 def _remove_from_path(mark: str) -> str:
     return (
-        f"take the directory named {mark} off LD_LIBRARY_PATH (or /etc/ld.so.conf.d), "
+        f"remove the directory {mark} from LD_LIBRARY_PATH or /etc/ld.so.conf.d, "
         "or uninstall its package"
     )
 
@@ -272,7 +274,7 @@ def _other_copies(c: RunContext, path: str) -> dict[str, str]:
 
 
 def nvml_library_version(c: RunContext) -> str | None:
-    """Return the driver version of libnvidia-ml; NVML puts its own version before it."""
+    """Return the driver version of libnvidia-ml, without the NVML version before it."""
     nvml = c.nvml
     if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
         return nvml.nvml_version.partition(".")[2] or None
@@ -281,7 +283,7 @@ def nvml_library_version(c: RunContext) -> str | None:
 
 
 def libcuda_path(c: RunContext) -> str | None:
-    """Return the path of the libcuda that answered, else of the one that the loader would load."""
+    """Return the path of the libcuda that answered, else the first one on the loader's path."""
     cuda = c.cuda
     if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
         return cuda.libcuda
@@ -289,7 +291,7 @@ def libcuda_path(c: RunContext) -> str | None:
 
 
 def libcuda_version(c: RunContext) -> str | None:
-    """Return the driver version of libcuda, from the name of its file."""
+    """Return the driver version in the file name of libcuda, None if it is unknown."""
     path = libcuda_path(c)
     return version_in_name(path) if path else None
 
@@ -301,7 +303,7 @@ def version_in_name(path: str) -> str | None:
 
 
 def _first_copy(c: RunContext, soname: str) -> str | None:
-    """Return the copy of a library that the loader would load."""
+    """Return the copy of a library that the dynamic loader would load."""
     found = () if isinstance(c.software.libraries, Unavailable) else c.software.libraries
     return next((one.real for one in found if one.soname == soname), None)
 

@@ -15,7 +15,7 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU: facts and telemetry of NVML together."""
+    """The facts and telemetry of one GPU from NVML."""
 
     facts: DeviceFacts
     fields: Mapping[str, Field]
@@ -47,31 +47,31 @@ class GpuState:
 
 
 def gpu_states(c: RunContext) -> tuple[GpuState, ...]:
-    """Return the GPUs, without their MIG instances. Raises NotCheckable if NVML reports none."""
+    """Return the GPUs without their MIG instances. Raises NotCheckable if NVML reports none."""
     require_nvml(c)
     gpus = tuple(_states(c))
     if not gpus:
-        raise NotCheckable("NVML sees no GPU (CK007)")
+        raise NotCheckable("NVML reports no GPU (CK007)")
     return gpus
 
 
 def _states(c: RunContext) -> Iterator[GpuState]:
     for device, telemetry in zip_longest(c.nvml_devices, c.telemetry):
-        moving = telemetry.fields if isinstance(telemetry, Telemetry) else {}
+        current = telemetry.fields if isinstance(telemetry, Telemetry) else {}
         if device.parent is None:
-            yield GpuState(device, {**device.fields, **moving})
+            yield GpuState(device, {**device.fields, **current})
 
 
 def evidence_of(
     gpus: Iterable[GpuState], describe: Callable[[GpuState], str | None]
 ) -> dict[str, str]:
-    """Return what there is to say of each GPU, without those of which there is nothing to say."""
+    """Return the description of each GPU by its label, without empty ones."""
     described = {gpu.label: describe(gpu) for gpu in gpus}
     return {label: text for label, text in described.items() if text}
 
 
 def names_of(gpus: Sequence[GpuState]) -> str:
-    """Name GPUs in a sentence: "GPU 0", "GPUs 0, 2 and 3"."""
+    """Return the names of GPUs for a sentence: "GPU 0", "GPUs 0, 2 and 3"."""
     numbers = [str(gpu.facts.index) for gpu in gpus]
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"
@@ -80,21 +80,21 @@ def names_of(gpus: Sequence[GpuState]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
-    """A condition of a GPU, and the finding about all GPUs for which it holds.
+    """A condition, and the finding about all GPUs that meet it.
 
-    Filled into message and fix are {gpus}, their names; {indices}, separated by commas; and of the first
-    one {index} and {detail}.
+    Placeholders of message and fix: {gpus} the names of these GPUs, {indices} their NVML indices, {index}
+    and {detail} the index and detail of the first one.
     """
 
     status: Status
     applies: Callable[[GpuState], object]
     message: str
     fix: tuple[str, ...]
-    describe: Callable[[GpuState], str | None]  # makes the evidence
+    describe: Callable[[GpuState], str | None]  # returns the evidence
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
-        """Yield the finding if the condition holds for a GPU."""
+        """Yield the finding if at least one GPU meets the condition."""
         affected = [gpu for gpu in gpus if self.applies(gpu)]
         if affected:
             words = {
@@ -114,12 +114,12 @@ class GpuRule:
 def check_gpus(
     gpus: Sequence[GpuState],
     rules: Iterable[GpuRule],
-    well: str,
+    passed: str,
     describe: Callable[[GpuState], str | None],
     *,
     without: str = "",
 ) -> Finding:
-    """Return what rules find; else ``well`` with the evidence, or ``without`` if there are no GPUs."""
+    """Return the findings of rules, else OK with ``passed``, or with ``without`` if there are no GPUs."""
     findings = (finding for rule in rules for finding in rule.findings(gpus))
-    passed = ok(well if gpus else without or well, evidence_of(gpus, describe))
-    return combine(findings, otherwise=passed)
+    summary = passed if gpus else without or passed
+    return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))

@@ -1,4 +1,4 @@
-"""Checks of the health of GPUs (CK027 to CK032): rules about single GPUs."""
+"""Checks of the health of GPUs (CK027 to CK032), as rules about single GPUs."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ def _total(gpu: GpuState, names: tuple[str, ...]) -> int:
 
 def _ecc_counts(gpu: GpuState) -> str:
     volatile, aggregate = _total(gpu, _ECC_VOLATILE), _total(gpu, _ECC_AGGREGATE)
-    return f"{volatile} since the driver was loaded, {aggregate} ever"
+    return f"{volatile} since driver load, {aggregate} in total"
 
 
 ECC_RULES = (
     GpuRule(
         Status.FAIL,
         lambda gpu: gpu.flag("ecc_sram_threshold_exceeded"),
-        "SRAM errors of {gpus} exceed the limit for replacement",
-        ("run the vendor's field diagnostic and have it replaced",),
+        "{gpus}: the number of SRAM errors exceeds the limit for replacement",
+        ("run the vendor's field diagnostic and replace the GPU",),
         _ecc_counts,
     ),
     GpuRule(
         Status.FAIL,
         lambda gpu: _total(gpu, _ECC_VOLATILE),
-        "{gpus} has had memory errors that could not be corrected",
-        ("end what runs on it, then: sudo nvidia-smi --gpu-reset -i {indices}",),
+        "{gpus}: uncorrectable memory errors since the driver was loaded",
+        ("end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices}",),
         _ecc_counts,
     ),
     GpuRule(
         Status.WARN,
         lambda gpu: _total(gpu, _ECC_AGGREGATE) and not _total(gpu, _ECC_VOLATILE),
-        "{gpus} had uncorrected memory errors earlier in its life",
-        ("watch whether the count grows: nvidia-smi -q -d ECC",),
+        "{gpus}: uncorrectable memory errors before the driver was last loaded",
+        ("check whether the count grows: nvidia-smi -q -d ECC",),
         _ecc_counts,
     ),
 )
 
 
 def memory_errors(c: RunContext) -> Finding:
-    """ECC finds errors of memory; those that it cannot correct end the programs they hit.
+    """ECC detects memory errors; an error that it cannot correct ends the affected programs.
 
-    Volatile counters begin when the driver is loaded, aggregate ones with the life of the GPU. An
-    uncorrected error since the driver was loaded means results or programs were lost; DRAM errors are
-    answered by remapping the row (CK028). GeForce cards have no ECC of their memory, or have it off.
+    Volatile counters start when the driver is loaded, aggregate counters count over the life of the GPU.
+    An uncorrectable error since driver load means that programs or results were lost; after a DRAM error
+    the GPU remaps the memory row (CK028). GeForce GPUs have no ECC, or ECC is off.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.has(*_ECC_VOLATILE, *_ECC_AGGREGATE)]
     return check_gpus(
         gpus,
         ECC_RULES,
-        "no uncorrected memory error",
+        "no uncorrectable memory errors",
         _ecc_counts,
-        without="no GPU counts memory errors (it has no ECC, or has it off)",
+        without="no GPU counts memory errors (ECC is not supported or off)",
     )
 
 
@@ -83,27 +83,27 @@ def _recovery_action(gpu: GpuState) -> str | None:
     return gpu.text("recovery_action")
 
 
-_RESET = "end what runs on it, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
+_RESET = "end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
 _PENDING_REPAIRS = ("remapped_rows_pending", "retired_pages_pending", "repair_channel_pending")
 REPAIR_RULES = (
     GpuRule(
         Status.FAIL,
         lambda gpu: gpu.flag("remapped_rows_failed") or gpu.flag("unrepairable_memory"),
-        "{gpus} has bad memory and no spare rows left for it",
-        ("have it replaced",),
+        "{gpus}: defective memory could not be replaced: no spare rows are left",
+        ("replace the GPU",),
         _repairs,
     ),
     GpuRule(
         Status.WARN,
         lambda gpu: any(gpu.flag(name) for name in _PENDING_REPAIRS),
-        "bad memory of {gpus} is replaced at the next reset",
+        "{gpus}: defective memory is still in use until the next reset",
         (_RESET,),
         _repairs,
     ),
     GpuRule(
         Status.FAIL,
         lambda gpu: _recovery_action(gpu) not in (None, "none"),
-        "the driver asks for recovery: {detail}",
+        "{gpus}: the driver requests a recovery action: {detail}",
         (_RESET,),
         _recovery_action,
         detail=_recovery_action,
@@ -112,20 +112,20 @@ REPAIR_RULES = (
 
 
 def memory_repairs(c: RunContext) -> Finding:
-    """GPUs replace bad memory by spare rows (from Ampere on) or leave pages out (before).
+    """GPUs replace defective memory with spare rows (Ampere and newer) or retire pages (older GPUs).
 
-    A replacement that is pending takes effect with the next reset; until then the bad memory stays in
-    use. One that failed means that the spares are used up: the GPU must be replaced. The driver may also
-    say outright what it needs (recovery action). NVIDIA GPU Memory Error Management.
+    A pending replacement takes effect at the next reset; until then the defective memory stays in use. A
+    failed replacement means that no spare rows are left: the GPU must be replaced. The driver may also
+    request an action (recovery action). Source: NVIDIA GPU Memory Error Management.
     """
-    return check_gpus(gpu_states(c), REPAIR_RULES, "no memory waits for repair", _repairs)
+    return check_gpus(gpu_states(c), REPAIR_RULES, "no memory repair is pending", _repairs)
 
 
 # --- speed -----------------------------------------------------------------------------------------
 
-# Above this utilization a link has left its idle state.
+# From this utilization on, the PCIe link is not in its idle state.
 _BUSY_PERCENT = 10
-# Reasons that slow work down. A power cap under load is normal operation.
+# Clock event reasons that are a problem; a software power cap under load is normal.
 _THROTTLES = (
     "hardware slowdown",
     "software thermal slowdown",
@@ -135,8 +135,8 @@ _THROTTLES = (
 
 
 def _is_below_maximum(gpu: GpuState, name: str) -> bool:
-    now, most = gpu.number(name), gpu.number(f"{name}_max")
-    return now is not None and most is not None and 0 < now < most
+    current, maximum = gpu.number(name), gpu.number(f"{name}_max")
+    return current is not None and maximum is not None and 0 < current < maximum
 
 
 def _is_busy(gpu: GpuState) -> bool:
@@ -148,40 +148,42 @@ def _link(gpu: GpuState) -> str:
         number = gpu.number(name)
         return "?" if number is None else f"{number:g}"
 
-    now = f"generation {text('pcie_generation')} x{text('pcie_width')}"
-    most = f"{text('pcie_generation_max')} x{text('pcie_width_max')}"
-    return f"{now} of {most}{', busy' if _is_busy(gpu) else ', idle'}"
+    current = f"generation {text('pcie_generation')} x{text('pcie_width')}"
+    maximum = f"generation {text('pcie_generation_max')} x{text('pcie_width_max')}"
+    return f"{current}, maximum {maximum}, {'busy' if _is_busy(gpu) else 'idle'}"
 
 
 PCIE_RULES = (
     GpuRule(
         Status.WARN,
         lambda gpu: _is_below_maximum(gpu, "pcie_width"),
-        "the PCIe link of {gpus} is narrower than card and slot allow",
-        ("reseat the card, and look at riser and BIOS (bifurcation)",),
+        "{gpus}: the PCIe link has fewer lanes than GPU and slot support",
+        ("reseat the card; check the riser and the BIOS setting for bifurcation",),
         _link,
     ),
     GpuRule(
         Status.WARN,
         lambda gpu: _is_below_maximum(gpu, "pcie_generation") and _is_busy(gpu),
-        "the PCIe link of {gpus} is slow under load",
-        ("look at riser and BIOS (link speed), and for replays: nvidia-smi -q -d PCIE",),
+        "{gpus}: the PCIe link runs below its maximum generation under load",
+        ("check the riser, the BIOS link speed, and replays: nvidia-smi -q -d PCIE",),
         _link,
     ),
 )
 
 
 def pcie_links(c: RunContext) -> Finding:
-    """A GPU in a slot, or behind a riser, with fewer lanes copies that much slower.
+    """Copies between host and GPU are slower if the PCIe link has fewer lanes or a lower generation.
 
-    An idle link slows down to save power, which is normal: the generation is judged only while the GPU
-    works. The width does not change with load; fewer lanes than GPU and slot both have point to a badly
-    seated card, a riser or a setting of the BIOS.
+    An idle link lowers its generation to save power, so the generation is checked only under load. The
+    number of lanes does not change with load; fewer lanes than GPU and slot support indicate a badly seated
+    card, a riser or a BIOS setting.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.has("pcie_width", "pcie_generation")]
     idle = any(_is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus)
-    well = f"PCIe links have all their lanes{'; slower while idle, as is normal' if idle else ''}"
-    return check_gpus(gpus, PCIE_RULES, well, _link, without="no GPU tells of a PCIe link")
+    passed = (
+        f"PCIe links have all lanes{' (idle links run slower, which is normal)' if idle else ''}"
+    )
+    return check_gpus(gpus, PCIE_RULES, passed, _link, without="no GPU reports a PCIe link")
 
 
 def _clock_reasons(gpu: GpuState) -> str:
@@ -189,7 +191,7 @@ def _clock_reasons(gpu: GpuState) -> str:
 
 
 def _throttle(gpu: GpuState) -> str:
-    """Return the first reason that slows work down, "" without one."""
+    """Return the first reason for throttling, "" if there is none."""
     reasons = gpu.words("clock_event_reasons") or ()
     return next((reason for reason in reasons if reason in _THROTTLES), "")
 
@@ -197,23 +199,22 @@ def _throttle(gpu: GpuState) -> str:
 THROTTLING_RULE = GpuRule(
     Status.WARN,
     _throttle,
-    "{gpus} is slowed down now: {detail}",
-    ("look at fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
-    lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number('temperature_gpu_c') or 0:g} C",
+    "{gpus}: throttled now ({detail})",
+    ("check fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
+    lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number('temperature_gpu_c') or 0:g} °C",
     detail=_throttle,
 )
 
 
 def throttling(c: RunContext) -> Finding:
-    """Heat or a lack of power makes a GPU slow down; the driver says which.
+    """A GPU that is too hot, or gets too little power, lowers its clocks (throttling).
 
-    Seen at this moment only: run it under load. A software power cap is not counted, for it is how a
-    GPU under full load is meant to run; CK031 looks at the limit itself. Power brake means that the
-    power supply asked for less.
+    The check sees the current state only: run it while the GPU is under load. A software power cap is not
+    reported, because it is normal under full load; CK031 checks the limit itself. A power brake is a
+    request of the power supply to draw less.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.words("clock_event_reasons") is not None]
-    well = "no GPU is slowed down by heat or lack of power now"
-    return check_gpus(gpus, [THROTTLING_RULE], well, _clock_reasons)
+    return check_gpus(gpus, [THROTTLING_RULE], "no GPU is throttled now", _clock_reasons)
 
 
 def _power_limit(gpu: GpuState) -> float:
@@ -222,14 +223,14 @@ def _power_limit(gpu: GpuState) -> float:
 
 def _power(gpu: GpuState) -> str:
     default = gpu.number("power_limit_default_w")
-    return f"{_power_limit(gpu):.0f} W of {'?' if default is None else f'{default:.0f} W'}"
+    return f"{_power_limit(gpu):.0f} W, default {'?' if default is None else f'{default:.0f} W'}"
 
 
 POWER_RULE = GpuRule(
     Status.WARN,
-    # NVML rounds: a difference below 1 W is none.
+    # NVML rounds, so a difference below 1 W is ignored.
     lambda gpu: _power_limit(gpu) + 1 < (gpu.number("power_limit_default_w") or 0),
-    "the power limit of {gpus} is below its default",
+    "{gpus}: the power limit is below its default",
     ("sudo nvidia-smi -i {index} -pl {detail:.0f}",),
     _power,
     detail=lambda gpu: gpu.number("power_limit_default_w") or 0,
@@ -237,25 +238,25 @@ POWER_RULE = GpuRule(
 
 
 def power_limits(c: RunContext) -> Finding:
-    """A power limit below the default keeps clocks down under full load.
+    """A power limit below the default lowers the clocks under full load.
 
-    Somebody set it (nvidia-smi -pl), or the machine's power management did. It is lost at reboot,
-    unless a service sets it again.
+    It was set with nvidia-smi -pl or by the machine's power management, and is reset at reboot unless a
+    service sets it again.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.has("power_limit_enforced_w", "power_limit_w")]
     return check_gpus(
         gpus,
         [POWER_RULE],
-        "no power limit is below its default",
+        "all power limits are at or above their default",
         _power,
-        without="no GPU tells its power limit",
+        without="no GPU reports a power limit",
     )
 
 
 PERSISTENCE_RULE = GpuRule(
     Status.WARN,
     lambda gpu: not gpu.flag("persistence_mode") and not gpu.flag("display_active"),
-    "persistence mode of {gpus} is off: each first program waits for the GPU to start",
+    "{gpus}: persistence mode is off, so the first program waits for the GPU to initialize",
     (
         "sudo systemctl enable --now nvidia-persistenced",
         "or until reboot: sudo nvidia-smi -i {index} -pm 1",
@@ -265,17 +266,17 @@ PERSISTENCE_RULE = GpuRule(
 
 
 def persistence(c: RunContext) -> Finding:
-    """Without persistence mode the driver leaves a GPU when nobody uses it, and starts it anew each time.
+    """Without persistence mode the driver shuts down an unused GPU and initializes it again at the next use.
 
-    That takes a second or more for every first program, and forgets settings such as the power limit. A
-    display, or any process that keeps the GPU open, has the same effect as the mode. nvidia-persistenced
-    is the way to have it on.
+    Initialization takes a second or more and resets settings such as the power limit. A display, or any
+    process that keeps the GPU open, has the same effect as persistence mode. nvidia-persistenced is
+    NVIDIA's recommended way to enable it.
     """
     gpus = [gpu for gpu in gpu_states(c) if gpu.flag("persistence_mode") is not None]
     return check_gpus(
         gpus,
         [PERSISTENCE_RULE],
-        "the driver stays on every GPU",
+        "persistence mode, or a display, keeps every GPU initialized",
         lambda gpu: None,  # noqa: ARG005
-        without="no GPU tells of persistence mode",
+        without="no GPU reports its persistence mode",
     )

@@ -1,4 +1,4 @@
-"""Checks of packages and libraries against the driver, the GPUs and one another (CK009 to CK013)."""
+"""Checks that packages and libraries suit the driver, the GPUs and each other (CK009 to CK013)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cudakit.core.devices.diagnose.check import (
 from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 
-# The least driver of each CUDA (CUDA Compatibility, table of minor version compatibility).
+# The oldest driver that runs each CUDA (CUDA Compatibility, table of minor version compatibility).
 _DRIVERS = {11: "450", 12: "525", 13: "580"}
-# Indexes of PyTorch builds that every driver of a major version of CUDA can run.
+# Indexes of PyTorch builds that run on every driver of a CUDA major version.
 _INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
 }
-# Packages that generate code for the driver to compile: a newer minor version can be too new for it.
+# Packages that generate PTX, which the driver compiles: a newer minor version can be too new for it.
 _COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
 _BINDINGS = ("cuda-bindings", "cuda-python")
 
-# Distributions that install the same module, so that the last one installed wins.
+# Packages that install the same module: the one installed last wins.
 _SAME_MODULE = {
     "pynvml": ("nvidia-ml-py", "nvidia-ml-py3", "pynvml"),
     "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
@@ -38,7 +38,7 @@ _SAME_MODULE = {
 
 _Capability = tuple[int, int]
 
-# The first CUDA whose compilers know a compute capability (release notes of the CUDA Toolkit).
+# The first CUDA whose compilers support a compute capability (release notes of the CUDA Toolkit).
 _FIRST_CUDA: dict[_Capability, _Capability] = {
     (7, 0): (9, 0),
     (7, 2): (9, 2),
@@ -55,42 +55,43 @@ _FIRST_CUDA: dict[_Capability, _Capability] = {
     (12, 0): (12, 8),
     (12, 1): (12, 9),
 }
-# The least capability that a CUDA still compiles for: 12 dropped Kepler, 13 Maxwell, Pascal and Volta.
+# The lowest compute capability that a CUDA compiles for: 12 dropped Kepler; 13 Maxwell, Pascal, Volta.
 _LEAST: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
-# The least capability that cudakit is tested on.
+# The lowest compute capability that cudakit is tested on.
 _SUPPORTED: _Capability = (7, 5)
 
 
 def distributions(c: RunContext) -> dict[str, Distribution]:
-    """Return the installed packages by name; of several copies the first on the path, which is imported."""
+    """Return the installed packages by name; of several copies, the first one on the path."""
     return {one.name: one for one in reversed(require(c.software.distributions))}
 
 
 def driver_version(c: RunContext) -> Finding:
-    """The driver must support the CUDA that packages were built for.
+    """The driver must support the CUDA version that packages were built for.
 
-    A driver runs programs of its own CUDA version and of all older ones. Within one major version newer
-    minor versions run as well (minor version compatibility), except that PTX of a newer NVRTC, nvcc or
-    nvJitLink is refused with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION). CUDA 11 needs driver 450, CUDA 12
-    needs 525, CUDA 13 needs 580, or newer.
+    A driver runs programs of its own CUDA version and of older ones. It also runs newer minor versions of
+    the same major version (minor version compatibility), except PTX of a newer NVRTC, nvcc or nvJitLink,
+    which fails with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION). CUDA 11 needs driver 450 or newer, CUDA 12
+    needs 525, CUDA 13 needs 580.
     """
     offered = driver_cuda(c)
     if offered is None:
         require_driver(c)
-        raise NotCheckable("the CUDA driver does not tell its version (CK005)")
+        raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
     needs = list(_needs(c))
     evidence = {"driver": f"CUDA {cuda_text(offered)}"}
     evidence |= {what: f"CUDA {cuda_text(version)}" for what, version, _ in needs}
     return combine(
         (_compare(*need, offered, evidence) for need in needs),
         otherwise=ok(
-            f"the driver's CUDA {cuda_text(offered)} is new enough for what is installed", evidence
+            f"the driver's CUDA {cuda_text(offered)} is new enough for the installed packages",
+            evidence,
         ),
     )
 
 
 def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
-    """Yield what was built for a version of CUDA: its name, that version, and whether it generates PTX."""
+    """Yield for each package or toolkit its name, its CUDA version, and whether it generates PTX."""
     for build in require(c.software.builds):
         if build.cuda:
             yield f"{build.framework} {build.version}", build.cuda, False
@@ -120,14 +121,14 @@ def _compare(
         least = _DRIVERS.get(major)
         report = warn if what.startswith((*_BINDINGS, "toolkit")) else fail
         return report(
-            f"{what} is for CUDA {cuda_text(needed)}, the driver supports {cuda_text(offered)}",
+            f"{what} needs CUDA {cuda_text(needed)}, but the driver supports {cuda_text(offered)}",
             evidence,
             f"update the driver to {least} or newer" if least else "update the driver",
-            f"or install the build for CUDA {offered[0]}",
+            f"or install a build for CUDA {offered[0]}",
         )
     if makes_ptx and minor is not None and major == offered[0] and minor > offered[1]:
         return warn(
-            f"PTX made by {what} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
+            f"PTX from {what} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
             evidence,
             "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
         )
@@ -138,19 +139,19 @@ def _compare(
 
 
 def architectures(c: RunContext) -> Finding:
-    """A framework must contain code for the GPU's compute capability, or PTX that the driver compiles.
+    """A framework must contain code for the GPU's compute capability, or PTX that the driver can compile.
 
-    A build for CUDA 12.4 cannot contain code for Blackwell, which CUDA 12.8 was the first to know, and
-    one for CUDA 13 contains none for Volta and older: kernels then fail with 209 ("no kernel image is
-    available"). Judged by the CUDA that each framework was built for; a build may leave out more, which
-    only running it tells (torch.cuda.get_arch_list()).
+    A build for CUDA 12.4 has no code for Blackwell, which CUDA 12.8 added, and a build for CUDA 13 has
+    none for Volta and older: kernels then fail with 209 ("no kernel image is available"). The check
+    compares the CUDA version of each build with the GPU; a build can leave out more architectures, which
+    torch.cuda.get_arch_list() lists.
     """
     devices = _capabilities(c)
     names = ", ".join(f"{name} ({_dotted(found)})" for name, found in devices.items())
     evidence = {name: f"compute capability {_dotted(found)}" for name, found in devices.items()}
     return combine(
         (*_too_old(devices, evidence), *_without_code(c, devices, evidence)),
-        otherwise=ok(f"the installed builds can have code for {names}", evidence),
+        otherwise=ok(f"the installed builds support {names}", evidence),
     )
 
 
@@ -163,7 +164,7 @@ def _capabilities(c: RunContext) -> dict[str, _Capability]:
             major, _, minor = capability.partition(".")
             found[name] = (int(major), int(minor))
     if not found:
-        raise NotCheckable("no GPU tells its compute capability (CK003, CK005)")
+        raise NotCheckable("the compute capability of the GPUs is unknown (CK003, CK005)")
     return found
 
 
@@ -173,7 +174,7 @@ def _too_old(devices: dict[str, _Capability], evidence: dict[str, str]) -> Itera
             yield fail(
                 f"{name} has compute capability {_dotted(capability)}; cudakit needs {_dotted(_SUPPORTED)}",
                 evidence,
-                "use a GPU of the Turing generation or newer",
+                "use a Turing or newer GPU",
             )
 
 
@@ -200,16 +201,16 @@ def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
     # The newest minor version is assumed if it is unknown.
     newest = (cuda[0], 99 if cuda[1] is None else cuda[1])
     if first and newest < first:
-        return f"CUDA {cuda_text(first)} was the first to know it"
+        return f"support starts with CUDA {cuda_text(first)}"
     if capability < _LEAST.get(cuda[0], (0, 0)):
-        return f"CUDA {cuda[0]} dropped it"
+        return f"CUDA {cuda[0]} dropped support"
     return ""
 
 
 def _build_with_code(capability: _Capability) -> str:
     first = _FIRST_CUDA.get(capability, (0, 0))
     if capability < _LEAST[13]:
-        return "install a build for CUDA 12 (of PyTorch: its index cu126)"
+        return "install a build for CUDA 12 (for PyTorch: index cu126)"
     return f"install a build for CUDA {cuda_text(first)} or newer"
 
 
@@ -221,11 +222,11 @@ def _dotted(capability: _Capability) -> str:
 
 
 def framework_builds(c: RunContext) -> Finding:
-    """PyTorch and JAX exist in builds that know no CUDA, and then say only that there is no GPU.
+    """PyTorch and JAX also exist in builds without CUDA, which report only that there is no GPU.
 
-    pip installs the CPU build where an index of such builds was named, or a resolver chose it. PyTorch
-    says in torch/version.py for which CUDA it was built; JAX needs a package jax-cuda12-plugin or
-    jax-cuda13-plugin beside it. Nothing is imported to find out.
+    pip installs a CPU build from an index of CPU builds, or if a resolver chooses it. torch/version.py
+    contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
+    jax-cuda13-plugin. The check imports neither.
     """
     found = {build.framework: build for build in require(c.software.builds)}
     installed = distributions(c)
@@ -236,13 +237,13 @@ def framework_builds(c: RunContext) -> Finding:
     if "jax" in installed and not any(name.startswith("jax-cuda") for name in found):
         problems.append(
             warn(
-                f"JAX {installed['jax'].version} has no CUDA plugin and computes on the CPU",
+                f"JAX {installed['jax'].version} has no CUDA plugin and runs on the CPU",
                 {**evidence, "jax": installed["jax"].version},
                 "pip install -U 'jax[cuda13]'",
             )
         )
-    well = ", ".join(evidence) + " built for CUDA" if evidence else "no framework is installed"
-    return combine(problems, otherwise=ok(well, evidence))
+    passed = f"built for CUDA: {', '.join(evidence)}" if evidence else "no framework is installed"
+    return combine(problems, otherwise=ok(passed, evidence))
 
 
 def _built(build: Build) -> str:
@@ -262,37 +263,37 @@ def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -
 
 
 def module_conflicts(c: RunContext) -> Finding:
-    """Two packages that install the same module overwrite each other.
+    """Two packages that install the same module overwrite each other's files.
 
-    pynvml is the module of nvidia-ml-py. The packages pynvml (deprecated) and nvidia-ml-py3 (of 2017)
-    install it too: then functions are missing, memory is read wrongly, or a FutureWarning is printed.
-    CuPy has a package per CUDA version and refuses to work with two. onnxruntime beside onnxruntime-gpu
-    hides the GPU. A package that lies twice on sys.path is imported from the first place.
+    The module pynvml belongs to nvidia-ml-py. The packages pynvml (deprecated) and nvidia-ml-py3 (of 2017)
+    also install it: then functions are missing, memory is read wrongly, or a FutureWarning appears. CuPy
+    has one package per CUDA version and fails with two. onnxruntime next to onnxruntime-gpu hides the GPU.
+    Of a package that is twice on sys.path, Python imports the first copy.
     """
     installed = distributions(c)
     return combine(
         [*_overlaps(installed.keys()), *_duplicates(c)],
-        otherwise=ok("no package replaces another's module"),
+        otherwise=ok("no two packages install the same module"),
     )
 
 
 def _overlaps(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _SAME_MODULE.items():
-        there = [name for name in packages if name in set(names)]
-        if len(there) > 1:
-            wanted, *rest = _preferred(module, there)
+        found = [name for name in packages if name in set(names)]
+        if len(found) > 1:
+            wanted, *rest = _preferred(module, found)
             yield warn(
-                f"{' and '.join(there)} all install the module {module}",
-                {module: ", ".join(there)},
+                f"{' and '.join(found)} install the same module, {module}",
+                {module: ", ".join(found)},
                 f"pip uninstall -y {' '.join(rest)} && pip install --force-reinstall --no-deps {wanted}",
             )
 
 
-def _preferred(module: str, there: list[str]) -> list[str]:
-    """Put the package to keep first: the official one of NVML, the newest CUDA, the one for GPUs."""
+def _preferred(module: str, names: list[str]) -> list[str]:
+    """Return the packages with the one to keep first: NVIDIA's own, the newest CUDA, the GPU build."""
     if module == "pynvml":
-        return there
-    return sorted(there, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
+        return names
+    return sorted(names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
 
 
 def _cuda_major(name: str) -> int:
@@ -312,31 +313,31 @@ def _duplicates(c: RunContext) -> Iterator[Finding]:
             yield warn(
                 f"{name} is installed {len(found)} times: {' and '.join(versions)}",
                 {f"{name} {one.version}": one.place for one in found},
-                f"pip uninstall {name}, until one is left",
+                f"pip uninstall {name}, until one copy is left",
             )
 
 
 # --- CK012: libraries ------------------------------------------------------------------------------
 
-# The driver's own libraries, which CK004 and CK008 check.
+# The driver's own libraries; CK004 and CK008 check these.
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
 def shadowed_libraries(c: RunContext) -> Finding:
-    """LD_LIBRARY_PATH should not put other copies of CUDA's libraries before a package's own.
+    """LD_LIBRARY_PATH should not contain other copies of the CUDA libraries that packages bring.
 
-    PyTorch, CuPy and JAX bring cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). A directory
-    on LD_LIBRARY_PATH with the same library in another version is found before them by whatever does not
-    fix its own path: symptoms are missing symbols, CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A
-    system toolkit that is not on LD_LIBRARY_PATH harms nobody.
+    PyTorch, CuPy and JAX install cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). The loader
+    may find another version of the same library on LD_LIBRARY_PATH first. Symptoms are missing symbols,
+    CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A system toolkit that is not on LD_LIBRARY_PATH
+    causes no problem.
     """
     libraries = require(c.software.libraries)
     found = [one for one in libraries if not one.soname.startswith(_DRIVER)]
     return combine(
         _shadowed(found),
-        otherwise=ok("no copy of a CUDA library hides another", _census(found))
+        otherwise=ok("LD_LIBRARY_PATH hides no CUDA library of a package", _by_source(found))
         if found
-        else ok("no CUDA library lies where the loader looks"),
+        else ok("no CUDA library is on the loader's path"),
     )
 
 
@@ -346,13 +347,13 @@ def _shadowed(found: Sequence[Library]) -> Iterator[Finding]:
         other = packaged.get(one.soname)
         if one.source == "LD_LIBRARY_PATH" and other is not None and other.real != one.real:
             yield warn(
-                f"LD_LIBRARY_PATH puts another {one.soname} before the package's",
+                f"LD_LIBRARY_PATH has another {one.soname} before the package's",
                 {one.soname: f"{one.path} before {other.path}"},
-                "unset LD_LIBRARY_PATH, or take the directories of CUDA off it",
+                "unset LD_LIBRARY_PATH, or remove CUDA's directories from it",
             )
 
 
-def _census(found: Iterable[Library]) -> dict[str, str]:
+def _by_source(found: Iterable[Library]) -> dict[str, str]:
     by_source: dict[str, set[str]] = {}
     for one in found:
         by_source.setdefault(one.source, set()).add(one.soname)

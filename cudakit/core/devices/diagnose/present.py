@@ -1,18 +1,18 @@
-"""Present the result of doctor as a Document: findings in full, checks that passed in one line."""
+"""Present the result of doctor as a Document: problems first, then a summary."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
 from cudakit.core.devices.diagnose.check import (
+    CheckResult,
     DeviceLine,
     DoctorResult,
-    Explanation,
-    Judged,
+    SetVariable,
     Status,
+    count_of,
 )
 from cudakit.document import (
     Bytes,
@@ -37,110 +37,129 @@ _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
 }
 
 
-def report(result: DoctorResult) -> Document:
-    """Return all checks by theme, and a summary at the end."""
-    themes = groupby(result.checks, key=lambda check: check.theme)
-    sections = [
-        Section(_heading(theme, checks), tuple(_blocks(checks)))
-        for theme, checks in ((theme, tuple(members)) for theme, members in themes)
-    ]
-    return Document(_title(result), (*sections, _summary(result)))
+def report(result: DoctorResult, *, show_all: bool = False) -> Document:
+    """Return the problems and a summary; with ``show_all`` also every other check by theme."""
+    nodes: list[Node] = [node for check in _problems(result) for node in _problem(check)]
+    if show_all:
+        nodes += _passed_by_theme(result)
+        nodes += _variables_section(result.variables)
+    else:
+        nodes += _variables_line(result.variables)
+    return Document(_title(result), (*nodes, _summary(result, show_all=show_all)))
 
 
 def paste(result: DoctorResult) -> Document:
-    """Return a report to paste: versions, devices, and every check with its evidence."""
-    wrong = tuple(check for check in result.checks if check.status is not Status.OK)
-    passed = tuple(check for check in result.checks if check.status is Status.OK)
-    facts = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
-    nodes: tuple[Node, ...] = (Section("Versions", (facts,)),)
-    if result.devices:
-        nodes += (Section("GPUs", (_device_table(result.devices),)),)
-    if wrong:
-        nodes += (Section("Not well", tuple(_blocks(wrong))),)
-    shown = (node for check in passed for node in _with_evidence(check, check.evidence))
-    nodes += (Section("Well", tuple(shown)),)
-    return Document(_title(result), (*nodes, _summary(result)))
+    """Return a report to paste into an issue: versions, devices, every check with its evidence."""
+    versions = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
+    passed = [check for check in result.checks if check.status is Status.OK]
+    sections: tuple[tuple[str, Sequence[Node]], ...] = (
+        ("Versions", [versions]),
+        ("GPUs", [_device_table(result.devices)] if result.devices else []),
+        ("Problems", [node for check in _problems(result) for node in _problem(check)]),
+        ("Passed", [node for check in passed for node in _with_evidence(check, check.evidence)]),
+        ("Could not be checked", list(_unknown(result.checks))),
+    )
+    shown = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
+    variables = _variables_section(result.variables)
+    return Document(_title(result), (*shown, *variables, _summary(result, show_all=True)))
 
 
-def explanation(explained: Explanation) -> Document:
-    """Return the explanation of a check."""
-    paragraphs = explained.explanation.split("\n\n")
-    notes = tuple(Note("info", " ".join(text.split())) for text in paragraphs)
-    return Document(f"{explained.id}: {explained.title}", notes)
-
-
-# --- words -----------------------------------------------------------------------------------------
+# --- title and summary -----------------------------------------------------------------------------
 
 
 def _title(result: DoctorResult) -> str:
     label = "Simulated: " if result.simulated else ""
-    if result.failures:
-        return f"{label}{_plural(result.failures, 'check')} failed"
-    if result.warnings:
-        return f"{label}no check failed, {_plural(result.warnings, 'warning')}"
-    return f"{label}no check found anything wrong"
+    failed, warned = result.failures, result.warnings
+    if failed or warned:
+        parts = [count_of(failed, "check") + " failed"] if failed else []
+        parts += [count_of(warned, "warning")] if warned else []
+        return f"{label}{', '.join(parts)}"
+    if result.status is Status.UNKNOWN:
+        return f"{label}nothing could be checked"
+    return f"{label}no problems found"
 
 
-def _heading(theme: str, checks: Sequence[Judged]) -> str:
-    counts = Counter(check.status for check in checks)
-    failed, warned, unknown = counts[Status.FAIL], counts[Status.WARN], counts[Status.UNKNOWN]
-    if not failed and not warned:
-        if unknown == len(checks):
-            return f"{theme}: not judged"
-        return f"{theme}: ok{f', {unknown} not judged' if unknown else ''}"
-    parts = [f"{failed} failed"] if failed else []
-    parts += [_plural(warned, "warning")] if warned else []
-    return f"{theme}: {', '.join(parts)}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _summary(result: DoctorResult) -> Note:
+def _summary(result: DoctorResult, *, show_all: bool) -> Note:
+    """Return the counts, which say also how many checks could not be made."""
     counts = result.counts
+    unknown = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
     text = (
-        f"{_plural(len(result.checks), 'check')}: {counts['fail']} failed, "
-        f"{_plural(counts['warn'], 'warning')}, {counts['ok']} ok, {counts['unknown']} not judged"
+        f"{count_of(len(result.checks), 'check')}: {counts['fail']} failed, "
+        f"{count_of(counts['warn'], 'warning')}, {counts['ok']} passed{unknown}"
     )
-    worst = next((check for check in result.checks if check.status is result.status), None)
-    if worst is None or result.status < Status.WARN:
-        return Note("ok", text)
-    more = (f"cudakit doctor --explain {worst.id} says more of a check",)
-    return Note(_LEVELS[result.status], text, more)
+    problem = next(iter(_problems(result)), None)
+    advice = [f"cudakit explain {problem.id} explains this check"] if problem else []
+    advice += [] if show_all else ["cudakit doctor --all lists every check"]
+    return Note(_LEVELS[result.status], text, tuple(advice))
 
 
-# --- nodes -----------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------
 
 
-def _blocks(checks: Sequence[Judged]) -> Iterator[Node]:
-    """Yield one line for a passed check, findings with their evidence, unknown ones grouped by reason."""
-    for check in checks:
-        if check.status is Status.OK:
-            yield Note("ok", f"{check.id} {check.summary}")
-        elif check.status is not Status.UNKNOWN:
-            yield from _with_evidence(check, _new_evidence(check))
+def _problems(result: DoctorResult) -> list[CheckResult]:
+    """Return the failures, then the warnings."""
+    found = [check for check in result.checks if check.status >= Status.WARN]
+    return sorted(found, key=lambda check: -check.status)
+
+
+def _problem(check: CheckResult) -> Iterator[Node]:
+    """Return a problem with the evidence that its summary does not contain."""
+    return _with_evidence(
+        check,
+        {
+            label: value
+            for label, value in check.evidence.items()
+            if label not in check.summary or value not in check.summary
+        },
+    )
+
+
+def _with_evidence(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
+    yield Note(_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
+    if evidence:
+        yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
+
+
+def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
+    """Yield a section for each theme: passed checks in one line each, unknown ones by reason."""
+    for theme, members in groupby(result.checks, key=lambda check: check.theme):
+        checks = [check for check in members if check.status < Status.WARN]
+        passed = [
+            Note("ok", f"{check.id} {check.summary}")
+            for check in checks
+            if check.status is Status.OK
+        ]
+        if checks:
+            yield Section(theme, (*passed, *_unknown(checks)))
+
+
+def _unknown(checks: Sequence[CheckResult]) -> Iterator[Node]:
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
             reasons.setdefault(check.summary, []).append(check.id)
     for reason, ids in reasons.items():
-        yield Note("info", f"{', '.join(ids)} not judged: {reason}")
+        yield Note("info", f"{', '.join(ids)} could not be checked: {reason}")
 
 
-def _new_evidence(check: Judged) -> dict[str, str]:
-    """Return the evidence that the summary does not contain."""
-    return {
-        label: value
-        for label, value in check.evidence.items()
-        if label not in check.summary or value not in check.summary
-    }
+# --- environment variables and devices -------------------------------------------------------------
 
 
-def _with_evidence(check: Judged, evidence: Mapping[str, str]) -> Iterator[Node]:
-    yield Note(_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
-    if evidence:
-        yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
+def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
+    if variables:
+        listed = ", ".join(variable.name for variable in variables)
+        noun = count_of(len(variables), "environment variable")
+        yield Note("info", f"{noun} of CUDA and its libraries set: {listed}")
+
+
+def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
+    if variables:
+        columns = (Column("variable"), Column("value"), Column("effect"), Column("read by"))
+        rows = tuple(
+            (Text(one.name), Text(one.value), Text(one.effect), Text(one.library))
+            for one in variables
+        )
+        yield Section("Environment variables that are set", (Table(columns, rows),))
 
 
 def _device_table(devices: Sequence[DeviceLine]) -> Table:

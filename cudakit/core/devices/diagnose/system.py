@@ -1,4 +1,4 @@
-"""Checks of container, WSL, MPS, limits and profilers (CK016, CK019, CK025, CK026, CK034 to CK036)."""
+"""Checks of containers, WSL, MPS, profilers and limits (CK016, CK019, CK025, CK026, CK034 to CK037)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
     combine,
+    count_of,
     fail,
     ok,
     require,
     warn,
 )
 from cudakit.core.devices.diagnose.driver import require_driver
-from cudakit.core.devices.diagnose.variables import VariableRule, matches
+from cudakit.core.devices.diagnose.variables import apply_rules, rules_of
 from cudakit.gpu.api.run_context import MPS_DIRECTORY, SHARED_MEMORY, RunContext
 from cudakit.units import Unavailable, format_bytes
 
@@ -23,27 +24,24 @@ _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
 
 def container(c: RunContext) -> Finding:
-    """NVIDIA's container runtime reads which GPUs and which parts of the driver a container gets.
+    """Two variables tell NVIDIA's container runtime which GPUs and driver libraries a container gets.
 
-    NVIDIA_VISIBLE_DEVICES: all, none (driver but no GPU), void or empty (nothing), or a list.
-    NVIDIA_DRIVER_CAPABILITIES must hold compute (CUDA) and utility (NVML), which is the default;
-    graphics or video alone leave them out. Both are read when the container starts, so changing them
-    inside has no effect. With CDI the runtime sets NVIDIA_VISIBLE_DEVICES=void itself. NVIDIA Container
-    Toolkit, Docker Specialized Configurations.
+    NVIDIA_VISIBLE_DEVICES is all, none (driver but no GPU), void or empty (nothing), or a list.
+    NVIDIA_DRIVER_CAPABILITIES must contain compute (CUDA) and utility (NVML), which is the default. Both
+    are read when the container starts; a later change has no effect. With CDI the runtime itself sets
+    NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
     """
     kind = c.host.container
     given = {name: c.variables[name] for name in (_DEVICES, _CAPABILITIES) if name in c.variables}
     if not kind and not given:
-        return ok("this is no container")
-    evidence = {"container": kind or "not recognised", **given}
+        return ok("not in a container")
+    evidence = {"container": kind or "not recognized", **given}
     if c.cuda_devices and not isinstance(c.nvml, Unavailable):
-        return ok(
-            f"the container ({kind or 'of unknown kind'}) has what CUDA and NVML need", evidence
-        )
+        return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
     parts = _missing_capabilities(given.get(_CAPABILITIES))
     if parts:
         return fail(
-            f"{_CAPABILITIES}={given[_CAPABILITIES]} leaves out {' and '.join(parts)}",
+            f"{_CAPABILITIES}={given[_CAPABILITIES]} does not contain {' and '.join(parts)}",
             evidence,
             f"start the container with -e {_CAPABILITIES}=compute,utility",
         )
@@ -53,11 +51,11 @@ def container(c: RunContext) -> Finding:
             evidence,
             "docker run --gpus all ...",
         )
-    return ok("no variable keeps the GPU out of the container", evidence)
+    return ok("no variable excludes the GPU from the container", evidence)
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # Not set and empty mean the default, utility and compute.
+    # If it is not set or empty, the default is utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
     given = capabilities.split(",")
@@ -65,13 +63,13 @@ def _missing_capabilities(capabilities: str | None) -> list[str]:
 
 
 def wsl_libraries(c: RunContext) -> Finding:
-    """In WSL the driver is that of Windows, and libcuda comes from /usr/lib/wsl/lib.
+    """WSL uses the Windows driver; its libcuda is in /usr/lib/wsl/lib.
 
-    A Linux driver installed inside WSL puts its own libcuda before that one, and cuInit fails. In WSL
-    NVML tells less: nothing of processes, and fewer fields. CUDA on WSL User Guide.
+    If a Linux driver is installed inside WSL, its libcuda is loaded instead and cuInit fails. In WSL, NVML
+    reports no processes and fewer fields. Source: CUDA on WSL User Guide.
     """
     if not c.host.is_wsl:
-        return ok("this is not WSL")
+        return ok("not in WSL")
     copies = [one for one in require(c.software.libraries) if one.soname == "libcuda.so.1"]
     foreign = [
         one.path
@@ -81,118 +79,116 @@ def wsl_libraries(c: RunContext) -> Finding:
     evidence = {"libcuda.so.1": ", ".join(one.path for one in copies) or "not found"}
     if foreign:
         return fail(
-            "a Linux driver is installed inside WSL, and its libcuda hides that of Windows",
+            "a Linux driver inside WSL hides the libcuda of the Windows driver",
             evidence,
-            "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then in PowerShell: wsl --shutdown",
+            "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then run in PowerShell: wsl --shutdown",
         )
     if not c.driver.wsl_libcuda:
         return fail(
-            f"{_WSL_LIBRARIES} has no libcuda: Windows has no NVIDIA driver for WSL",
+            f"{_WSL_LIBRARIES} contains no libcuda: Windows has no NVIDIA driver for WSL",
             evidence,
-            "install the NVIDIA driver in Windows, then in PowerShell: wsl --update; wsl --shutdown",
+            "install the NVIDIA driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
         )
-    return ok("WSL has the driver of Windows, and no other", evidence)
+    return ok("WSL uses the Windows driver", evidence)
 
 
 def mps(c: RunContext) -> Finding:
-    """With MPS, programs reach the GPU through a daemon, found by the directory of its pipes.
+    """With MPS, programs use the GPU through a daemon; a directory of pipes connects them.
 
-    CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps, holds the file "control" while the daemon runs.
-    A directory that is left over or belongs to another user, or a container that does not share it,
-    gives 805 (CUDA_ERROR_MPS_CONNECTION_FAILED). CUDA Multi-Process Service, Environment Variables.
+    CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps, contains the file "control" while the daemon runs.
+    A leftover directory, one of another user, or a container that does not share the directory causes
+    805 (CUDA_ERROR_MPS_CONNECTION_FAILED). Source: CUDA Multi-Process Service, Environment Variables.
     """
     directory = c.variables.get(_PIPES, MPS_DIRECTORY)
     runs = not isinstance(c.processes, Unavailable) and "nvidia-cuda-mps" in c.processes
     pipes = c.driver.mps_pipes
     evidence = {
         "directory": directory,
-        "pipes": "there" if pipes else "none",
-        "nvidia-cuda-mps-control": "runs" if runs else "not seen",
+        "control pipe": "present" if pipes else "not found",
+        "nvidia-cuda-mps-control": "running" if runs else "not found",
     }
     if c.cuda_error is not None and 805 <= c.cuda_error <= 809:
         return fail(
-            f"CUDA cannot reach the MPS daemon ({c.cuda_error})",
+            f"CUDA cannot connect to the MPS daemon ({c.cuda_error})",
             evidence,
             "nvidia-cuda-mps-control -d",
-            f"or do without: unset {_PIPES}; rm -r {directory}",
+            f"or stop using MPS: unset {_PIPES}; rm -r {directory}",
         )
     if _PIPES in c.variables and not pipes:
         return warn(
-            f"{_PIPES}={directory} has no pipes: no MPS daemon serves it",
+            f"{_PIPES}={directory}, but no MPS daemon runs with this directory",
             evidence,
             f"unset {_PIPES}, or start the daemon: nvidia-cuda-mps-control -d",
         )
     if runs or pipes:
-        return ok(f"MPS serves {directory}", evidence)
+        return ok(f"an MPS daemon runs with {directory}", evidence)
     return ok("MPS is not in use")
 
 
 # --- profilers -------------------------------------------------------------------------------------
 
-INJECTION_RULES = tuple(
-    VariableRule(name, bool, "{name} puts another tool into every CUDA program")
-    for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-)
-# Tools by the name of their process, cut at 15 characters by the kernel, and what each holds.
-_HOLDERS = {
-    "nsys": "Nsight Systems subscribes to CUPTI in what it starts",
-    "ncu": "Nsight Compute holds the performance counters",
-    "nv-nsight-cu-cl": "Nsight Compute holds the performance counters",
-    "nv-hostengine": "DCGM holds the performance counters while it watches profiling metrics",
-    "dcgm-exporter": "DCGM holds the performance counters while it watches profiling metrics",
-    "compute-sanitiz": "compute-sanitizer subscribes to the driver in what it starts",
+_DCGM = "DCGM uses the performance counters while it collects profiling metrics"
+_NCU = "Nsight Compute uses the performance counters"
+# Tools by process name, which the kernel cuts at 15 characters.
+_CUPTI_USERS = {
+    "nsys": "Nsight Systems uses CUPTI in the programs that it starts",
+    "ncu": _NCU,
+    "nv-nsight-cu-cl": _NCU,
+    "nv-hostengine": _DCGM,
+    "dcgm-exporter": _DCGM,
+    "compute-sanitiz": "compute-sanitizer attaches to the driver in the programs that it starts",
     "cuda-gdb": "cuda-gdb stops the GPU that it debugs",
-    "dynolog": "dynolog starts PyTorch's profiler from outside",
+    "dynolog": "dynolog starts PyTorch's profiler in running programs",
 }
 
 
-def cupti_holders(c: RunContext) -> Finding:
-    """CUPTI serves one tool at a time: torch.profiler, nsys, ncu, compute-sanitizer and cuda-gdb conflict.
+def cupti_users(c: RunContext) -> Finding:
+    """Only one tool can use CUPTI: torch.profiler, nsys, ncu, compute-sanitizer and cuda-gdb conflict.
 
-    CUDA_INJECTION64_PATH makes the driver load a tool into every CUDA program, NVTX_INJECTION64_PATH
-    sends its ranges to one. A second tool then fails with CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
-    (39). DCGM (nv-hostengine) shares the performance counters: profilers of counters say "hardware
-    busy" until dcgmi profile --pause. Processes of other containers cannot be seen.
+    CUDA_INJECTION64_PATH makes the driver load a tool into every CUDA program; NVTX_INJECTION64_PATH does
+    the same for NVTX. A second tool then fails with CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED (39).
+    DCGM (nv-hostengine) also uses the performance counters: profilers report "hardware busy" until
+    dcgmi profile --pause. The check does not see processes of other containers.
     """
     running = frozenset() if isinstance(c.processes, Unavailable) else c.processes
     tools = (
-        warn(f"{name} runs: {_HOLDERS[name]}", {name: "runs"}, _release(name))
-        for name in sorted(running & _HOLDERS.keys())
+        warn(f"{name} is running: {_CUPTI_USERS[name]}", {name: "running"}, _release(name))
+        for name in sorted(running & _CUPTI_USERS.keys())
     )
-    findings = (*matches(INJECTION_RULES, c.variables), *tools)
-    return combine(findings, otherwise=ok("no other tool is seen that would hold CUPTI"))
+    findings = (*apply_rules(rules_of("CK025"), c.variables), *tools)
+    return combine(findings, otherwise=ok("no other tool uses CUPTI"))
 
 
 def _release(name: str) -> str:
     if name in ("nv-hostengine", "dcgm-exporter"):
-        return "dcgmi profile --pause, and --resume afterwards"
+        return "dcgmi profile --pause while you profile, then --resume"
     return f"end {name} before you profile"
 
 
 def performance_counters(c: RunContext) -> Finding:
-    """By default only administrators may read performance counters (ncu, metrics of CUPTI).
+    """By default only administrators can read performance counters (ncu, CUPTI metrics).
 
-    Timelines of kernels and copies need no privilege. Counters give ERR_NVGPUCTRPERM unless the process
-    has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0, which
-    /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
+    Timelines of kernels and copies need no privilege. Reading counters fails with ERR_NVGPUCTRPERM unless
+    the process has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0,
+    which /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
     """
     parameters = c.driver.parameters
     if parameters is None:
         require_driver(c)
-        raise NotCheckable("/proc/driver/nvidia/params is not shown here")
+        raise NotCheckable("/proc/driver/nvidia/params cannot be read here")
     value = parameters.get("RmProfilingAdminOnly")
     evidence = {
         "RmProfilingAdminOnly": value or "?",
         "CAP_SYS_ADMIN": "yes" if c.privileged else "no",
     }
     if value == "0":
-        return ok("every user may read performance counters", evidence)
+        return ok("every user can read performance counters", evidence)
     if c.privileged:
-        return ok("this process may read performance counters, as an administrator", evidence)
+        return ok("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
     return warn(
-        "performance counters are for administrators (timelines are not)",
+        "only administrators can read performance counters (timelines need no privilege)",
         evidence,
-        "run ncu with sudo, or for all users: echo 'options nvidia "
+        "run ncu with sudo; or allow all users: echo 'options nvidia "
         "NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf, "
         "update the initramfs and reboot",
     )
@@ -200,24 +196,24 @@ def performance_counters(c: RunContext) -> Finding:
 
 # --- memory ----------------------------------------------------------------------------------------
 
-# Docker's default is 64 MiB; a worker of a data loader passes batches of hundreds of MiB.
+# Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
 _LEAST_SHARED = 1 << 30
 _IN_CONTAINER: tuple[str, ...] = (
     "docker run --ipc=host ...  (or --shm-size=8g)",
-    "in Kubernetes: mount an emptyDir of medium Memory at /dev/shm",
+    "in Kubernetes: mount an emptyDir with medium: Memory at /dev/shm",
 )
 _ELSEWHERE: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
-# CUDA reserves addresses for all memory of host and devices, and uses next to none of them.
+# CUDA reserves address space for all memory of host and devices, and uses little of it.
 _LEAST_ADDRESSES = 1 << 40
-# Registering a buffer with an InfiniBand card locks it.
+# Buffers registered with an InfiniBand card are locked in memory.
 _LEAST_LOCKED = 1 << 30
 
 
 def shared_memory(c: RunContext) -> Finding:
     """Data loaders and NCCL pass data between processes through /dev/shm.
 
-    Docker gives a container 64 MiB of it, and PyTorch's workers then die with "Bus error" or
-    "insufficient shared memory (shm)"; NCCL fails with "unhandled system error" or goes through sockets.
+    Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
+    (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
     """
     size = require(c.host.shared_memory_bytes)
     evidence = {SHARED_MEMORY: format_bytes(size)}
@@ -225,18 +221,18 @@ def shared_memory(c: RunContext) -> Finding:
         return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
     fixes = _IN_CONTAINER if c.host.container else _ELSEWHERE
     return warn(
-        f"{SHARED_MEMORY} has only {format_bytes(size)}: workers of data loaders may die",
+        f"{SHARED_MEMORY} has only {format_bytes(size)}: data loader workers may crash",
         evidence,
         *fixes,
     )
 
 
 def memory_limits(c: RunContext) -> Finding:
-    """CUDA reserves far more addresses than it uses; where they are limited it fails with 2.
+    """CUDA reserves far more address space than it uses; if that is not possible it fails with 2.
 
-    A limit of address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 both forbid
-    that. With InfiniBand, memory is locked for the card, and a low ulimit -l makes NCCL fall back or
-    fail; without InfiniBand the limit does not matter to CUDA.
+    A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent
+    the reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or
+    fail. Without InfiniBand that limit does not matter.
     """
     limits = require(c.limits)
     addresses, locked = limits.address_space_bytes, limits.locked_memory_bytes
@@ -249,25 +245,59 @@ def memory_limits(c: RunContext) -> Finding:
     rows = (
         (
             addresses is not None and addresses < _LEAST_ADDRESSES,
-            f"the address space is limited to {_size(addresses)}: CUDA may run out of it (2)",
+            f"the address space is limited to {_size(addresses)}: CUDA may fail with out of memory (2)",
             "ulimit -v unlimited, or ask the batch system for more memory",
         ),
         (
             overcommit == "2",
-            "vm.overcommit_memory is 2: CUDA may find no addresses to reserve (2)",
+            "vm.overcommit_memory is 2: CUDA may fail with out of memory (2)",
             "sudo sysctl vm.overcommit_memory=0",
         ),
         (
             bool(cards) and locked is not None and locked < _LEAST_LOCKED,
-            f"only {_size(locked)} can be locked, and InfiniBand ({', '.join(cards)}) needs more",
+            f"only {_size(locked)} of memory can be locked; InfiniBand ({', '.join(cards)}) needs more",
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
     )
     return combine(
         (warn(message, evidence, fix) for applies, message, fix in rows if applies),
-        otherwise=ok("no limit keeps CUDA from its memory", evidence),
+        otherwise=ok("no limit prevents CUDA from reserving memory", evidence),
     )
 
 
 def _size(limit: int | None) -> str:
     return "unlimited" if limit is None else format_bytes(limit)
+
+
+# --- cudakit itself --------------------------------------------------------------------------------
+
+# The consequence of each missing extension (setup.py).
+_WITHOUT_EXTENSION = {
+    "core/memory/load/_pickled": "snapshots are read by the Python reader, about 10 times slower",
+    "core/allocator/_fast": "the allocator's calls run in Python, several times slower",
+    "gpu/plugs/_buffers": "buffers of cuda.core are allocated through Python, which is slower",
+    "gpu/plugs/_native": "cudakit.torch_pool is not available",
+    "gpu/capture/_frames": "races have no Python call stacks",
+    "gpu/capture/_recorder": "cudakit run --sanitize is not available",
+}
+
+
+def compiled_extensions(c: RunContext) -> Finding:
+    """Without its optional C extensions cudakit is slower, or lacks features.
+
+    pip builds the extensions if it finds a C compiler and the headers of Python; otherwise it installs
+    cudakit without them, silently. Snapshots and the allocator then use a slower Python implementation.
+    """
+    missing = {
+        name: text
+        for name, text in _WITHOUT_EXTENSION.items()
+        if name in c.software.missing_extensions
+    }
+    if not missing:
+        return ok("cudakit's compiled extensions are installed")
+    return warn(
+        f"cudakit was installed without {count_of(len(missing), 'compiled extension')}",
+        missing,
+        "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
+        "pip install --force-reinstall --no-cache-dir --no-binary cudakit cudakit",
+    )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.sanitize.names import place, short_kernel
+from cudakit.core.sanitize.names import call_site, short_kernel
 from cudakit.core.sanitize.races import SyncKind
-from cudakit.core.sanitize.result import FoundRace, Side, Synchronisation
+from cudakit.core.sanitize.result import FoundRace, LastSync, Side
 from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 from cudakit.document.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
 
@@ -53,20 +53,20 @@ def _steps(found: FoundRace) -> Iterator[Step]:
     yield _operation(found.current, later, after=previous)
 
 
-def _synchronised(sync: Synchronisation, earlier: str, later: str) -> Iterator[Step]:
+def _synchronised(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
     until, lane, wait = {
         SyncKind.EVENT: ("event record", later, "wait for the event"),
         SyncKind.HOST: ("all work so far", _HOST, "host wait"),
         SyncKind.DEFAULT_STREAM: ("all work so far", later, "implicit wait of the default stream"),
     }[sync.kind]
-    recorded = Step(earlier, sync.recorded_seq, until, place(sync.recorded_stack))
+    recorded = Step(earlier, sync.recorded_seq, until, call_site(sync.recorded_stack))
     yield recorded
-    yield Step(lane, sync.waited_seq, wait, place(sync.waited_stack), after=recorded)
+    yield Step(lane, sync.waited_seq, wait, call_site(sync.waited_stack), after=recorded)
 
 
 def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
     label = short_kernel(side.kernel, longest=_SHORT) if side.kernel else side.operation
-    return Step(lane, side.seq, label, place(side.stack), True, after)
+    return Step(lane, side.seq, label, call_site(side.stack), True, after)
 
 
 def _lane_names(found: FoundRace) -> tuple[str, str]:

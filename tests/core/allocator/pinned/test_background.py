@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from core.allocator.device import MIB
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.pinned import Background, CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import Background, CachingHostAllocator
 from cudakit.torch_rules.settings import Settings
 
 IN_BACKGROUND = Settings(pinned_use_background_threads=True)

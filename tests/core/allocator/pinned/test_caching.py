@@ -7,8 +7,8 @@ import pytest
 from core.allocator.device import GIB, MIB
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pinned_memory import OutOfPinnedMemory
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.core.allocator.pinned.memory import OutOfPinnedMemory
 from cudakit.core.allocator.state import InvalidPointer, InvalidSize
 from cudakit.errors import Unsupported
 from cudakit.torch_rules.settings import Settings

@@ -7,7 +7,7 @@ from core.allocator.device import MIB
 from core.allocator.pinned import law
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
 from cudakit.errors import CudaError
 from cudakit.torch_rules.settings import Settings
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
 from cudakit.core.allocator.private_pools import MemPool
 from cudakit.errors import CudaError
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId

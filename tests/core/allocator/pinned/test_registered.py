@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from core.allocator.device import MIB
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pinned_supply import GpuHostUpstream
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.core.allocator.pinned.upstream import GpuHostUpstream
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu

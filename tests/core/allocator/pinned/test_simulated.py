@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from core.allocator.device import MIB
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pinned_supply import GpuHostUpstream
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.core.allocator.pinned.upstream import GpuHostUpstream
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.open import open_gpu
 

@@ -16,40 +16,40 @@ from cudakit.gpu.api.run_context import RunContext
 
 
 def broken(context: RunContext) -> Finding:
-    """Break, as a check of unforeseen circumstances would."""
+    """Raise an unexpected error."""
     raise ZeroDivisionError(f"over {len(context.variables)}")
 
 
-def at_a_loss(context: RunContext) -> Finding:
-    """Say that nothing can be said."""
-    raise NotCheckable(f"nobody told of {len(context.variables)} variables")
+def without_fact(context: RunContext) -> Finding:
+    """Raise NotCheckable with a reason."""
+    raise NotCheckable(f"{len(context.variables)} variables are set")
 
 
 def test_broken_check_is_unknown() -> None:
     found = Check("CK900", "it works", broken).run(RunContext())
 
-    assert found == Finding(UNKNOWN, "the check broke: ZeroDivisionError: over 0")
+    assert found == Finding(UNKNOWN, "internal error in this check: ZeroDivisionError: over 0")
 
 
 def test_uncheckable_check_is_unknown_with_reason() -> None:
-    assert Check("CK901", "it is known", at_a_loss).run(RunContext()).summary == (
-        "nobody told of 0 variables"
+    assert Check("CK901", "it is known", without_fact).run(RunContext()).summary == (
+        "0 variables are set"
     )
 
 
 def test_explanation_is_docstring() -> None:
     explanation = Check("CK900", "it works", broken).explanation
 
-    assert explanation == "Break, as a check of unforeseen circumstances would."
+    assert explanation == "Raise an unexpected error."
 
 
 def test_combined_findings_have_worst_first_and_no_duplicates() -> None:
     found = combine(
-        [ok("fine"), warn("slow", {"a": "1"}, "wait"), fail("dead", {"b": "2"}, "mend", "wait")],
+        [ok("fine"), warn("slow", {"a": "1"}, "wait"), fail("dead", {"b": "2"}, "repair", "wait")],
         otherwise=ok("unused"),
     )
 
-    assert found == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("mend", "wait"))
+    assert found == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("repair", "wait"))
 
 
 def test_combined_findings_without_problem_are_ok() -> None:

@@ -22,7 +22,7 @@ from core.devices.diagnose.machines import (
     without_driver,
 )
 
-from cudakit.core.devices.diagnose.cuda import CAUSES
+from cudakit.core.devices.diagnose.cuda import REMEDIES
 from cudakit.gpu.api.facts import CudaView
 from cudakit.units import Unavailable
 
@@ -36,13 +36,13 @@ def test_cuinit_success_reports_version_and_device_count(machine: Machine) -> No
     assert found.evidence["libcuda"] == LIBCUDA
 
 
-@pytest.mark.parametrize("code", CAUSES)
+@pytest.mark.parametrize("code", REMEDIES)
 def test_known_cuinit_error_has_its_causes(machine: Machine, code: int) -> None:
     found = judged("CK005", machine(cuda=broken_cuda(code)))
 
     assert found.status is FAIL
     assert f"({code})" in found.summary
-    assert found.fix == CAUSES[code]
+    assert found.fix == REMEDIES[code]
 
 
 def test_unknown_cuinit_error_has_text_of_driver(machine: Machine) -> None:
@@ -104,15 +104,15 @@ def test_visible_devices_unset_is_ok(machine: Machine) -> None:
 def test_visible_devices_list_reports_count(machine: Machine) -> None:
     found = judged("CK014", machine(cuda=visible("2,0", 2, 0)))
 
-    assert found.summary == "CUDA_VISIBLE_DEVICES=2,0 shows 2 of 3 devices"
+    assert found.summary == "CUDA_VISIBLE_DEVICES=2,0: 2 of 3 devices are visible"
 
 
 def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
     found = judged("CK014", machine(cuda=visible("0,7,1", 0)))
 
     assert found.status is WARN
-    assert "there is no device 7" in found.summary
-    assert found.evidence["devices"] == "1 of 3"
+    assert "no device has index 7" in found.summary
+    assert found.evidence["visible devices"] == "1 of 3"
 
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0", "GPU-ffff"])
@@ -155,7 +155,7 @@ def test_device_order_set_by_variable_is_ok(machine: Machine) -> None:
 def test_device_order_unknown_to_cuda_warns(machine: Machine) -> None:
     odd = machine(variables={"CUDA_DEVICE_ORDER": "PCI"})
 
-    assert judged("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI means nothing to CUDA"
+    assert judged("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI is not valid, so CUDA ignores it"
 
 
 @pytest.mark.parametrize("silent", ["nvml", "cuda"])
@@ -196,7 +196,7 @@ def test_failed_step_has_hint_as_fix(machine: Machine, name: str, step: str) -> 
 def test_steps_after_failed_one_are_unknown(machine: Machine) -> None:
     stopped = machine(self_test=(Step("context", "no memory"),))
 
-    assert judged("CK042", stopped).summary == "a step before this one failed"
+    assert judged("CK042", stopped).summary == "an earlier step of the self-test failed"
     assert judged("CK042", stopped).status is UNKNOWN
 
 

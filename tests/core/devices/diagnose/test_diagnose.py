@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, gpu, seen
 
-from cudakit.core.devices.diagnose import diagnose, explain
+from cudakit.core.devices.diagnose import diagnose, find
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.errors import UsageError
 from cudakit.gpu.api.run_context import RunContext
@@ -25,7 +25,7 @@ def test_checks_run_in_order_of_themes(machine: Machine) -> None:
 def test_empty_context_breaks_no_check() -> None:
     result = diagnose(RunContext(), deep=True)
 
-    assert not [check for check in result.checks if "the check broke" in check.summary]
+    assert not [check for check in result.checks if "internal error" in check.summary]
     assert result.status is FAIL
 
 
@@ -62,22 +62,41 @@ def test_self_test_runs_on_request_only(machine: Machine) -> None:
     [
         lambda: diagnose(RunContext(), only=("CK999",)),
         lambda: diagnose(RunContext(), skip=("nonsense",)),
-        lambda: explain("CK999"),
+        lambda: find("CK999"),
     ],
 )
 def test_unknown_id_is_refused(ask: Callable[[], object]) -> None:
-    with pytest.raises(UsageError, match="there is no check"):
+    with pytest.raises(UsageError, match="no check"):
         ask()
 
 
-def test_explanation_needs_no_context() -> None:
-    explained = explain("CK005")
-
-    assert (explained.id, explained.title) == ("CK005", "CUDA starts")
-    assert "802" in explained.explanation
+@pytest.mark.parametrize("spelling", ["CK005", "ck5", "5", " Ck05 "])
+def test_check_is_found_by_short_id(spelling: str) -> None:
+    assert find(spelling).title == "CUDA starts"
 
 
 def test_unknown_status_is_no_finding(machine: Machine) -> None:
     result = diagnose(machine(simulated=True), only=("CK002",))
 
     assert (result.status, result.failures, result.warnings) == (UNKNOWN, 0, 0)
+
+
+def test_unknown_check_beside_passed_check_leaves_status_ok(machine: Machine) -> None:
+    result = diagnose(machine(simulated=True), only=("CK001", "CK002"))
+
+    assert [check.status for check in result.checks] == [OK, UNKNOWN]
+    assert result.status is OK
+
+
+def test_set_variables_have_value_effect_and_source(machine: Machine) -> None:
+    variables = {"PATH": "/bin", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
+
+    (found,) = diagnose(machine(variables=variables)).variables
+
+    assert (found.name, found.value, found.library) == (
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "1",
+        "PyTorch",
+    )
+    assert "cuBLASLt" in found.effect
+    assert found.source == "aten/src/ATen/Context.h"

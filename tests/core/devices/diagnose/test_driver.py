@@ -76,7 +76,7 @@ def test_missing_module_for_kernel_fails(tmp_path: Path) -> None:
 
     found = judged("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
 
-    assert found.summary == "there is a GPU, but no NVIDIA module for kernel 6.8.0"
+    assert found.summary == "no NVIDIA kernel module is installed for kernel 6.8.0"
 
 
 @pytest.mark.parametrize(("byte", "fixes"), [("\x00", 1), ("\x01", 2)])
@@ -99,14 +99,14 @@ def test_missing_driver_in_container_names_host(tmp_path: Path) -> None:
 
     found = judged("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
 
-    assert found.summary == "the host has not loaded its NVIDIA driver"
+    assert found.summary == "the NVIDIA driver is not loaded on the host"
 
 
 def test_missing_driver_in_wsl_names_windows(tmp_path: Path) -> None:
     found = judged("CK001", without_driver(tmp_path, WSL))
 
     assert found.status is FAIL
-    assert "in Windows (never one in WSL)" in found.fix[0]
+    assert "in Windows (never in WSL)" in found.fix[0]
 
 
 # --- CK003: does NVML answer? ----------------------------------------------------------------------
@@ -223,11 +223,12 @@ def test_libcuda_stub_fails(machine: Machine) -> None:
     found = judged("CK008", machine(cuda=stub))
 
     assert found.status is FAIL
-    assert "directory named stubs off LD_LIBRARY_PATH" in found.fix[0]
+    assert "directory stubs from LD_LIBRARY_PATH" in found.fix[0]
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(803, "this driver does not fit"), (804, "this GPU does not support")]
+    ("code", "words"),
+    [(803, "it does not suit this driver"), (804, "this GPU does not support it")],
 )
 def test_cuda_compat_refused_by_driver_fails(machine: Machine, code: int, words: str) -> None:
     found = judged("CK008", machine(cuda=broken_cuda(code, libcuda=COMPAT.format("595.45.04"))))
@@ -244,7 +245,7 @@ def test_cuda_compat_older_than_driver_warns(machine: Machine) -> None:
     found = judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
 
     assert found.status is WARN
-    assert "570.86.10 is older than the driver 580.159.04" in found.summary
+    assert "570.86.10 of cuda-compat is older than driver 580.159.04" in found.summary
 
 
 def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:

@@ -28,7 +28,7 @@ READY = {"fabric_state": "completed", "fabric_status": "success"}
 
 
 def test_fabric_is_ok_without_nvswitch(machine: Machine) -> None:
-    assert judged("CK006", machine()).summary == "no GPU waits for an NVSwitch fabric"
+    assert judged("CK006", machine()).summary == "no GPU needs an NVSwitch fabric"
 
 
 def fabric(*states: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_fabric_blocking_cuda_fails_with_service(machine: Machine) -> None:
     found = judged("CK006", waiting)
 
     assert found.status is FAIL
-    assert found.evidence["nv-fabricmanager"] == "does not run here"
+    assert found.evidence["nv-fabricmanager"] == "not running here"
     assert "nvidia-fabricmanager" in found.fix[0]
 
 
@@ -56,7 +56,7 @@ def test_fabric_incomplete_on_one_gpu_warns(machine: Machine) -> None:
     found = judged("CK006", machine(**fabric(READY, WAITING)))
 
     assert found.status is WARN
-    assert "GPU 1 cannot reach its peers" in found.summary
+    assert "GPU 1 cannot reach other GPUs" in found.summary
 
 
 def test_fabric_is_ok_for_single_gpu(machine: Machine) -> None:
@@ -90,14 +90,14 @@ def test_mig_without_instances_is_reported(
     found = judged("CK017", machine(**empty))
 
     assert found.status is status
-    assert "GPU 0 is in MIG mode and has no instance" in found.summary
+    assert "GPU 0: MIG mode is on without any instance" in found.summary
 
 
 def test_mig_mode_change_waiting_for_reset_warns(machine: Machine) -> None:
     found = judged("CK017", machine(**seen(gpu(0, mig_mode_pending=True))))
 
     assert found.status is WARN
-    assert found.evidence == {"GPU 0": "now off, then on"}
+    assert found.evidence == {"GPU 0": "off, on after a reset"}
 
 
 # --- CK018: compute mode ---------------------------------------------------------------------------
@@ -145,10 +145,10 @@ def test_memory_is_unknown_without_nvml(machine: Machine, name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
-        ({"ecc_dram_uncorrected_volatile": 2}, FAIL, "GPU 1 has had memory errors"),
-        ({"ecc_sram_uncorrected_volatile": 1}, FAIL, "GPU 1 has had memory errors"),
-        ({"ecc_dram_uncorrected_aggregate": 1}, WARN, "earlier in its life"),
-        ({"ecc_sram_threshold_exceeded": True}, FAIL, "exceed the limit for replacement"),
+        ({"ecc_dram_uncorrected_volatile": 2}, FAIL, "GPU 1: uncorrectable memory errors since"),
+        ({"ecc_sram_uncorrected_volatile": 1}, FAIL, "GPU 1: uncorrectable memory errors since"),
+        ({"ecc_dram_uncorrected_aggregate": 1}, WARN, "before the driver was last loaded"),
+        ({"ecc_sram_threshold_exceeded": True}, FAIL, "exceeds the limit for replacement"),
     ],
 )
 def test_uncorrected_memory_errors_name_gpu(
@@ -170,7 +170,7 @@ def test_gpu_without_ecc_is_ok(machine: Machine) -> None:
 
     found = judged("CK027", machine(**seen(gpu(0, **fields))))
 
-    assert found.summary == "no GPU counts memory errors (it has no ECC, or has it off)"
+    assert found.summary == "no GPU counts memory errors (ECC is not supported or off)"
 
 
 def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
@@ -185,10 +185,10 @@ def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
-        ({"remapped_rows_pending": True}, WARN, "replaced at the next reset"),
-        ({"retired_pages_pending": True}, WARN, "replaced at the next reset"),
-        ({"remapped_rows_failed": True}, FAIL, "no spare rows left"),
-        ({"recovery_action": "reset the GPU"}, FAIL, "asks for recovery: reset the GPU"),
+        ({"remapped_rows_pending": True}, WARN, "in use until the next reset"),
+        ({"retired_pages_pending": True}, WARN, "in use until the next reset"),
+        ({"remapped_rows_failed": True}, FAIL, "no spare rows are left"),
+        ({"recovery_action": "reset the GPU"}, FAIL, "requests a recovery action: reset the GPU"),
     ],
 )
 def test_pending_memory_repair_has_fix(
@@ -249,21 +249,21 @@ def test_pcie_link_slow_while_idle_is_ok(machine: Machine) -> None:
     found = judged("CK029", machine(**one(pcie_generation=1)))
 
     assert found.status is OK
-    assert "slower while idle, as is normal" in found.summary
+    assert "idle links run slower, which is normal" in found.summary
 
 
 def test_pcie_link_slow_under_load_warns(machine: Machine) -> None:
     found = judged("CK029", machine(**one(pcie_generation=3, utilization_gpu_percent=90)))
 
     assert found.status is WARN
-    assert found.evidence == {"GPU 0": "generation 3 x16 of 5 x16, busy"}
+    assert found.evidence == {"GPU 0": "generation 3 x16, maximum generation 5 x16, busy"}
 
 
 def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> None:
     found = judged("CK029", machine(**one(pcie_width=8)))
 
     assert found.status is WARN
-    assert "narrower than card and slot allow" in found.summary
+    assert "fewer lanes than GPU and slot support" in found.summary
 
 
 # --- CK030: throttling -----------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
     found = judged("CK031", machine(**one(power_limit_enforced_w=450.0)))
 
     assert found.status is WARN
-    assert found.evidence == {"GPU 0": "450 W of 700 W"}
+    assert found.evidence == {"GPU 0": "450 W, default 700 W"}
     assert found.fix == ("sudo nvidia-smi -i 0 -pl 700",)
 
 

@@ -53,14 +53,14 @@ def test_missing_device_nodes_name_nvidia_modprobe(tmp_path: Path) -> None:
     bare = without_driver(tmp_path, SYSTEM, device_nodes=nodes("nvidiactl", "nvidia0"))
 
     assert judged("CK002", bare).fix == ("sudo nvidia-modprobe -u -c 0",)
-    assert "/dev/nvidia-uvm is not there" in judged("CK002", bare).summary
+    assert "/dev/nvidia-uvm does not exist" in judged("CK002", bare).summary
 
 
 @pytest.mark.parametrize(
     ("error", "extra", "words"),
     [
-        ("EPERM", {"/.dockerenv": ""}, "the container may not use its GPU any more"),
-        ("EACCES", {}, "this user may not open /dev/nvidia0 (EACCES)"),
+        ("EPERM", {"/.dockerenv": ""}, "the container has no permission to use the GPU"),
+        ("EACCES", {}, "no permission to open /dev/nvidia0 (EACCES)"),
         ("EIO", {}, "/dev/nvidia0 cannot be opened (EIO)"),
     ],
 )
@@ -88,13 +88,13 @@ def test_device_nodes_are_unknown_if_simulated(machine: Machine) -> None:
     assert judged("CK002", machine(simulated=True)).status is UNKNOWN
 
 
-# --- CK007: does every GPU answer? -----------------------------------------------------------------
+# --- CK007: GPUs on the PCI bus --------------------------------------------------------------------
 
 
 def test_gpus_on_bus_known_to_nvml_are_ok(machine: Machine, tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:00:00.0")
 
-    assert judged("CK007", machine()).summary == "NVML knows every GPU of the PCI bus (1)"
+    assert judged("CK007", machine()).summary == "NVML reports every GPU on the PCI bus (1)"
 
 
 def test_gpu_on_bus_unknown_to_nvml_warns(machine: Machine, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_xids_are_counted_by_gpu_and_number(machine: Machine) -> None:
     found = judged("CK033", machine(kernel_log=log))
 
     assert found.evidence == {
-        "Xid 31 on 0000:65:00": "2×, a kernel used an address that is not mapped",
-        "Xid 79 on 0000:65:00": "1×, the GPU fell off the bus",
+        "Xid 31 on 0000:65:00": "2×, memory page fault: a kernel accessed an unmapped address",
+        "Xid 79 on 0000:65:00": "1×, the GPU has fallen off the bus",
     }
     assert found.status is FAIL

@@ -81,7 +81,7 @@ def test_driver_version_unknown_is_unknown(machine: Machine) -> None:
 def test_frameworks_built_for_cuda_are_ok(machine: Machine) -> None:
     found = judged("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
 
-    assert found.summary == "torch 2.11.0 built for CUDA"
+    assert found.summary == "built for CUDA: torch 2.11.0"
 
 
 def test_torch_built_without_cuda_fails(machine: Machine) -> None:
@@ -186,7 +186,7 @@ def test_build_of_cuda_older_than_gpu_fails(machine: Machine) -> None:
 
     assert found.status is FAIL
     assert found.summary == (
-        "torch 2.5.0 has no code for NVIDIA B200 (sm_100): CUDA 12.8 was the first to know it"
+        "torch 2.5.0 has no code for NVIDIA B200 (sm_100): support starts with CUDA 12.8"
     )
     assert found.fix == ("install a build for CUDA 12.8 or newer",)
 
@@ -199,7 +199,7 @@ def test_build_of_cuda_that_dropped_gpu_fails(machine: Machine) -> None:
     found = judged("CK010", late)
 
     assert found.status is FAIL
-    assert "CUDA 13 dropped it" in found.summary
+    assert "CUDA 13 dropped support" in found.summary
     assert "cudakit needs 7.5" in found.summary
 
 
@@ -251,7 +251,7 @@ def test_libraries_of_driver_are_ignored(machine: Machine) -> None:
 
     found = judged("CK012", machine(libraries=driver))
 
-    assert found.summary == "no CUDA library lies where the loader looks"
+    assert found.summary == "no CUDA library is on the loader's path"
 
 
 def test_unlisted_libraries_are_unknown(machine: Machine) -> None:

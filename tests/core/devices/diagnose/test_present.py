@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from core.devices.diagnose.machines import Machine, broken_cuda, gpu, seen
 
-from cudakit.core.devices.diagnose import diagnose, explain, present
-from cudakit.document import Document, Facts, Note, Section, Text
+from cudakit.core.devices.diagnose import diagnose, present
+from cudakit.document import Document, Facts, Note, Section, Table, Text
 from cudakit.units import Unavailable
 
 
@@ -12,67 +12,122 @@ def section(document: Document, title: str) -> Section:
     return next(node for node in found if node.title.startswith(title))
 
 
-def notes(section: Section) -> list[Note]:
-    return [node for node in section.nodes if isinstance(node, Note)]
+def notes(owner: Section | Document) -> list[Note]:
+    return [node for node in owner.nodes if isinstance(node, Note)]
 
 
-def test_passed_check_takes_one_line(machine: Machine) -> None:
+# --- problems only ---------------------------------------------------------------------------------
+
+
+def test_report_without_problems_is_one_line_of_counts(machine: Machine) -> None:
     document = present.report(diagnose(machine()))
 
-    assert section(document, "System").title == "System: ok"
-    assert all(isinstance(node, Note) for node in section(document, "System").nodes)
-    assert document.title == "no check found anything wrong"
+    assert document.title == "no problems found"
+    assert [note.text for note in notes(document)] == ["37 checks: 0 failed, 0 warnings, 37 passed"]
+    assert notes(document)[0].remedies == ("cudakit doctor --all lists every check",)
+
+
+def test_report_has_failures_before_warnings(machine: Machine) -> None:
+    wrong = machine(
+        variables={"CUDA_LAUNCH_BLOCKING": "1"}, shared_memory_bytes=1, cuda=broken_cuda(999)
+    )
+
+    document = present.report(diagnose(wrong))
+
+    assert [note.text[:5] for note in notes(document)[:3]] == ["CK005", "CK020", "CK034"]
+    assert document.title == "1 check failed, 2 warnings"
 
 
 def test_finding_has_evidence_and_fix(machine: Machine) -> None:
     limited = machine(**seen(gpu(0, power_limit_enforced_w=450.0)))
 
-    found = section(present.report(diagnose(limited)), "Health")
+    first, evidence = present.report(diagnose(limited)).nodes[:2]
 
-    assert found.title == "Health: 1 warning"
-    first, evidence = found.nodes[4:6]
     assert isinstance(first, Note)
     assert (first.level, first.remedies) == ("warn", ("sudo nvidia-smi -i 0 -pl 700",))
-    assert evidence == Facts((("GPU 0", Text("450 W of 700 W")),))
+    assert evidence == Facts((("GPU 0", Text("450 W, default 700 W")),))
 
 
 def test_evidence_in_summary_is_not_repeated(machine: Machine) -> None:
     blocking = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}))
 
-    assert len(section(present.report(blocking), "Settings").nodes) == 5
-    told = next(check for check in blocking.checks if check.id == "CK020")
-    assert told.evidence == {"CUDA_LAUNCH_BLOCKING": "1"}
+    assert not [node for node in present.report(blocking).nodes if isinstance(node, Facts)]
+    found = next(check for check in blocking.checks if check.id == "CK020")
+    assert found.evidence == {"CUDA_LAUNCH_BLOCKING": "1"}
+
+
+def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
+    wrong = machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}, cuda=broken_cuda(999))
+
+    last = notes(present.report(diagnose(wrong)))[-1]
+
+    assert last.level == "error"
+    assert last.text.startswith("37 checks: 1 failed, 1 warning, ")
+    assert last.remedies[0] == "cudakit explain CK005 explains this check"
+
+
+def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
+    result = diagnose(machine(nvml=Unavailable("silent")), only=("CK020", "CK027", "CK028"))
+
+    assert notes(present.report(result))[-1].text == (
+        "3 checks: 0 failed, 0 warnings, 1 passed, 2 could not be checked"
+    )
+    assert result.status.name == "OK"
+
+
+def test_title_of_report_without_any_answer_claims_nothing(machine: Machine) -> None:
+    result = diagnose(machine(nvml=Unavailable("silent")), only=("CK027",))
+
+    assert present.report(result).title == "nothing could be checked"
+
+
+def test_set_variables_are_named_in_one_line(machine: Machine) -> None:
+    result = diagnose(machine(variables={"NCCL_DEBUG": "WARN", "CUDA_CACHE_PATH": "/cache"}))
+
+    assert notes(present.report(result))[0].text == (
+        "2 environment variables of CUDA and its libraries set: CUDA_CACHE_PATH, NCCL_DEBUG"
+    )
+
+
+def test_title_marks_simulated_machine(machine: Machine) -> None:
+    assert present.report(diagnose(machine(simulated=True))).title.startswith("Simulated: ")
+
+
+# --- all checks ------------------------------------------------------------------------------------
+
+
+def test_passed_check_takes_one_line(machine: Machine) -> None:
+    document = present.report(diagnose(machine()), show_all=True)
+
+    assert len(notes(section(document, "System"))) == 4
+    assert all(isinstance(node, Note) for node in section(document, "System").nodes)
 
 
 def test_unknown_checks_with_same_reason_share_one_line(machine: Machine) -> None:
     silent = machine(nvml=Unavailable("silent"))
 
-    said = notes(section(present.report(diagnose(silent)), "Health"))[-1]
+    last = notes(section(present.report(diagnose(silent), show_all=True), "GPU health"))[-1]
 
-    assert said.level == "info"
-    assert said.text == (
-        "CK027, CK028, CK029, CK030, CK031, CK032 not judged: NVML does not answer (CK003)"
+    assert last.level == "info"
+    assert last.text == (
+        "CK027, CK028, CK029, CK030, CK031, CK032 could not be checked: NVML does not answer (CK003)"
     )
 
 
-def test_section_title_counts_failures(machine: Machine) -> None:
-    document = present.report(diagnose(machine(cuda=broken_cuda(999))))
+def test_set_variables_are_listed_with_effect(machine: Machine) -> None:
+    result = diagnose(machine(variables={"NCCL_DEBUG": "WARN"}))
 
-    assert section(document, "Driver").title == "Driver: 1 failed"
-    assert document.title == "1 check failed"
-
-
-def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
-    last = present.report(diagnose(machine(cuda=broken_cuda(999)))).nodes[-1]
-
-    assert isinstance(last, Note)
-    assert last.level == "error"
-    assert last.text.startswith("36 checks: 1 failed, 0 warnings")
-    assert last.remedies == ("cudakit doctor --explain CK005 says more of a check",)
+    (table,) = section(present.report(result, show_all=True), "Environment variables that").nodes
+    assert isinstance(table, Table)
+    assert [cell.value for cell in table.rows[0] if isinstance(cell, Text)] == [
+        "NCCL_DEBUG",
+        "WARN",
+        "log level: VERSION, WARN, INFO or TRACE",
+        "NCCL",
+    ]
 
 
-def test_title_marks_simulated_machine(machine: Machine) -> None:
-    assert present.report(diagnose(machine(simulated=True))).title.startswith("Simulated: ")
+# --- the report to paste ---------------------------------------------------------------------------
 
 
 def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> None:
@@ -81,8 +136,8 @@ def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> No
     document = present.paste(diagnose(wrong))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
-    assert titles == ["Versions", "GPUs", "Not well", "Well"]
-    assert any(isinstance(node, Facts) for node in section(document, "Well").nodes)
+    assert titles == ["Versions", "GPUs", "Problems", "Passed"]
+    assert any(isinstance(node, Facts) for node in section(document, "Passed").nodes)
 
 
 def test_pasted_report_has_no_empty_sections(machine: Machine) -> None:
@@ -91,11 +146,4 @@ def test_pasted_report_has_no_empty_sections(machine: Machine) -> None:
     document = present.paste(diagnose(bare, only=("CK020",)))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
-    assert titles == ["Versions", "Well"]
-
-
-def test_explanation_has_one_note_per_paragraph() -> None:
-    document = present.explanation(explain("CK001"))
-
-    assert document.title == "CK001: the NVIDIA driver is loaded"
-    assert len(document.nodes) > 1
+    assert titles == ["Versions", "Passed"]

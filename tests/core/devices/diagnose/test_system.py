@@ -29,7 +29,7 @@ def contained(root: Path, **environment: str) -> RunContext:
 
 
 def test_container_check_is_ok_outside_container(machine: Machine) -> None:
-    assert judged("CK016", machine()).summary == "this is no container"
+    assert judged("CK016", machine()).summary == "not in a container"
 
 
 def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"NVIDIA_DRIVER_CAPABILITIES": "graphics"}, "leaves out compute and utility"),
-        ({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, "leaves out utility"),
+        ({"NVIDIA_DRIVER_CAPABILITIES": "graphics"}, "does not contain compute and utility"),
+        ({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, "does not contain utility"),
         ({"NVIDIA_VISIBLE_DEVICES": "none"}, "gives the container no GPU"),
         ({"NVIDIA_VISIBLE_DEVICES": ""}, "=(empty) gives the container no GPU"),
     ],
@@ -77,7 +77,7 @@ def test_mps_with_pipes_is_ok(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/run/mps/control": ""})
     served = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
-    assert judged("CK019", served).summary == "MPS serves /run/mps"
+    assert judged("CK019", served).summary == "an MPS daemon runs with /run/mps"
 
 
 def test_mps_directory_without_pipes_warns(machine: Machine) -> None:
@@ -103,7 +103,7 @@ def wsl(root: Path, *real: str, **changes: Any) -> RunContext:
 
 
 def test_wsl_check_is_ok_outside_wsl(machine: Machine) -> None:
-    assert judged("CK036", machine()).summary == "this is not WSL"
+    assert judged("CK036", machine()).summary == "not in WSL"
 
 
 def test_wsl_with_windows_driver_is_ok(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_running_tool_warns_with_way_to_pause(machine: Machine, process: str, fi
 
 
 def test_counters_for_all_users_are_ok(machine: Machine) -> None:
-    assert judged("CK026", machine()).summary == "every user may read performance counters"
+    assert judged("CK026", machine()).summary == "every user can read performance counters"
 
 
 def test_counters_for_administrators_need_privilege(tmp_path: Path) -> None:
@@ -215,7 +215,10 @@ def test_limited_address_space_warns(machine: Machine) -> None:
     found = judged("CK035", machine(limits=Limits(64 << 30, None)))
 
     assert found.status is WARN
-    assert "the address space is limited to 64.0 GiB: CUDA may run out" in found.summary
+    assert (
+        "the address space is limited to 64.0 GiB: CUDA may fail with out of memory"
+        in found.summary
+    )
 
 
 def test_strict_overcommit_warns(tmp_path: Path) -> None:
@@ -230,3 +233,19 @@ def test_locked_memory_limit_warns_with_infiniband_only(machine: Machine, tmp_pa
     assert judged("CK035", machine(limits=little)).status is OK
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     assert "InfiniBand (mlx5_0) needs more" in judged("CK035", machine(limits=little)).summary
+
+
+# --- CK037: compiled extensions -------------------------------------------------------------------
+
+
+def test_missing_extension_warns_with_consequence_and_fix(machine: Machine) -> None:
+    found = judged("CK037", machine(missing_extensions=("core/memory/load/_pickled",)))
+
+    assert found.status is WARN
+    assert found.summary == "cudakit was installed without 1 compiled extension"
+    assert "Python reader" in found.evidence["core/memory/load/_pickled"]
+    assert "C compiler" in found.fix[0]
+
+
+def test_installed_extensions_are_ok(machine: Machine) -> None:
+    assert judged("CK037", machine()).status is OK

@@ -13,7 +13,7 @@ def test_environment_without_settings_is_ok(machine: Machine, name: str) -> None
     assert judged(name, plain).status is OK
 
 
-# --- CK020: left from finding errors ---------------------------------------------------------------
+# --- CK020: debugging ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
     assert judged("CK020", machine(variables={"CUDA_LAUNCH_BLOCKING": off})).status is OK
 
 
-# --- CK024: misspelt -------------------------------------------------------------------------------
+# --- CK024: misspellings ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "intended"),
     [
         ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
         ("CUDA_VISIBLE_DEVICES_", "CUDA_VISIBLE_DEVICES"),
@@ -52,11 +52,11 @@ def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
         ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
     ],
 )
-def test_misspelt_variable_warns(machine: Machine, name: str, meant: str) -> None:
+def test_misspelled_variable_warns(machine: Machine, name: str, intended: str) -> None:
     found = judged("CK024", machine(variables={name: "1"}))
 
     assert found.status is WARN
-    assert found.summary == f"nothing reads {name}; {meant} is the variable"
+    assert found.summary == f"no library reads {name}; the variable is {intended}"
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,11 @@ def test_nccl_settings_of_machine_are_evidence(
     assert found.evidence == environment
 
 
-def test_nccl_feature_switched_off_is_explained(
-    machine: Machine,
-) -> None:
+def test_nccl_feature_that_the_machine_lacks_is_ok(machine: Machine) -> None:
     found = judged("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
 
     assert found.status is OK
-    assert found.evidence == {"NCCL_NVLS_ENABLE": "0: NVSwitch does no reductions (NVLink SHARP)"}
+    assert found.evidence == {"NCCL_NVLS_ENABLE": "0"}
 
 
 def test_nccl_version_is_no_setting(machine: Machine) -> None:
@@ -223,10 +221,10 @@ def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_p
     ("name", "value", "words"),
     [
         ("NVIDIA_TF32_OVERRIDE", "0", "no library uses TF32"),
-        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "the precision of TF32"),
-        ("CUBLAS_WORKSPACE_CONFIG", "4096:8", "has not the form :KiB:count"),
-        ("CUBLASLT_WORKSPACE_SIZE", "64", "too little"),
-        ("CUBLASLT_LOG_LEVEL", "5", "writes lines for every call"),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "only the precision of TF32"),
+        ("CUBLAS_WORKSPACE_CONFIG", "4096:8", "does not have the form :KiB:count"),
+        ("CUBLASLT_WORKSPACE_SIZE", "64", "too small"),
+        ("CUBLASLT_LOG_LEVEL", "5", "writes log lines for every call"),
     ],
 )
 def test_math_setting_that_costs_speed_or_precision_warns(

@@ -151,7 +151,7 @@ def test_a_note_that_is_true_of_several_is_told_once() -> None:
     machine = crossed(looks={0: [hot], 2: [hot]})
 
     assert notes(report(looked(machine))) == [
-        Note("warn", "cuda:2, cuda:1: slowed: software power cap")
+        Note("warn", "cuda:2, cuda:1: throttled: software power cap")
     ]
 
 

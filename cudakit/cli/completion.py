@@ -1,0 +1,189 @@
+"""``cudakit completion``: shell completion for bash, zsh and fish."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
+
+from cudakit.cli.options import Command, option
+
+Shell: TypeAlias = Literal["bash", "zsh", "fish"]
+
+# The shell sets this variable when it asks for completions.
+VARIABLE = "_CUDAKIT_COMPLETE"
+
+# Like click's script, but the whole line is passed: bash splits words at ":" and "=".
+_BASH = r"""%(complete_func)s() {
+    local IFS=$'\n' response completion type value
+
+    response=$(env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \
+        %(complete_var)s=bash_complete "$1")
+
+    for completion in $response; do
+        IFS=',' read -r type value <<< "$completion"
+        case $type in
+            dir) COMPREPLY=(); compopt -o dirnames ;;
+            file) COMPREPLY=(); compopt -o default ;;
+            plain) COMPREPLY+=("$value"); [[ $value == *[:@] ]] && compopt -o nospace ;;
+        esac
+    done
+    return 0
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+# Like click's script, but a value may have commas.
+_FISH = r"""function %(complete_func)s
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \
+        COMP_CWORD=(commandline -t) %(prog_name)s)
+
+    for completion in $response
+        set -l metadata (string split --max 1 "," -- $completion)
+        switch $metadata[1]
+            case dir
+                __fish_complete_directories $metadata[2]
+            case file
+                __fish_complete_path $metadata[2]
+            case plain
+                echo $metadata[2]
+        end
+    end
+end
+
+complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
+
+
+class _Bash(BashComplete):
+    """Completion that reads the line itself, so that words keep their ":" and "="."""
+
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the complete words after the program, and the incomplete one."""
+        words = split_arg_string(self._line)
+        last = "" if not words or self._line[-1:].isspace() else words.pop()
+        return words[1:], last
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """Return completions of the part of the word that bash replaces."""
+        found = super().get_completions(args, incomplete)
+        option_name = re.match(r"--?[\w-]+=", incomplete)
+        before = option_name.group() if option_name else ""
+        kept = self._kept(incomplete)
+        for item in found:
+            if item.type == "plain":
+                item.value = f"{before}{item.value}".removeprefix(kept)
+        return found
+
+    @property
+    def _line(self) -> str:
+        return os.environ.get("COMP_LINE", "")
+
+    def _kept(self, incomplete: str) -> str:
+        """Return the beginning of the word that bash keeps: up to its last word break."""
+        breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
+        end = max((incomplete.rfind(character) for character in breaks), default=-1) + 1
+        return incomplete[:end]
+
+
+class _Fish(FishComplete):
+    source_template = _FISH
+
+
+_CLASSES: dict[Shell, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": _Fish}
+for _name, _class in _CLASSES.items():
+    add_completion_class(_class, _name)
+
+
+def complete(program: click.Command, instruction: str) -> int:
+    """Print what a shell asks for: ``bash_complete`` completions, ``bash_source`` its script."""
+    shell, _, action = instruction.partition("_")
+    kind = get_completion_class(shell)
+    if kind is None:
+        return 2
+    asked = kind(program, {}, "cudakit", VARIABLE)
+    click.echo(asked.source() if action == "source" else asked.complete())
+    return 0
+
+
+def script(shell: Shell) -> str:
+    """Return the completion script of a shell."""
+    return _CLASSES[shell](click.Command("cudakit"), {}, "cudakit", VARIABLE).source()
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@option("--install", is_flag=True, help="Write the script to the user's completion directory.")
+def completion(*, shell: Shell, install: bool) -> int:
+    """Print the completion script of a shell, or install it.
+
+    The shell then completes commands, options, file names, and values such as data types, simulated GPUs,
+    fields and check ids. --install replaces an earlier script of cudakit and changes no other file.
+
+    \b
+    cudakit completion bash --install
+    source <(cudakit completion bash)        # for this shell only
+    cudakit completion fish | source
+    """
+    text = script(shell)
+    if not install:
+        click.echo(text, nl=False)
+        return 0
+    path = _path(shell)
+    is_current = path.is_file() and path.read_text(encoding="utf-8") == text
+    if not is_current:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    click.echo(f"{path} is up to date" if is_current else f"Wrote {path}", err=True)
+    click.echo(_next_step(shell, path), err=True)
+    return 0
+
+
+def _path(shell: Shell) -> Path:
+    """Return the place where a shell looks for the completions of its user."""
+    match shell:
+        case "bash":
+            data = _directory("XDG_DATA_HOME", ".local/share") / "bash-completion"
+            base = Path(os.environ.get("BASH_COMPLETION_USER_DIR", "").split(":")[0] or data)
+            return base / "completions" / "cudakit"
+        case "fish":
+            config = _directory("XDG_CONFIG_HOME", ".config")
+            return config / "fish" / "completions" / "cudakit.fish"
+    return Path.home() / ".zfunc" / "_cudakit"
+
+
+def _directory(variable: str, default: str) -> Path:
+    # The XDG Base Directory Specification ignores relative paths.
+    given = Path(os.environ.get(variable, ""))
+    return given if given.is_absolute() else Path.home() / default
+
+
+def _next_step(shell: Shell, path: Path) -> str:
+    match shell:
+        case "bash":
+            return (
+                "Start a new bash. If completion does not work there, the package bash-completion is "
+                f"missing: add 'source {path}' to ~/.bashrc."
+            )
+        case "fish":
+            return "Completion works in every new fish."
+    return (
+        "Add this line to ~/.zshrc if it is not there, and start a new zsh:\n"
+        "  fpath+=~/.zfunc; autoload -Uz compinit && compinit"
+    )

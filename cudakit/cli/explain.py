@@ -1,0 +1,80 @@
+"""``cudakit explain``: what an error code, Xid number, check or environment variable means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import Command, OutputOptions, Value, output_options
+from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+
+if TYPE_CHECKING:
+    from cudakit.core.devices.explain import Topic
+
+_CUDA = "CUDA Driver API and CUDA Runtime API, data types"
+
+
+def known_terms() -> tuple[str, ...]:
+    """Return the names that ``explain`` knows, for shell completion."""
+    from cudakit.core.devices.explain import names
+
+    return names(_cuda_errors())
+
+
+@click.command(cls=Command)
+@click.argument("terms", metavar="TERM...", nargs=-1, required=True, type=Value(known_terms))
+@output_options(COMMON_FORMATS)
+def explain(*, terms: tuple[str, ...], output: OutputOptions) -> int:
+    """Explain an error code, Xid, check or environment variable: what happened, why, what to do.
+
+    TERM is a CUDA error (700, CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress), a status of cuBLAS,
+    cuDNN or NCCL, an Xid number of the kernel log, a check of cudakit doctor, or an environment variable.
+
+    \b
+    cudakit explain 700
+    cudakit explain Xid 79
+    cudakit explain CK012
+    cudakit explain NCCL_P2P_DISABLE
+    """
+    return explain_term(" ".join(terms), output)
+
+
+def explain_term(term: str, output: OutputOptions, *, for_doctor: bool = False) -> int:
+    """Write the explanation of a term; ``for_doctor`` keeps the JSON form of ``doctor --explain``.
+
+    Raises UsageError, with similar names, for an unknown term.
+    """
+    from cudakit.core.devices.explain import check_explanation, explain, report
+
+    found = explain(term, _cuda_errors())
+    result = (check_explanation(found) if for_doctor else None) or found
+    with open_outputs(output) as outputs:
+        brief = [f"{topic.name}: {topic.meaning}" for topic in found.topics]
+        outputs.write(Report(result=result, document=lambda: report(found), brief=lambda: brief))
+    return ExitCode.OK
+
+
+def _cuda_errors() -> list[Topic]:
+    from cudakit.core.devices.explain import Topic
+    from cudakit.gpu.driver_errors import RUNTIME_ONLY, Status, remedy, runtime_name
+
+    errors = [
+        Topic(
+            kind="CUDA error",
+            name=f"CUDA_ERROR_{status.name}",
+            code=int(status),
+            other_names=tuple(filter(None, [runtime_name(status)])),
+            meaning=status.meaning,
+            explanation="",
+            causes=status.causes,
+            action=remedy(status),
+            source=_CUDA,
+        )
+        for status in Status
+    ]
+    return errors + [
+        Topic("CUDA error", name, code, (), meaning, "", "", action, _CUDA)
+        for code, (name, meaning, action) in RUNTIME_ONLY.items()
+    ]

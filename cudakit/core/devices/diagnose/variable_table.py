@@ -1,0 +1,397 @@
+"""The environment variables that change CUDA, its libraries, its Python frameworks or cudakit.
+
+A heading names the library and the source of its rows: a section of its documentation or a source file. A
+mark ``!CK020`` makes that check report the variable while it is on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+_ROW = re.compile(r"(\w+)(?: !(CK\d+))? (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable."""
+
+    name: str
+    library: str  # that reads it: "CUDA", "PyTorch", "NCCL"
+    effect: str
+    source: str
+    check: str  # the check that reports the variable while it is on, "" for none
+
+
+@cache
+def known_variables() -> Mapping[str, Variable]:
+    """Return all rows of the table by name."""
+    found = {}
+    library = source = ""
+    for line in _TABLE.strip().splitlines():
+        if line.startswith("["):
+            library, _, source = line.strip("[]").partition(" | ")
+        elif line:
+            row = _ROW.fullmatch(line)
+            assert row, line  # noqa: S101 the table is a constant
+            name, check, effect = row.groups(default="")
+            found[name] = Variable(name, library, effect, source, check)
+    return found
+
+
+_TABLE = """
+[CUDA | CUDA Programming Guide, CUDA Environment Variables]
+CUDA_VISIBLE_DEVICES the devices that CUDA programs see, by index or UUID, in this order
+CUDA_DEVICE_ORDER FASTEST_FIRST (default) or PCI_BUS_ID: how CUDA numbers the devices
+CUDA_MANAGED_FORCE_DEVICE_ALLOC managed memory is allocated on the GPU also with several GPUs
+CUDA_CACHE_DISABLE !CK020 kernels compiled from PTX are not cached: every process compiles them again
+CUDA_CACHE_PATH directory of the cache of kernels compiled from PTX
+CUDA_CACHE_MAXSIZE size limit in bytes of the cache of kernels compiled from PTX
+CUDA_FORCE_PTX_JIT !CK020 machine code is ignored: every kernel is compiled from PTX at start
+CUDA_FORCE_JIT !CK020 machine code is ignored: every kernel is compiled from PTX at start
+CUDA_DISABLE_PTX_JIT !CK020 kernels that exist only as PTX fail to load
+CUDA_DISABLE_JIT !CK020 kernels that exist only as PTX fail to load
+CUDA_FORCE_PRELOAD_LIBRARIES the PTX compiler libraries are loaded at start
+CUDA_LAUNCH_BLOCKING !CK020 every kernel launch waits until the kernel has finished
+CUDA_DEVICE_MAX_CONNECTIONS number of hardware queues for work from the host (default 8)
+CUDA_DEVICE_MAX_COPY_CONNECTIONS number of hardware queues for copies
+CUDA_SCALE_LAUNCH_QUEUES size of the launch queue relative to the default: 0.25x to 4x
+CUDA_AUTO_BOOST automatic clock boost on or off
+CUDA_MODULE_LOADING LAZY (default) or EAGER: when kernels are loaded onto the GPU
+CUDA_MODULE_DATA_LOADING LAZY or EAGER: when data of modules is loaded onto the GPU
+CUDA_BINARY_LOADER_THREAD_COUNT number of CPU threads that load device code
+CUDA_GRAPHS_USE_NODE_PRIORITY graph nodes keep the priority of their stream
+CUDA_DEVICE_WAITS_ON_EXCEPTION !CK020 the GPU halts at an error and waits for a debugger
+CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT share of L2 set aside for persisting accesses
+CUDA_DISABLE_PERF_BOOST the driver does not raise the clocks while CUDA runs
+CUDA_LOG_FILE file for the driver's error log messages
+
+[CUDA | CUDA-GDB, GPU core dump support]
+CUDA_ENABLE_COREDUMP_ON_EXCEPTION !CK020 a GPU error writes the GPU's memory to a file
+CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION a GPU error also writes a core dump of the process
+CUDA_ENABLE_LIGHTWEIGHT_COREDUMP GPU core dumps leave out memory contents
+CUDA_ENABLE_USER_TRIGGERED_COREDUMP writing to a pipe triggers a GPU core dump
+CUDA_COREDUMP_FILE file name of GPU core dumps
+CUDA_COREDUMP_PIPE name of the pipe that triggers a GPU core dump
+CUDA_COREDUMP_SHOW_PROGRESS progress of a GPU core dump on stderr
+CUDA_COREDUMP_GENERATION_FLAGS contents to leave out of GPU core dumps
+
+[CUDA | CUDA Multi-Process Service, Environment Variables]
+CUDA_MPS_PIPE_DIRECTORY directory of the pipes to the MPS daemon
+CUDA_MPS_LOG_DIRECTORY directory of the logs of the MPS daemon
+CUDA_MPS_ACTIVE_THREAD_PERCENTAGE share of the SMs that this MPS client may use
+CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING the share of SMs is set per context
+CUDA_MPS_PINNED_DEVICE_MEM_LIMIT limit on device memory per MPS client
+CUDA_MPS_CLIENT_PRIORITY priority of this MPS client
+
+[CUDA | CUPTI User's Guide; NVTX documentation]
+CUDA_INJECTION64_PATH !CK025 the driver loads this tool into every CUDA program
+CUDA_INJECTION32_PATH !CK025 the driver loads this tool into every 32-bit CUDA program
+NVTX_INJECTION64_PATH !CK025 NVTX ranges go to this tool
+NVTX_INJECTION32_PATH !CK025 NVTX ranges of 32-bit programs go to this tool
+
+[CUDA toolkit | CUDA Installation Guide; nvcc documentation]
+CUDA_HOME directory of the CUDA toolkit
+CUDA_PATH directory of the CUDA toolkit
+CUDA_ROOT directory of the CUDA toolkit, for CMake
+CUDA_VERSION CUDA version of the container image; information only
+NVCC_PREPEND_FLAGS options that nvcc puts before its own
+NVCC_APPEND_FLAGS options that nvcc puts after its own
+NVCC_CCBIN host compiler of nvcc
+
+[Container | NVIDIA Container Toolkit, Specialized Configurations with Docker]
+NVIDIA_VISIBLE_DEVICES GPUs that the container gets; read when it starts
+NVIDIA_DRIVER_CAPABILITIES driver libraries that the container gets: compute, utility, graphics, video
+NVIDIA_REQUIRE_CUDA CUDA version that the container image needs from the driver
+NVIDIA_DISABLE_REQUIRE the version requirements of the container image are ignored
+NVIDIA_MIG_CONFIG_DEVICES MIG devices that the container may configure
+NVIDIA_MIG_MONITOR_DEVICES MIG devices that the container may monitor
+
+[cuBLAS | cuBLAS documentation, sections Results Reproducibility, Logging and Floating Point Emulation]
+CUBLAS_WORKSPACE_CONFIG workspace sizes; :4096:8 or :16:8 makes results deterministic
+CUBLAS_LOGINFO_DBG !CK023 cuBLAS writes a log line for every call
+CUBLAS_LOGDEST_DBG destination of cuBLAS's log
+CUBLASLT_LOG_LEVEL !CK023 cuBLASLt writes log lines for every call
+CUBLASLT_LOG_MASK !CK023 cuBLASLt writes log lines for every call
+CUBLASLT_LOG_FILE file of cuBLASLt's log
+CUBLASLT_HEURISTICS_CACHE_CAPACITY number of cached algorithm choices
+CUBLAS_EMULATE_SINGLE_PRECISION float32 GEMMs are computed with lower-precision tensor cores
+CUBLAS_EMULATE_DOUBLE_PRECISION float64 GEMMs are computed with integer tensor cores
+CUBLAS_EMULATION_STRATEGY when cuBLAS uses floating-point emulation
+
+[cuBLAS | NVIDIA blog, Accelerating AI Training with TF32 Tensor Cores]
+NVIDIA_TF32_OVERRIDE 0 disables TF32 in all NVIDIA libraries; 1 allows it
+
+[cuDNN | cuDNN documentation, Error Reporting and API Logging]
+CUDNN_LOGINFO_DBG !CK023 cuDNN writes log lines for every call
+CUDNN_LOGLEVEL_DBG !CK023 cuDNN writes log lines for every call
+CUDNN_LOGWARN_DBG cuDNN logs warnings
+CUDNN_LOGERR_DBG cuDNN logs errors
+CUDNN_LOGDEST_DBG destination of cuDNN's log
+CUDNN_FRONTEND_LOG_INFO !CK023 the cuDNN frontend logs every call
+CUDNN_FRONTEND_LOG_FILE file of the cuDNN frontend's log
+CUDNN_CONV_WSCAP_DBG limit in MiB on the workspace of convolutions
+CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
+
+[PyTorch | PyTorch documentation, CUDA Environment Variables]
+PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every tensor is a cudaMalloc and a synchronizing cudaFree
+PYTORCH_CUDA_ALLOC_CONF settings of the CUDA caching allocator; the older name, which wins
+PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
+TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
+TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
+TORCH_CUDNN_V8_API_DEBUG !CK020 cuDNN plans are checked and logged
+TORCH_ALLOW_TF32_CUBLAS_OVERRIDE 1 makes float32 GEMMs use TF32
+CUBLASLT_WORKSPACE_SIZE workspace of cuBLASLt in KiB
+
+[PyTorch | c10/core/AllocatorConfig.h]
+PYTORCH_ALLOC_CONF settings of the caching allocator
+
+[PyTorch | c10/cuda/CUDADeviceAssertionHost.h]
+PYTORCH_USE_CUDA_DSA device-side assertions report the failing kernel launch
+PYTORCH_CUDA_DSA_STACKTRACING !CK020 every kernel launch records a stack trace
+
+[PyTorch | aten/src/ATen/Context.h]
+TORCH_BLAS_PREFER_CUBLASLT GEMMs use cuBLASLt instead of cuBLAS
+TORCH_LINALG_PREFER_CUSOLVER linear algebra uses cuSOLVER
+TORCH_LINALG_PREFER_MAGMA linear algebra uses MAGMA
+
+[PyTorch | aten/src/ATen/cuda/CublasHandlePool.cpp]
+TORCH_CUBLASLT_UNIFIED_WORKSPACE cuBLASLt shares the workspace of cuBLAS
+
+[PyTorch | aten/src/ATen/native/cuda/jit_utils.cpp]
+USE_PYTORCH_KERNEL_CACHE 0 disables the cache of kernels compiled at run time
+PYTORCH_KERNEL_CACHE_PATH directory of the cache of kernels compiled at run time
+
+[PyTorch | aten/src/ATen/cuda/tunable/README.md]
+PYTORCH_TUNABLEOP_ENABLED GEMMs use the fastest algorithm that was measured
+PYTORCH_TUNABLEOP_TUNING GEMMs without a measurement are measured
+PYTORCH_TUNABLEOP_FILENAME file of the measured algorithms
+PYTORCH_TUNABLEOP_VERBOSE TunableOp writes a log
+PYTORCH_TUNABLEOP_NUMERICAL_CHECK results of tuned GEMMs are compared with the default
+PYTORCH_TUNABLEOP_RECORD_UNTUNED GEMMs without a measurement are written to a file
+PYTORCH_TUNABLEOP_UNTUNED_FILENAME file of the GEMMs without a measurement
+PYTORCH_TUNABLEOP_MAX_TUNING_DURATION_MS time limit for measuring one algorithm
+PYTORCH_TUNABLEOP_MAX_TUNING_ITERATIONS iteration limit for measuring one algorithm
+PYTORCH_TUNABLEOP_MAX_WARMUP_DURATION_MS time limit for the warm-up
+PYTORCH_TUNABLEOP_MAX_WARMUP_ITERATIONS iteration limit for the warm-up
+PYTORCH_TUNABLEOP_ICACHE_FLUSH_ENABLED the instruction cache is flushed between measurements
+PYTORCH_TUNABLEOP_ROTATING_BUFFER_SIZE size of the rotated buffers in MiB
+
+[PyTorch | torch/utils/cpp_extension.py]
+TORCH_CUDA_ARCH_LIST compute capabilities that extensions are compiled for
+TORCH_EXTENSIONS_DIR directory of compiled extensions
+
+[PyTorch | torch/cuda/_sanitizer.py]
+TORCH_CUDA_SANITIZER !CK020 PyTorch's CUDA sanitizer checks every operation for races
+
+[PyTorch | torch/_inductor/config.py]
+TORCHINDUCTOR_CACHE_DIR directory of the cache of torch.compile
+TORCHINDUCTOR_FORCE_DISABLE_CACHES !CK020 torch.compile compiles everything again
+TORCHINDUCTOR_FX_GRAPH_CACHE cache of compiled graphs on or off
+TORCHINDUCTOR_MAX_AUTOTUNE torch.compile measures several kernels and takes the fastest
+TORCHINDUCTOR_MAX_AUTOTUNE_GEMM the same for GEMMs only
+TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS kernel sources for GEMMs: ATEN, TRITON, CUTLASS
+TORCHINDUCTOR_COORDINATE_DESCENT_TUNING torch.compile searches the parameters of Triton kernels
+TORCHINDUCTOR_COMPILE_THREADS number of processes that compile kernels
+
+[PyTorch | third_party/kineto/libkineto]
+KINETO_LOG_LEVEL log level of the profiler
+KINETO_CONFIG configuration file of the profiler
+KINETO_USE_DAEMON the profiler listens to a daemon (dynolog)
+TEARDOWN_CUPTI the profiler releases CUPTI after each use
+DISABLE_CUPTI_LAZY_REINIT CUPTI stays attached between profiles
+
+[PyTorch | PyTorch documentation, ProcessGroupNCCL Environment Variables]
+TORCH_NCCL_ASYNC_ERROR_HANDLING what happens after a failed or timed-out collective
+TORCH_NCCL_HIGH_PRIORITY collectives run on high-priority streams
+TORCH_NCCL_BLOCKING_WAIT !CK022 the host waits for every collective
+TORCH_NCCL_DUMP_ON_TIMEOUT a timeout writes the recorded collectives to files
+TORCH_NCCL_DESYNC_DEBUG a timeout reports the ranks that are out of step
+TORCH_NCCL_ENABLE_TIMING !CK022 every collective records start events
+TORCH_NCCL_ENABLE_MONITORING a thread ends the process if NCCL hangs
+TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC seconds without progress until that thread ends the process
+TORCH_NCCL_TRACE_BUFFER_SIZE number of collectives in the flight recorder
+TORCH_FR_BUFFER_SIZE number of collectives in the flight recorder
+TORCH_NCCL_TRACE_CPP_STACK the flight recorder includes C++ stacks
+TORCH_NCCL_COORD_CHECK_MILSEC interval of checks for timeouts on other ranks
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC time to write the dump after a timeout
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE file prefix of the flight recorder's dumps
+TORCH_NCCL_DEBUG_INFO_PIPE_FILE pipe that triggers a dump
+TORCH_NCCL_NAN_CHECK !CK022 inputs of every collective are checked for NaN
+TORCH_NCCL_AVOID_RECORD_STREAMS tensors of collectives are kept alive without record_stream
+TORCH_NCCL_USE_COMM_NONBLOCKING communicators are created without blocking
+TORCH_NCCL_NONBLOCKING_TIMEOUT timeout of nonblocking communicators
+TORCH_NCCL_CUDA_EVENT_CACHE CUDA events of collectives are reused
+TORCH_NCCL_RETHROW_CUDA_ERRORS CUDA errors of the watchdog thread are raised
+TORCH_NCCL_PROPAGATE_ERROR errors are sent to the other ranks
+TORCH_DISTRIBUTED_DEBUG OFF, INFO or DETAIL: DETAIL checks every collective
+
+[PyTorch | PyTorch 2.1, before ProcessGroupNCCL's variables got the prefix TORCH_]
+NCCL_BLOCKING_WAIT former name of TORCH_NCCL_BLOCKING_WAIT
+NCCL_ASYNC_ERROR_HANDLING former name of TORCH_NCCL_ASYNC_ERROR_HANDLING
+NCCL_DESYNC_DEBUG former name of TORCH_NCCL_DESYNC_DEBUG
+NCCL_ENABLE_TIMING former name of TORCH_NCCL_ENABLE_TIMING
+
+[NCCL | NCCL User Guide, Environment Variables, System configuration]
+NCCL_SOCKET_IFNAME network interfaces for sockets
+NCCL_SOCKET_FAMILY IPv4 (AF_INET) or IPv6 (AF_INET6)
+NCCL_SOCKET_RETRY_CNT number of retries of a connection
+NCCL_SOCKET_RETRY_SLEEP_MSEC time between retries of a connection
+NCCL_SOCKET_NTHREADS number of threads per socket connection
+NCCL_NSOCKS_PERTHREAD number of sockets per thread
+NCCL_CROSS_NIC whether rings may use different network cards on different nodes
+NCCL_IB_HCA InfiniBand and RoCE adapters to use
+NCCL_IB_TIMEOUT InfiniBand timeout
+NCCL_IB_RETRY_CNT number of InfiniBand retries
+NCCL_IB_GID_INDEX RoCE GID index
+NCCL_IB_ADDR_FAMILY address family of RoCE GIDs
+NCCL_IB_ADDR_RANGE address range of RoCE GIDs
+NCCL_IB_ROCE_VERSION_NUM RoCE version
+NCCL_IB_SL InfiniBand service level
+NCCL_IB_TC InfiniBand traffic class
+NCCL_IB_FIFO_TC traffic class of control messages
+NCCL_IB_RETURN_ASYNC_EVENTS whether InfiniBand errors stop NCCL
+NCCL_OOB_NET_ENABLE bootstrap over the network plugin
+NCCL_OOB_NET_IFNAME network interfaces of that bootstrap
+NCCL_UID_STAGGER_THRESHOLD number of ranks from which bootstrap connections are staggered
+NCCL_UID_STAGGER_RATE bootstrap connections per second
+NCCL_NET network module: Socket, IB or a plugin
+NCCL_NET_PLUGIN network plugin library
+NCCL_TUNER_PLUGIN plugin that chooses algorithms and protocols
+NCCL_PROFILER_PLUGIN profiler plugin library
+NCCL_IGNORE_CPU_AFFINITY NCCL ignores the CPU affinity of the process
+NCCL_CONF_FILE configuration file
+NCCL_DEBUG log level: VERSION, WARN, INFO or TRACE
+NCCL_DEBUG_FILE file of the log
+NCCL_DEBUG_SUBSYS parts of NCCL that write to the log
+NCCL_DEBUG_TIMESTAMP_FORMAT time format of the log
+NCCL_DEBUG_TIMESTAMP_LEVELS log levels with times
+NCCL_COLLNET_ENABLE reductions in the network (SHARP)
+NCCL_COLLNET_NODE_THRESHOLD number of nodes from which SHARP is used
+NCCL_CTA_POLICY policy for the number of thread blocks
+NCCL_TOPO_FILE file with the hardware topology
+NCCL_TOPO_DUMP_FILE file that the detected topology is written to
+NCCL_SET_THREAD_NAME NCCL's CPU threads get names
+
+[NCCL | NCCL User Guide, Environment Variables, Debugging]
+NCCL_P2P_DISABLE !CK022 GPUs exchange data through host memory instead of NVLink or PCIe
+NCCL_P2P_LEVEL longest path between GPUs for direct transfers
+NCCL_P2P_DIRECT_DISABLE !CK022 GPUs of one process do not access each other's memory directly
+NCCL_SHM_DISABLE !CK022 GPUs without a direct path use the network instead of host memory
+NCCL_BUFFSIZE size of the buffers between two GPUs
+NCCL_NTHREADS !CK022 the number of threads per block is fixed
+NCCL_MAX_NCHANNELS !CK022 the number of channels, and so the bandwidth, is limited
+NCCL_MIN_NCHANNELS lower limit on channels
+NCCL_MAX_CTAS upper limit on thread blocks
+NCCL_MIN_CTAS lower limit on thread blocks
+NCCL_CHECKS_DISABLE arguments of calls are not checked
+NCCL_CHECK_POINTERS !CK022 device pointers of every call are checked
+NCCL_LAUNCH_MODE PARALLEL or GROUP: how kernels are launched
+NCCL_IB_DISABLE !CK022 InfiniBand and RoCE are not used; sockets are far slower
+NCCL_IB_AR_THRESHOLD message size from which adaptive routing is used
+NCCL_IB_QPS_PER_CONNECTION number of queue pairs per connection
+NCCL_IB_SPLIT_DATA_ON_QPS data is split over the queue pairs
+NCCL_IB_CUDA_SUPPORT GPUDirect RDMA on or off; use NCCL_NET_GDR_LEVEL
+NCCL_IB_PCI_RELAXED_ORDERING PCIe relaxed ordering for InfiniBand
+NCCL_IB_ADAPTIVE_ROUTING InfiniBand adaptive routing
+NCCL_IB_ECE_ENABLE InfiniBand enhanced connection establishment
+NCCL_IB_MERGE_NICS ports of one adapter are used as one device
+NCCL_MEM_SYNC_DOMAIN memory synchronization domain of NCCL's kernels
+NCCL_CUMEM_ENABLE 0 disables cuMem allocations, and with them buffer registration over NVLink
+NCCL_CUMEM_HOST_ENABLE host buffers use cuMem allocations
+NCCL_NET_GDR_LEVEL longest path between GPU and network card for GPUDirect RDMA
+NCCL_NET_GDR_C2C GPUDirect RDMA over NVLink-C2C
+NCCL_NET_GDR_READ GPUDirect RDMA when sending
+NCCL_NET_SHARED_BUFFERS network buffers are shared between peers
+NCCL_NET_SHARED_COMMS network connections are shared
+NCCL_ALGO !CK022 the algorithm is fixed for every message size
+NCCL_PROTO !CK022 the protocol is fixed; an unsuitable one can corrupt data
+NCCL_NVB_DISABLE transfers over an intermediate GPU are disabled
+NCCL_PXN_DISABLE transfers over another GPU's network card are disabled
+NCCL_P2P_PXN_LEVEL when send and receive use another GPU's network card
+NCCL_RUNTIME_CONNECT connections are made at their first use
+NCCL_GRAPH_REGISTER buffers of CUDA graphs are registered
+NCCL_LOCAL_REGISTER buffers are registered on request
+NCCL_WIN_ENABLE window registration
+NCCL_DMABUF_ENABLE GPUDirect RDMA through Linux dma-buf
+NCCL_COMM_BLOCKING calls block until they are complete
+NCCL_CGA_CLUSTER_SIZE cluster size of NCCL's kernels
+NCCL_NCHANNELS_PER_NET_PEER number of channels per network peer
+NCCL_NVLS_ENABLE reductions in the NVSwitch (NVLink SHARP); 0 disables these
+NCCL_NVLS_NCHANNELS number of channels for NVLink SHARP
+NCCL_MNNVL_ENABLE NVLink between nodes
+NCCL_RAS_ENABLE monitoring of jobs (RAS)
+NCCL_RAS_ADDR address of the RAS service
+NCCL_RAS_TIMEOUT_FACTOR factor on the timeouts of RAS
+NCCL_LAUNCH_ORDER_IMPLICIT kernels of several communicators are ordered
+NCCL_LAUNCH_RACE_FATAL launches from several threads at once are errors
+NCCL_IPC_USE_ABSTRACT_SOCKET abstract Unix sockets between processes
+NCCL_NVTX_DISABLE NCCL writes no NVTX ranges
+
+[Triton | Triton, README.md and python/triton/knobs.py]
+TRITON_HOME parent directory of Triton's caches
+TRITON_CACHE_DIR directory of compiled kernels
+TRITON_ALWAYS_COMPILE !CK020 kernels are compiled again in every process
+TRITON_INTERPRET !CK020 kernels run on the CPU in Triton's interpreter
+TRITON_DEBUG !CK020 kernels are compiled with device assertions
+TRITON_KERNEL_DUMP intermediate code of every kernel is written to files
+TRITON_DUMP_DIR directory of the intermediate code
+TRITON_KERNEL_OVERRIDE intermediate code from files replaces the compiler's
+TRITON_OVERRIDE_DIR directory of the replacing code
+TRITON_PRINT_AUTOTUNING results of autotuning are printed
+TRITON_CACHE_AUTOTUNING results of autotuning are cached
+TRITON_DISABLE_LINE_INFO kernels have no source line information
+TRITON_F32_DEFAULT default precision of float32 tl.dot: ieee, tf32 or tf32x3
+TRITON_STORE_BINARY_ONLY the cache keeps machine code only
+TRITON_FRONT_END_DEBUGGING errors of the front end show the compiler's stack
+TRITON_PTXAS_PATH ptxas to use
+TRITON_CUOBJDUMP_PATH cuobjdump to use
+TRITON_NVDISASM_PATH nvdisasm to use
+TRITON_LIBCUDA_PATH directory of libcuda
+TRITON_REPRODUCER_PATH file for a reproducer of a compiler error
+MLIR_ENABLE_DUMP intermediate code of every compiler pass is printed
+LLVM_IR_ENABLE_DUMP LLVM code of every compiler pass is printed
+NVPTX_ENABLE_DUMP PTX is printed
+DISABLE_PTXAS_OPT !CK020 ptxas does not optimize
+PTXAS_OPTIONS additional options of ptxas
+
+[JAX | JAX documentation, GPU memory allocation]
+XLA_PYTHON_CLIENT_PREALLOCATE false: GPU memory is allocated as needed, not 75% at start
+XLA_PYTHON_CLIENT_MEM_FRACTION share of GPU memory that is allocated at start
+XLA_CLIENT_MEM_FRACTION share of GPU memory that is allocated at start
+XLA_PYTHON_CLIENT_ALLOCATOR platform: every array is a cudaMalloc, which is slow
+TF_GPU_ALLOCATOR cuda_malloc_async: CUDA's own memory pool is used
+TF_FORCE_UNIFIED_MEMORY GPU memory is managed memory and may exceed the GPU
+
+[JAX | JAX documentation, Configuration Options]
+JAX_PLATFORMS backends to use, in order: cuda,cpu
+JAX_CUDA_VISIBLE_DEVICES indices of the devices that JAX uses
+JAX_SKIP_CUDA_CONSTRAINTS_CHECK the versions of CUDA's libraries are not checked
+JAX_COMPILATION_CACHE_DIR directory of compiled programs
+JAX_DEFAULT_MATMUL_PRECISION precision of float32 GEMMs
+JAX_ENABLE_X64 64-bit types are enabled
+JAX_DISABLE_JIT !CK020 jit is disabled: every operation runs on its own
+JAX_DEBUG_NANS !CK020 every result is checked for NaN
+XLA_FLAGS options of the XLA compiler
+
+[Numba | Numba CUDA documentation, Environment Variables]
+NUMBA_ENABLE_CUDASIM !CK020 kernels run on the CPU in Numba's simulator
+NUMBA_DISABLE_CUDA !CK020 Numba uses no GPU
+NUMBA_CUDA_DEBUGINFO !CK020 kernels are compiled with debug information
+NUMBA_CUDA_ARRAY_INTERFACE_SYNC 0: no synchronization when arrays are exchanged
+NUMBA_CUDA_DEFAULT_PTX_CC compute capability that PTX is compiled for
+NUMBA_CUDA_DRIVER path of libcuda
+NUMBA_CUDA_INCLUDE_PATH directory of CUDA's headers
+NUMBA_CUDA_LOG_LEVEL log level of calls to the driver
+NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM each thread has its own default stream
+NUMBA_CUDA_USE_NVIDIA_BINDING the driver is called through cuda-bindings
+
+[cudakit | cudakit documentation, reference page cudakit]
+CUDAKIT_ALLOC_CONF settings of cudakit's allocator; wins over PyTorch's two variables
+CUDAKIT_DEBUG errors of cudakit show a traceback
+CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses
+CUDAKIT_SANITIZER_LIBRARY Sanitizer API library that `cudakit run --sanitize` uses
+XDG_CACHE_HOME parent of cudakit's cache of compiled kernels (default ~/.cache)
+"""

@@ -1,0 +1,132 @@
+"""Xid errors: the table of their meanings, and the check of the kernel log (CK033)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from cudakit.core.devices.diagnose.check import Finding, fail, ok, require, warn
+from cudakit.gpu.api.run_context import RunContext
+
+CATALOG = "https://docs.nvidia.com/deploy/xid-errors/"
+
+# "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+_LINE = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_ROW = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One kind of error that the driver writes to the kernel log."""
+
+    number: int
+    origin: str  # "program", "hardware" or "notice": the usual cause, by NVIDIA's catalog
+    meaning: str
+    action: str
+
+
+@cache
+def known_xids() -> Mapping[int, Xid]:
+    """Return the table of Xid errors by number."""
+    rows = (_ROW.fullmatch(line) for line in _TABLE.strip().splitlines())
+    found = (row.groups(default="") for row in rows if row)
+    return {
+        int(number): Xid(int(number), origin, meaning, action or _ACTIONS[origin])
+        for number, origin, meaning, action in found
+    }
+
+
+_ACTIONS = {
+    "program": "run the program under compute-sanitizer: it prints the kernel and the source line",
+    "hardware": "reset the GPU or reboot; if the error returns, test the GPU (dcgmi diag -r 3)",
+    "notice": "no action is needed unless it appears often",
+}
+
+# Number, origin, meaning, and an action if it differs from that of the origin (Xid Errors, the catalog).
+_TABLE = """
+13 program exception in a kernel, such as an index out of bounds
+31 program memory page fault: a kernel accessed an unmapped address
+32 hardware corrupt command buffer, often due to the PCIe link
+38 hardware driver firmware error
+43 program the GPU stopped the program after an error of its own
+45 program cleanup of a program that ended after an earlier error | find the first Xid before it
+46 hardware the GPU stopped processing
+48 hardware uncorrectable memory error (double-bit ECC)
+54 hardware auxiliary power is not connected | check the power cables
+56 hardware display engine error
+57 hardware error of the memory interface
+58 hardware unstable memory interface
+61 hardware breakpoint of the internal microcontroller
+62 hardware halt of the internal microcontroller
+63 notice a memory row was remapped, or a page retired | check CK028
+64 hardware a memory row could not be remapped, or a page not retired
+65 program video processor exception
+68 program video decoder exception
+69 program graphics engine exception
+74 hardware NVLink error | check the error counters: nvidia-smi nvlink -e
+79 hardware the GPU has fallen off the bus | reboot; if it returns, check power, cooling and the PCIe slot
+80 hardware corrupt data sent to the GPU
+92 notice high rate of corrected memory errors
+94 hardware contained memory error: only the affected program ended
+95 hardware uncontained memory error: the GPU must be reset
+109 hardware context switch timeout
+110 hardware security fault
+119 hardware the GPU's system processor (GSP) did not answer
+120 hardware the GPU's system processor (GSP) failed
+121 hardware corrected error of the NVLink-C2C link
+122 hardware reading the GPU's flash memory failed
+123 hardware writing the GPU's flash memory failed
+136 hardware NVLink training failed
+140 hardware uncorrectable memory error
+143 hardware the GPU could not be initialized
+144 hardware NVLink error
+145 hardware NVLink error
+146 hardware NVLink error
+147 hardware NVLink error
+148 hardware NVLink error
+149 hardware NVLink error
+150 hardware NVLink error
+154 notice the driver requests another recovery action | check CK028
+156 notice a defective part of the GPU was retired
+157 hardware a defective part of the GPU could not be retired
+158 hardware fatal timeout of the GPU
+"""
+
+
+def xids(c: RunContext) -> Finding:
+    """The driver writes its errors to the kernel log as numbered Xid messages.
+
+    13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
+    NVLink, 79 a GPU that has fallen off the bus, 119 and 120 the GPU's system processor. The log starts at
+    boot or at the oldest message in its buffer; on most systems reading it needs privilege.
+    `cudakit explain NUMBER` explains each. Source: https://docs.nvidia.com/deploy/xid-errors/
+    """
+    log = require(c.driver.kernel_log)
+    matches = (_LINE.search(line) for line in log if "Xid" in line)
+    found = Counter((match[1], int(match[2])) for match in matches if match)
+    if not found:
+        return ok("no Xid errors in the kernel log")
+    known = known_xids()
+    evidence = {
+        f"Xid {number} on {address}": f"{count}×, {known[number].meaning}"
+        if number in known
+        else f"{count}×, not in the table"
+        for (address, number), count in sorted(found.items())
+    }
+    numbers = sorted({number for _, number in found})
+    listed = ", ".join(map(str, numbers))
+    origins = {known[number].origin if number in known else "notice" for number in numbers}
+    if origins == {"program"}:
+        return warn(
+            f"programs caused GPU errors since boot (Xid {listed})", evidence, _ACTIONS["program"]
+        )
+    report = fail if "hardware" in origins else warn
+    return report(
+        f"the driver reported GPU errors since boot (Xid {listed})",
+        evidence,
+        *(f"Xid {one}: {known[one].action}" for one in numbers if one in known),
+        f"NVIDIA's catalog: {CATALOG}",
+    )

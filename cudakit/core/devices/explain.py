@@ -1,0 +1,245 @@
+"""Explain error codes, Xid numbers, checks and environment variables: ``cudakit explain``. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import ClassVar
+
+from cudakit.core.devices.diagnose.checks import checks_by_id
+from cudakit.core.devices.diagnose.variable_table import known_variables
+from cudakit.core.devices.diagnose.xids import CATALOG, known_xids
+from cudakit.document import Document, Facts, Node, Note, Section, Text
+from cudakit.errors import UsageError
+
+# "Xid 79", "xid79", "Xid:79".
+_XID = re.compile(r"XID\W*0*(\d+)")
+_CHECK = re.compile(r"CK0*(\d+)")
+_PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The explanation of one name."""
+
+    kind: str  # "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
+    name: str
+    code: int | None  # its number, if it has one
+    other_names: tuple[str, ...]
+    meaning: str  # what happened, or the statement that a check tests
+    explanation: str  # paragraphs of background; "" for none
+    causes: str  # "" if there are no typical ones
+    action: str  # what to do; "" if there is no general advice
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """All topics that a term can mean."""
+
+    schema: ClassVar[str] = "cudakit.explain/1"
+    asked: str
+    topics: tuple[Topic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckExplanation:
+    """The explanation of a check, as ``doctor --explain ID --json`` writes it."""
+
+    schema: ClassVar[str] = "cudakit.doctor.explanation/1"
+    id: str
+    title: str  # the statement that holds if the check passes
+    explanation: str
+
+
+def explain(term: str, cuda_errors: Sequence[Topic]) -> Explained:
+    """Return the topics that a term names: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
+
+    A plain number is a CUDA error, an Xid, or both. Raises UsageError, with similar names, if no topic
+    matches.
+    """
+    topics = [*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables()]
+    found = tuple(topic for topic in topics if _matches(term.strip().upper(), topic))
+    if not found:
+        raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term, topics))
+    return Explained(term, found)
+
+
+def check_explanation(result: Explained) -> CheckExplanation | None:
+    """Return the form of ``doctor --explain`` if the term is a check, else None."""
+    (topic, *others) = result.topics
+    if others or topic.kind != "check":
+        return None
+    return CheckExplanation(topic.name, topic.meaning, topic.explanation)
+
+
+def names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
+    """Return the names of all topics, for shell completion."""
+    return tuple(
+        topic.name
+        for topic in (*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables())
+    )
+
+
+def _matches(term: str, topic: Topic) -> bool:
+    if term.isdecimal():
+        return topic.code == int(term) and topic.kind in ("CUDA error", "Xid")
+    xid, check = _XID.fullmatch(term), _CHECK.fullmatch(term)
+    if xid or check:
+        number = int((xid or check or ["", "0"])[1])
+        return topic.code == number and topic.kind == ("Xid" if xid else "check")
+    known = [name.upper() for name in (topic.name, *topic.other_names)]
+    return term in known or any(f"{prefix}{term}" in known for prefix in _PREFIXES)
+
+
+def _suggestion(term: str, topics: Iterable[Topic]) -> str:
+    spellings = {
+        name.upper(): name for topic in topics for name in (topic.name, *topic.other_names)
+    }
+    upper = term.strip().upper()
+    if _CHECK.fullmatch(upper):
+        ids = checks_by_id()
+        return f"checks are {min(ids)} to {max(ids)}"
+    near = get_close_matches(upper, spellings, n=3, cutoff=0.75) or get_close_matches(
+        f"CUDA_ERROR_{upper}", spellings, n=3, cutoff=0.8
+    )
+    if near:
+        return f"did you mean {' or '.join(spellings[name] for name in near)}?"
+    return (
+        "write a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), Xid 79, CK012 or a variable's name"
+    )
+
+
+# --- topics ----------------------------------------------------------------------------------------
+
+
+def _xids() -> Iterator[Topic]:
+    origins = {
+        "program": "an error of a program",
+        "hardware": "a problem of the hardware or the driver",
+        "notice": "",
+    }
+    for number, xid in known_xids().items():
+        yield Topic(
+            "Xid",
+            f"Xid {number}",
+            number,
+            (),
+            xid.meaning,
+            "",
+            origins[xid.origin],
+            xid.action,
+            f"Xid Errors, {CATALOG}",
+        )
+
+
+def _checks() -> Iterator[Topic]:
+    for check in checks_by_id().values():
+        action = f"cudakit doctor --only {check.id} runs this check"
+        number = int(check.id.removeprefix("CK"))
+        yield Topic(
+            "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
+        )
+
+
+def _variables() -> Iterator[Topic]:
+    for name, row in known_variables().items():
+        action = f"check {row.check} of cudakit doctor warns while it is on" if row.check else ""
+        kind = f"environment variable of {row.library}"
+        yield Topic(kind, name, None, (), row.effect, "", "", action, row.source)
+
+
+def _library_statuses() -> Iterator[Topic]:
+    for line in _STATUSES.replace("\n    ", " ").strip().splitlines():
+        library, code, name, meaning, causes, action = (part.strip() for part in line.split("|"))
+        source = f"{library} documentation, status codes"
+        yield Topic(f"{library} status", name, int(code), (), meaning, "", causes, action, source)
+
+
+# Library, code, name, meaning, causes, action; an indented line continues a row.
+_STATUSES = """
+cuBLAS | 1 | CUBLAS_STATUS_NOT_INITIALIZED | cuBLAS could not be initialized |
+    no free GPU memory, or an earlier CUDA error |
+    free GPU memory; look for an earlier error with CUDA_LAUNCH_BLOCKING=1
+cuBLAS | 3 | CUBLAS_STATUS_ALLOC_FAILED | cuBLAS could not allocate memory |
+    no free GPU memory | free GPU memory, or leave some to cuBLAS
+cuBLAS | 7 | CUBLAS_STATUS_INVALID_VALUE | an argument is not valid |
+    a wrong shape, leading dimension or data type | check shapes and strides
+cuBLAS | 8 | CUBLAS_STATUS_ARCH_MISMATCH | the GPU does not support the operation |
+    a data type that needs a newer GPU | use another data type
+cuBLAS | 11 | CUBLAS_STATUS_MAPPING_ERROR | access to GPU memory failed |
+     |
+cuBLAS | 13 | CUBLAS_STATUS_EXECUTION_FAILED | a kernel of cuBLAS failed |
+    an earlier CUDA error, or an invalid pointer | run the program under compute-sanitizer
+cuBLAS | 14 | CUBLAS_STATUS_INTERNAL_ERROR | an internal error of cuBLAS |
+    no free GPU memory, or mixed versions of cuBLAS and cuBLASLt | free GPU memory; check CK012
+cuBLAS | 15 | CUBLAS_STATUS_NOT_SUPPORTED | cuBLAS does not support these arguments |
+    an unsupported combination of data types or layouts | check the table of supported types
+cuDNN | 1001 | CUDNN_STATUS_NOT_INITIALIZED | cuDNN could not be initialized |
+    no free GPU memory, or mixed versions of cuDNN's libraries | free GPU memory; check CK012
+cuDNN | 1002 | CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH | cuDNN's libraries have different versions |
+    another cuDNN on LD_LIBRARY_PATH | check CK012
+cuDNN | 2000 | CUDNN_STATUS_BAD_PARAM | an argument is not valid |
+    a wrong shape, stride or data type | check shapes and strides
+cuDNN | 3000 | CUDNN_STATUS_NOT_SUPPORTED | cuDNN does not support these arguments |
+    an unsupported shape or data type | use another shape, layout or data type
+cuDNN | 4000 | CUDNN_STATUS_INTERNAL_ERROR | an internal error of cuDNN |
+    no free GPU memory, or an earlier CUDA error |
+    free GPU memory; set CUDNN_LOGLEVEL_DBG=2 for a log
+cuDNN | 5000 | CUDNN_STATUS_EXECUTION_FAILED | a kernel of cuDNN failed |
+    an earlier CUDA error | run the program under compute-sanitizer
+NCCL | 1 | ncclUnhandledCudaError | a CUDA call inside NCCL failed |
+    an earlier CUDA error, or no free GPU memory | set NCCL_DEBUG=WARN and read the first warning
+NCCL | 2 | ncclSystemError | a call to the operating system failed |
+    too little /dev/shm (CK034), locked memory (CK035), or a network problem |
+    set NCCL_DEBUG=WARN and read the first warning
+NCCL | 3 | ncclInternalError | an internal error of NCCL |
+    ranks with different NCCL versions, or a topology that NCCL does not support |
+    set NCCL_DEBUG=INFO and compare the ranks
+NCCL | 4 | ncclInvalidArgument | an argument is not valid |
+    a wrong count, data type or rank | check the arguments of the collective
+NCCL | 5 | ncclInvalidUsage | NCCL was called in an invalid way |
+    two ranks on one GPU, or calls that do not match between ranks |
+    set NCCL_DEBUG=WARN and read the first warning
+NCCL | 6 | ncclRemoteError | another rank failed or the network failed |
+    a crashed process, or a lost connection | find the rank that failed first
+NCCL | 7 | ncclInProgress | a nonblocking call has not finished |
+     | poll ncclCommGetAsyncError
+"""
+
+
+# --- the report ------------------------------------------------------------------------------------
+
+
+def report(result: Explained) -> Document:
+    """Return the explanation of a term; several topics get a section each."""
+    if len(result.topics) == 1:
+        return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))
+    sections = tuple(Section(_title(topic), tuple(_nodes(topic))) for topic in result.topics)
+    return Document(f"{result.asked} has {len(result.topics)} meanings", sections)
+
+
+def _title(topic: Topic) -> str:
+    if topic.kind == "check":
+        return f"{topic.name}: {topic.meaning}"
+    number = f" {topic.code}" if topic.code is not None and topic.kind != "Xid" else ""
+    return topic.name if topic.kind == "Xid" else f"{topic.name} ({topic.kind}{number})"
+
+
+def _nodes(topic: Topic) -> Iterator[Node]:
+    for paragraph in filter(None, topic.explanation.split("\n\n")):
+        yield Note("info", " ".join(paragraph.split()))
+    rows = (
+        ("" if topic.kind == "check" else _meaning_label(topic), topic.meaning),
+        ("usual causes", topic.causes),
+        ("what to do", topic.action),
+        ("also known as", ", ".join(topic.other_names)),
+        ("source", topic.source),
+    )
+    yield Facts(tuple((label, Text(text)) for label, text in rows if label and text))
+
+
+def _meaning_label(topic: Topic) -> str:
+    return "effect" if topic.kind.startswith("environment variable") else "what happened"

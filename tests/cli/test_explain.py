@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from invocation import Cli
+
+from cudakit.cli.failure import ExitCode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "title"),
+    [
+        (("700",), "CUDA_ERROR_ILLEGAL_ADDRESS (CUDA error 700)"),
+        (("cudaErrorMemoryAllocation",), "CUDA_ERROR_OUT_OF_MEMORY (CUDA error 2)"),
+        (("cudaErrorInsufficientDriver",), "cudaErrorInsufficientDriver (CUDA error 35)"),
+        (("Xid", "79"), "Xid 79"),
+        (("Xid 79",), "Xid 79"),
+        (("79",), "Xid 79"),
+        (("ck12",), "CK012: LD_LIBRARY_PATH hides no CUDA library"),
+        (("CUBLAS_STATUS_ALLOC_FAILED",), "CUBLAS_STATUS_ALLOC_FAILED (cuBLAS status 3)"),
+        (("NCCL_DEBUG",), "NCCL_DEBUG (environment variable of NCCL)"),
+    ],
+)
+def test_term_is_explained(cli: Cli, arguments: tuple[str, ...], title: str) -> None:
+    run = cli("explain", *arguments)
+
+    assert (run.exit_code, run.stderr) == (ExitCode.OK, "")
+    assert run.stdout.splitlines()[0] == title
+
+
+def test_number_with_two_meanings_explains_both(cli: Cli) -> None:
+    result = json.loads(cli("explain", "46", "--json").stdout)
+
+    assert result["schema"] == "cudakit.explain/1"
+    assert [topic["kind"] for topic in result["topics"]] == ["CUDA error", "Xid"]
+
+
+def test_unknown_term_is_usage_error_with_suggestion(cli: Cli) -> None:
+    run = cli("explain", "CUDA_ERROR_OUT_OF_MEMROY")
+
+    assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
+    assert "did you mean CUDA_ERROR_OUT_OF_MEMORY" in run.stderr
+
+
+def test_explanation_is_written_to_file(cli: Cli, tmp_path: Path) -> None:
+    place = tmp_path / "explained.md"
+
+    run = cli("explain", "700", "-o", place)
+
+    assert run.stdout == ""
+    assert "a kernel accessed an invalid memory address" in place.read_text(encoding="utf-8")
