@@ -192,7 +192,7 @@ def _waits_end(
 def _lifetime_steps(
     allocations: Allocations, wait_streams: tuple[int, ...], releases: tuple[Release, ...], n: int
 ) -> Iterator[tuple[int, int, Step, int]]:
-    # A request that waited for pending frees had allocations no free block: complete these frees after it.
+    # A request that waited for pending frees had found no free block: complete these frees after it.
     later = {
         event: release.request
         for release in releases
