@@ -1,6 +1,6 @@
-"""Answers about the GPU for people who write Python on CUDA.
+"""Tools for Python programs on CUDA: memory, races, benchmarks and the state of the GPUs.
 
-The public names are imported when they are first used, so that ``import cudakit`` costs nothing.
+Each public name is imported when it is first used, so that ``import cudakit`` is fast.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         MissingDependency as MissingDependency,
         RaceError as RaceError,
         SnapshotError as SnapshotError,
+        Unsupported as Unsupported,
         UsageError as UsageError,
     )
     from cudakit.gpu.cuda.current import (
@@ -94,6 +95,7 @@ _HOMES = {
     "SettingRefused": "cudakit.api.allocator",
     "SharedMemory": "cudakit.api.allocator",
     "SnapshotError": "cudakit.errors",
+    "Unsupported": "cudakit.errors",
     "UsageError": "cudakit.errors",
     "can_access_peer": "cudakit.gpu.cuda.current",
     "capability": "cudakit.gpu.cuda.current",
@@ -139,7 +141,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'cudakit' has no attribute {name!r}")
     from importlib import import_module
 
-    # Kept, so that a range inside a loop pays for the look-up once.
+    # Stored, so that the next use finds the name without this function.
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130  # ExitCode.INTERRUPTED, which is imported with the rest
+_INTERRUPTED = 130  # ExitCode.INTERRUPTED, which an interrupted import cannot provide
 
 
 def main() -> int:
-    """Run the command line of the process, and return its exit code.
+    """Run the command line of the process and return its exit code.
 
-    It is imported here: Ctrl-C while that goes on shall end the command as it does later.
+    The import is inside of the function, so that Ctrl-C during the import ends the command as it does later.
     """
     try:
         from cudakit.cli import main as command_line

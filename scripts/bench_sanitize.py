@@ -1,20 +1,20 @@
-"""Measure ``cudakit run --sanitize`` on a GPU, beside plain Python and PyTorch's CSAN, in one run.
+"""Measure the cost of ``cudakit run --sanitize`` on a GPU, next to plain Python and PyTorch's CSAN.
 
     python scripts/bench_sanitize.py [-o FILE.json] [--rounds N]
 
-Every figure is the median of processes that take turns, so that what else the machine does meets all alike:
+Each figure is the median over processes that run in turns, so that other load on the machine affects all
+alike:
 
-* a training step of a small model: plain, under the whole command with its engine fed, with accesses from
-  arguments and with exact ones, and under CSAN; the same beside a second thread that keeps the interpreter
-  busy;
+* a training step of a small model: plain, under the whole command with assumed and with exact accesses, and
+  under CSAN; the same next to a second thread that keeps the interpreter busy;
 * a kernel that streams 1 GB: plain, with exact accesses, and under CSAN;
-* the device patch for exact accesses, built when nothing is cached, and when it is;
-* the recorder alone, in a loop that is bound by launching;
-* the start of a process that never uses CUDA, plain and with the agent in it;
-* the engine alone, fed with the trace of that step.
+* building the device patch for exact accesses, with an empty and with a full cache;
+* the recorder alone, in a launch-bound loop;
+* the start of a process that never uses CUDA, without and with the agent;
+* the engine alone, on the trace of that step.
 
-The reports of the runs with exact accesses say what they saw: a figure counts where at least 99 of 100
-launches were exact, and no race was found. Exits with 1 where one of the limits is passed.
+The runs with exact accesses must have exact accesses for 99% of their launches, and no race. Exits with 1 if
+a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ CUDAKIT = [
     "--python",
     sys.executable,
 ]
-WATCHED = [*CUDAKIT, "--accesses", "arguments", "--", WORKLOAD]
-# The report goes to a file: with what was seen, a figure can be believed.
+ASSUMED = [*CUDAKIT, "--accesses", "arguments", "--", WORKLOAD]
+# The report has the coverage, without which a figure means nothing.
 REPORT = Path(tempfile.gettempdir()) / f"cudakit-bench-{os.getpid()}.json"
 EXACT = [*CUDAKIT, "--accesses", "exact", "-f", "-o", str(REPORT), "--", WORKLOAD]
 
 Figures: TypeAlias = dict[str, Any]
 
-# What the project set itself.
+# The limits that the project set itself.
 MOST_STEP_RATIO = 1.5
 MOST_EXACT_STEP_RATIO = 3.0
 MOST_EXACT_STREAM_RATIO = 12.0
@@ -65,19 +65,19 @@ MOST_LAUNCH_US = 5
 
 
 def measured(command: list[str], *arguments: str) -> Figures:
-    """Run the workload, and return what it printed and what the process took in all."""
+    """Run the workload; return the figures that it printed, and the time of the whole process."""
     start = time.perf_counter()
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join([*command, *arguments])}\n{done.stdout}{done.stderr}")
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
     if command == EXACT:
-        figures |= seen(json.loads(REPORT.read_text(encoding="utf-8")))
+        figures |= coverage_of(json.loads(REPORT.read_text(encoding="utf-8")))
     return figures | {"whole_s": time.perf_counter() - start}
 
 
-def seen(report: Figures) -> Figures:
-    """Return what a run saw of its kernels."""
+def coverage_of(report: Figures) -> Figures:
+    """Return the coverage of a run."""
     coverage = report["coverage"]
     kernels = sum(coverage[f"launches_{how}"] for how in ("exact", "assumed", "unknown"))
     return {
@@ -88,7 +88,7 @@ def seen(report: Figures) -> Figures:
 
 
 def interleaved(commands: dict[str, list[str]], rounds: int, *arguments: str) -> dict[str, Figures]:
-    """Run each command as often as there are rounds, and return the median of every figure."""
+    """Run each command once per round, and return the median of every figure."""
     runs = [
         {name: measured(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
     ]
@@ -103,47 +103,47 @@ def median(runs: list[Figures]) -> Figures:
 def steps(rounds: int, *, busy: bool) -> Figures:
     arguments = ["step", "--busy"] if busy else ["step"]
     csan = [*PLAIN, "--csan"]
-    commands = {"plain": PLAIN, "arguments": WATCHED, "exact": EXACT, "csan": csan}
-    return beside_plain(interleaved(commands, rounds, *arguments))
+    commands = {"plain": PLAIN, "arguments": ASSUMED, "exact": EXACT, "csan": csan}
+    return relative_to_plain(interleaved(commands, rounds, *arguments))
 
 
 def streams(rounds: int) -> Figures:
     commands = {"plain": PLAIN, "exact": EXACT, "csan": [*PLAIN, "--csan"]}
-    return beside_plain(interleaved(commands, rounds, "stream"))
+    return relative_to_plain(interleaved(commands, rounds, "stream"))
 
 
-def beside_plain(figures: dict[str, Figures]) -> Figures:
+def relative_to_plain(figures: dict[str, Figures]) -> Figures:
     plain_ms = figures["plain"]["step_ms"]
     ratios = {name: each["step_ms"] / plain_ms for name, each in figures.items()}
     return {"runs": figures, "ratios": ratios}
 
 
 def recorder_alone(rounds: int, folder: Path) -> Figures:
-    """Return what a launch takes more with the recorder in the process, and what it wrote."""
+    """Return the time that the recorder adds to a launch, and the number of its records."""
     turns = [
         (measured(PLAIN, "loop"), measured(PLAIN, "loop", "--record", str(folder / str(number))))
         for number in range(rounds)
     ]
     plain = median([first for first, _ in turns])
-    watched = median([second for _, second in turns])
-    # A launch is at least one callback, so this is the most that a callback can take.
+    recorded = median([second for _, second in turns])
+    # A launch makes at least one callback, so this bounds the time of a callback.
     return {
         "plain_ns": plain["launch_ns"],
-        "watched_ns": watched["launch_ns"],
-        "launch_ns": watched["launch_ns"] - plain["launch_ns"],
-        "records_per_launch": watched["counts"]["written"] / watched["launches"],
-        "lost": watched["counts"]["lost"],
+        "recorded_ns": recorded["launch_ns"],
+        "launch_ns": recorded["launch_ns"] - plain["launch_ns"],
+        "records_per_launch": recorded["counts"]["written"] / recorded["launches"],
+        "lost": recorded["counts"]["lost"],
     }
 
 
 def starts(rounds: int) -> Figures:
-    figures = interleaved({"plain": PLAIN, "agent": WATCHED}, rounds, "starts")
+    figures = interleaved({"plain": PLAIN, "agent": ASSUMED}, rounds, "starts")
     plain_ms, agent_ms = (figures[name]["start_ms"] for name in ("plain", "agent"))
     return {"plain_ms": plain_ms, "agent_ms": agent_ms, "more_ms": agent_ms - plain_ms}
 
 
 def patches() -> Figures:
-    """Time how the patch comes to be: with a cache that is empty, PTX and machine code are made."""
+    """Time building the patch, with an empty cache and with a full one."""
     code = (
         "import json, sys, time; from pathlib import Path;"
         "from cudakit.gpu.capture.device_patch import build_patch;"
@@ -159,7 +159,7 @@ def patches() -> Figures:
 
 
 def engine_alone(folder: Path) -> Figures:
-    """Record training steps, and time the engine on what was recorded."""
+    """Record training steps, and time the engine on their trace."""
     from cudakit.core.sanitize.engine import Engine
     from cudakit.trace.spool import Spool
 
@@ -190,12 +190,12 @@ def run_context() -> Figures:
 
 
 def rows(figures: Figures) -> Iterator[tuple[str, float, str, float]]:
-    """Yield what has a limit, of what was measured: its name, value, unit and the limit."""
+    """Yield the name, value, unit and limit of each measured figure that has a limit."""
     limits = {
         "step, arguments / plain": (("step", "ratios", "arguments"), "x", MOST_STEP_RATIO),
         "step, exact / plain": (("step", "ratios", "exact"), "x", MOST_EXACT_STEP_RATIO),
         "1 GB, exact / plain": (("stream", "ratios", "exact"), "x", MOST_EXACT_STREAM_RATIO),
-        "step, beside a thread": (("busy", "ratios", "arguments"), "x", MOST_BUSY_RATIO),
+        "step, busy thread": (("busy", "ratios", "arguments"), "x", MOST_BUSY_RATIO),
         "patch, nothing cached": (("patch", "cold_s"), "s", MOST_COLD_S),
         "patch, cached": (("patch", "warm_s"), "s", MOST_WARM_S),
         "step, launches not exact": (("step", "runs", "exact", "not_exact"), "", 1 - LEAST_EXACT),
@@ -215,9 +215,9 @@ def rows(figures: Figures) -> Iterator[tuple[str, float, str, float]]:
 
 
 def show(figures: Figures) -> bool:
-    """Print the table; return whether every limit is kept."""
+    """Print the table; return whether no limit is exceeded."""
     step = f"training step of {figures['launches']['launches']} launches"
-    titles = {"step": step, "stream": "a kernel over 1 GB", "busy": f"{step} beside a busy thread"}
+    titles = {"step": step, "stream": "a kernel over 1 GB", "busy": f"{step}, busy thread"}
     for key in filter(figures.__contains__, titles):
         print(titles[key])
         for name, run in figures[key]["runs"].items():
@@ -230,7 +230,7 @@ def show(figures: Figures) -> bool:
     kept = True
     for name, value, unit, limit in rows(figures):
         kept &= value <= limit
-        word = "kept" if value <= limit else "PASSED"
+        word = "ok" if value <= limit else "EXCEEDED"
         print(f"{name:24} {value:9.2f} {unit:2}  limit {limit:7.2f} {unit:2}  {word}")
     return kept
 
@@ -239,7 +239,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="some of the parts, such as step,stream,patch")
+    parser.add_argument("--only", help="parts to measure, such as step,stream,patch")
     options = parser.parse_args()
     rounds, few = options.rounds, min(options.rounds, 3)
     with tempfile.TemporaryDirectory() as folder:
@@ -253,7 +253,7 @@ def main() -> int:
             "busy": lambda: steps(max(rounds // 2, 1), busy=True),
         }
         wanted = options.only.split(",") if options.only else list(parts)
-        figures = {"circumstances": run_context(), "launches": measured(PLAIN, "launches")}
+        figures = {"run_context": run_context(), "launches": measured(PLAIN, "launches")}
         for name in wanted:
             print(f"measuring: {name}", file=sys.stderr)
             figures[name] = parts[name]()

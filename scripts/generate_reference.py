@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import re
 import sys
 import textwrap
 import tokenize
@@ -32,9 +33,11 @@ from cudakit.cli.options import Command, help_records
 from cudakit.cli.run import Launcher
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.core.devices.diagnose.variable_table import known_variables
+from cudakit.errors import CudakitError
 from cudakit.units import Unavailable
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
+PACKAGE = Path(cudakit.errors.__file__).parent
 NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # A page, the command line that prints such JSON, and the dataclass behind it.
@@ -79,6 +82,25 @@ RESULTS = {
     ),
 }
 
+PYTHON_INTRO = """The public names of `import cudakit`. Errors are raised as one of the [errors](errors.md).
+
+Python calls for commands return the Result that the command prints with `--json`. The other commands have
+no Python call: run them with `--json` and read the document."""
+PYTHON_CALLS = (
+    ("`cudakit devices`", "`cudakit.devices()`"),
+    ("`cudakit memviz`", "`cudakit.memviz()`, `cudakit.memviz_diff()`, `cudakit.memviz_what_if()`"),
+    ("`cudakit run --sanitize`", "`cudakit.sanitize()`, for a block of code"),
+    ("`cudakit run --memory`", "`cudakit.record_memory()`, for a block of code"),
+    ("`cudakit bench`, `cudakit doctor`", "none"),
+)
+
+RUN_CODES = (
+    ("1", "the program succeeded, and there were races"),
+    ("125", "cudakit failed before the program started"),
+    ("126", "the program cannot be executed"),
+    ("127", "the program was not found"),
+)
+
 WORDS = {
     int: "integer",
     float: "number",
@@ -108,6 +130,13 @@ def pages() -> dict[str, str]:
 # --- commands --------------------------------------------------------------------------------------
 
 
+def schemas_table() -> str:
+    rows = []
+    for page, (line, home) in RESULTS.items():
+        rows.append((f"[`cudakit {line}`]({page})", f"`{schema_of(result_class(home))}`"))
+    return table(("Command", "Schema"), rows)
+
+
 def program_page() -> str:
     commands = table(
         ("Command", "What it does"),
@@ -118,6 +147,7 @@ def program_page() -> str:
         f"# cudakit\n\n{program.help}",
         commands,
         f"## Options\n\n{options(program_context())}",
+        f"## JSON documents\n\n{schemas_table()}",
         f"## Environment\n\n```\n{epilog.strip()}\n```",
     )
 
@@ -244,11 +274,27 @@ def variables_page() -> str:
 
 
 def result_page(line: str, home: str) -> str:
-    module, attribute = home.split(":")
-    result = getattr(import_module(module), attribute)
+    result = result_class(home)
     does = "writes" if " -o " in line else "prints"
-    intro = f"What `cudakit {line}` {does}. A number that is not finite is null."
+    intro = (
+        f"The JSON document that `cudakit {line}` {does}. Its `schema` is `{schema_of(result)}`. "
+        "Values that are not available are null."
+    )
     return sections(f"# cudakit {line}\n\n{intro}", *map(record, records(result)))
+
+
+def result_class(home: str) -> type:
+    module, attribute = home.split(":")
+    return typing.cast(type, getattr(import_module(module), attribute))
+
+
+def schema_of(result: type) -> str:
+    """Return the schema: a class attribute, or the constant of the module for a field."""
+    schema = getattr(result, "schema", None)
+    if isinstance(schema, str):
+        return schema
+    prefix = "DIFF_" if result.__name__ == "DiffResult" else ""
+    return str(getattr(sys.modules[result.__module__], f"{prefix}SCHEMA"))
 
 
 def records(result: type) -> list[type]:
@@ -322,20 +368,37 @@ def python_page() -> str:
     public = [getattr(cudakit, name) for name in cudakit.__all__]
     functions = filter(inspect.isfunction, public)
     classes = [found for found in public if inspect.isclass(found) and is_no_error(found)]
+    modules = filter(inspect.ismodule, public)
     return sections(
-        f"# Python\n\n{plain(cudakit.api.__doc__ or '')}",
+        f"# Python\n\n{PYTHON_INTRO}",
+        table(("Command", "Python"), PYTHON_CALLS),
         *map(function_section, functions),
         *map(class_section, classes),
-        "What goes wrong is raised as one of the [errors](errors.md).",
+        *map(module_section, modules),
     )
 
 
-def function_section(function: types.FunctionType) -> str:
+def module_section(module: types.ModuleType) -> str:
+    """Write the section of a public module: its docstring and its functions."""
+    name = module.__name__.rpartition(".")[2]
+    functions = [
+        found
+        for found in vars(module).values()
+        if inspect.isfunction(found) and found.__module__ == module.__name__
+    ]
+    return sections(
+        f"## cudakit.{name}",
+        *blocks(module.__doc__ or ""),
+        *(function_section(found, within=f"{name}.") for found in functions),
+    )
+
+
+def function_section(function: types.FunctionType, *, within: str = "") -> str:
     source = inspect.getsource(function)
     definition = typing.cast(ast.FunctionDef, ast.parse(source).body[0])
     head = "".join(source.splitlines(keepends=True)[: definition.body[0].lineno - 1])
     return sections(
-        f"## cudakit.{function.__name__}",
+        f"##{'#' * bool(within)} cudakit.{within}{function.__name__}",
         f"```\n{head.rstrip().removesuffix(':')}\n```",
         *blocks(function.__doc__ or ""),
     )
@@ -400,23 +463,45 @@ def exit_codes() -> str:
     return sections(
         f"# Exit codes\n\n{ExitCode.__doc__}",
         table(("Code", "Meaning"), rows),
-        "[`cudakit run`](run.md) ends as the program that it runs, and has codes of its own for the rest.",
+        "[`cudakit run`](run.md) ends with the exit code or the signal of its program. Other codes:",
+        table(("Code of `run`", "Meaning"), RUN_CODES),
     )
 
 
 def errors() -> str:
-    intro, tree, *rest = plain(cudakit.errors.__doc__ or "").split("\n\n")
-    classes = [
-        (f"`{name}`", str(found.exit_code), plain(found.__doc__ or "").split("\n")[0])
-        for name, found in vars(cudakit.errors).items()
-        if isinstance(found, type) and issubclass(found, cudakit.errors.CudakitError)
-    ]
+    import_error_modules()
+    rows = []
+    for found in error_tree(cudakit.errors.CudakitError):
+        public = getattr(cudakit, found.__name__, None) is found
+        name = f"cudakit.{found.__name__}" if public else found.__name__
+        bases = ", ".join(f"`{base.__name__}`" for base in found.__bases__)
+        rows.append((f"`{name}`", bases, str(found.exit_code), first_line(found)))
     return sections(
-        f"# Errors\n\n{intro}",
-        f"```\n{tree.replace('`', '')}\n```",
-        *rest,
-        table(("Class", "Exit code", "Raised when"), classes),
+        f"# Errors\n\n{plain(cudakit.errors.__doc__ or '')}",
+        "Names without `cudakit.` are not public: catch one of their bases.",
+        table(("Class", "Bases", "Exit code", "Meaning"), rows),
     )
+
+
+def error_tree(base: type[CudakitError]) -> list[type[CudakitError]]:
+    """List an error and its subclasses, each class once, after its first base."""
+    found = [base]
+    for inner in sorted(base.__subclasses__(), key=lambda each: each.__name__):
+        found += [each for each in error_tree(inner) if each not in found]
+    return found
+
+
+def import_error_modules() -> None:
+    """Import every module that defines a subclass of an error."""
+    names = {"CudakitError"}
+    sources = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    for _ in range(3):  # an error, its subclass and the subclass of that
+        for path, source in sources.items():
+            bases = "|".join(sorted(names))
+            if new := set(re.findall(rf"^class (\w+)\((?:\w+, )*(?:{bases})\b", source, re.M)):
+                names |= new
+                module = path.relative_to(PACKAGE.parent).with_suffix("")
+                import_module(".".join(module.parts))
 
 
 # --- words -----------------------------------------------------------------------------------------

@@ -1,21 +1,21 @@
 """Remove the waits of correct programs, one at a time, and check that each race is found.
 
-    python scripts/mutate_waits.py --list             # what would be taken out, and where
-    python scripts/mutate_waits.py --jobs 4           # all that can run here
-    python scripts/mutate_waits.py 'sim_*' 'cupy_*'   # the mutants of these programs
+    python scripts/mutate_waits.py --list             # list the waits that can be removed
+    python scripts/mutate_waits.py --jobs 4           # run all mutants that can run here
+    python scripts/mutate_waits.py 'sim_*' 'cupy_*'   # run the mutants of these programs
 
-The programs are the fixed variants in examples/races and tests/sanitize_corpus. A mutant
-lacks one statement that makes a stream or the host wait, or an allocator know. What ``cudakit run
---sanitize`` would say of it is held to what brute force finds in the events of the same run:
+The programs are the fixed variants in examples/races and tests/sanitize_corpus. A mutant lacks one statement
+that makes a stream or the host wait, or that informs an allocator. The report of the engine is compared with
+a brute force search over the events of the same run:
 
-    reported    a race was reported, and there is one
-    redundant   none was reported, and brute force leaves nothing unordered: the wait was not needed
-    MISSED      none was reported, and brute force finds one
-    ALARM       a race was reported that brute force does not find
-    unproven    none was found, but not all of the run is known exactly: the reasons stand behind
+    reported    a race was reported, and brute force finds one
+    redundant   no race was reported, and brute force finds none: the wait was not needed
+    MISSED      no race was reported, but brute force finds one
+    ALARM       a race was reported, but brute force finds none
+    unproven    no race was reported or found, but some accesses are not exact, for the printed reasons
     broken      the program does not run without the wait
 
-Exits with 1 where anything was missed, or alarmed of. --json FILE keeps what was found.
+Exits with 1 for any MISSED or ALARM. --json FILE writes the outcomes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
-import judge_races
+import check_races
 import race_logs
 
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reordered
@@ -43,31 +43,31 @@ from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))  # brute force is a matter of tests
+sys.path.append(str(ROOT / "tests"))  # brute force is part of the tests
 
 from core.sanitize.brute_force import Found, unordered  # noqa: E402 it is found by the line above
 
-# Calls that wait, in whatever framework; a wrapper around one of them is one as well.
+# Calls that wait, in any framework; a call with one of them among its arguments counts as well.
 WAITS = frozenset({
     *("wait", "wait_event", "wait_stream", "synchronize", "sync", "record_stream"),
     *("cuStreamWaitEvent", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"),
     *("cuStreamWaitValue32", "cuStreamWaitValue64", "block_until_ready"),
 })  # fmt: skip
-# Of these, those that return what they waited for.
-HANDING_ON = frozenset({"block_until_ready"})
-# What a loop asks until the answer is yes.
+# The calls among them that return the awaited object.
+RETURNING = frozenset({"block_until_ready"})
+# Calls that a polling loop repeats until they return true.
 QUERIES = frozenset({"query", "done", "is_done"})
 BAD = ("MISSED", "ALARM")
-# What the programs import from beside them.
+# Modules that the programs import from their own folder.
 HELPERS = {"cuda_driver.py", "cuda_kernels.py"}
 MOST_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A statement that waits, or a call that returns what it waits for, and its replacement in a mutant.
+    """A statement that waits, or a call that returns the awaited object, and its replacement in a mutant.
 
-    Its place in the source is told in lines from 1 and columns in bytes from 0.
+    Lines are counted from 1, columns in bytes from 0.
     """
 
     line: int
@@ -109,20 +109,20 @@ def _collect(node: ast.AST, source: str, found: list[Wait]) -> None:
     if isinstance(node, ast.stmt) and is_wait(node):
         found.append(_wait(node, source))
         return
-    if isinstance(node, ast.Call) and _name(node) in HANDING_ON:
-        found.append(_wait(node, source, instead=_handed_on(node)))
+    if isinstance(node, ast.Call) and _name(node) in RETURNING:
+        found.append(_wait(node, source, instead=_awaited(node)))
     for child in ast.iter_child_nodes(node):
         if not (_is_racy_branch(node) and child in node.body):
             _collect(child, source, found)
 
 
 def _is_racy_branch(node: ast.AST) -> TypeGuard[ast.If]:
-    """Return whether a statement's body runs in the race alone: ``if race:``."""
+    """Return whether a statement is ``if race:``, whose body only the racing variant runs."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "race"
 
 
 def is_wait(node: ast.stmt) -> bool:
-    """Return whether a statement only waits: one whose result is stored does more."""
+    """Return whether a statement only waits, and stores no result."""
     match node:
         case ast.Expr(value=ast.Call() as call):
             return any(_name(part) in WAITS for part in ast.walk(call))
@@ -149,8 +149,8 @@ def _name(node: ast.AST) -> str:
     return ""
 
 
-def _handed_on(call: ast.Call) -> str:
-    """Return what a call waits for, which is also its result."""
+def _awaited(call: ast.Call) -> str:
+    """Return the object that a call waits for and returns."""
     return ast.unparse(call.args[0] if call.args else call.func.value)  # type: ignore[attr-defined]
 
 
@@ -160,14 +160,14 @@ def _wait(node: ast.stmt | ast.Call, source: str, **instead: str) -> Wait:
     return Wait(node.lineno, node.col_offset, *end, code, **instead)
 
 
-def programs() -> Iterator[judge_races.Case]:
+def programs() -> Iterator[check_races.Case]:
     """Yield the fixed variants of the examples and of the corpus."""
-    for case in judge_races.cases():
-        if case.variant == "fixed" and case.script.parent != judge_races.PROGRAMS:
+    for case in check_races.cases():
+        if case.variant == "fixed" and case.script.parent != check_races.PROGRAMS:
             yield case
 
 
-def mutants(case: judge_races.Case) -> list[Mutant]:
+def mutants(case: check_races.Case) -> list[Mutant]:
     source = case.script.read_text(encoding="utf-8")
     return [Mutant(case.script, case.arguments, wait) for wait in waits(source)]
 
@@ -182,17 +182,17 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
         source = mutant.program.read_text(encoding="utf-8")
         script.write_text(without(source, mutant.wait), encoding="utf-8")
         log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.npz"
-        command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]
+        command = [sys.executable, str(check_races.RECORD), "-o", str(output), "--log", str(log)]
         command += [*(["--accesses", accesses] if accesses else []), "--", str(script)]
         command += mutant.arguments
-        done = judge_races.timed(command, MOST_SECONDS)
+        done = check_races.timed(command, MOST_SECONDS)
         if not output.exists() or json.loads(output.read_text(encoding="utf-8"))["exit_status"]:
-            return Outcome("broken", judge_races.last_line(done.stderr))
+            return Outcome("broken", check_races.last_line(done.stderr))
         return outcome(race_logs.load(log))
 
 
 def outcome(chains: list[race_logs.Chain]) -> Outcome:
-    """Compare the engine's report of a run with what brute force finds."""
+    """Compare the engine's report of a run with the pairs that brute force finds."""
     found = Found([], Counter())
     for chain in chains:
         records, never_read = reordered(chain.records)
@@ -200,7 +200,7 @@ def outcome(chains: list[race_logs.Chain]) -> Outcome:
         found.pairs.extend(one.pairs)
         found.doubts.update(one.doubts)
         found.doubts.update({NEVER_READ: never_read} if never_read else {})
-    return compared(race_logs.analysed(chains), found)
+    return compared(race_logs.analyzed(chains), found)
 
 
 def compared(result: SanitizeResult, found: Found) -> Outcome:
@@ -237,15 +237,15 @@ def main() -> int:
         print(*some, f"{len(some)} mutants of {len(cases)} programs", sep="\n")
         return 0
     counts: Counter[str] = Counter()
-    said: dict[str, dict[str, str]] = {}
+    outcomes: dict[str, dict[str, str]] = {}
     run = partial(run_mutant, accesses=chosen.accesses, keep=chosen.keep)
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for mutant, seen in zip(some, pool.map(run, some), strict=True):
             print(f"{seen.verdict:9}  {mutant}  {seen.words}".rstrip(), flush=True)
             counts[seen.verdict] += 1
-            said[str(mutant)] = asdict(seen)
+            outcomes[str(mutant)] = asdict(seen)
     if chosen.json:
-        chosen.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
+        chosen.json.write_text(json.dumps(outcomes, indent=1), encoding="utf-8")
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     print(f"{len(some)} mutants of {len(cases)} programs: {words}")
     return int(any(counts[verdict] for verdict in BAD))

@@ -1,7 +1,8 @@
-"""Logs of recorded programs, without what differs by machine and run, so that they are small.
+"""Small logs of recorded programs, without data that differs between machines and runs.
 
-A log is a .npz file: the records of each process, and its tables. The stacks keep the frames of the program
-itself, the strings those that records name; times are gone, and threads are counted from 1.
+A log is a .npz file with the records and the tables of each process. Call stacks keep only frames of the
+program itself, the string table only strings that records refer to. Times are removed, and threads are
+numbered from 1.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from cudakit.trace.log import Frame, Stack
 from cudakit.trace.spool import Batch
 
 VERSION = 1
-MOST_BYTES = 200_000  # of a log that is kept in the repository
+MOST_BYTES = 200_000  # of a log in the repository
 
-# The fields of records that are numbers of strings.
+# The fields of records that refer to the string table.
 _NAMES = {
     Kind.LAUNCH: ("name",),
     Kind.GRAPH_NODE: ("name",),
@@ -60,11 +61,11 @@ class Recording:
         return False
 
     def chains(self) -> list[Chain]:
-        """Return the chains, without what differs by machine and run."""
+        """Return the chains, without data that differs between machines and runs."""
         return [self._chain(batches) for batches in self._batches.values()]
 
     def _chain(self, batches: Sequence[Batch]) -> Chain:
-        last = batches[-1]  # its tables are those of all
+        last = batches[-1]  # its tables include those of the others
         records = np.concatenate([batch.records for batch in batches])
         records["time_ns"] = 0
         records["thread"] = np.unique(records["thread"], return_inverse=True)[1] + 1
@@ -86,22 +87,22 @@ def save(path: Path, chains: Sequence[Chain]) -> None:
         {"strings": chain.strings, "stacks": chain.stacks, "simulated": chain.simulated}
         for chain in chains
     ]
-    said = json.dumps({"version": VERSION, "chains": tables}).encode()
-    # Byte by byte of all records at a time: neighbours are alike, and take little room.
+    header = json.dumps({"version": VERSION, "chains": tables}).encode()
+    # Transposed: the bytes at one offset of consecutive records are similar, and compress well.
     columns = {
         f"records{number}": chain.records.view(np.uint8).reshape(-1, RECORD_BYTES).T
         for number, chain in enumerate(chains)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, tables=np.frombuffer(said, np.uint8), **columns)
+    np.savez_compressed(path, tables=np.frombuffer(header, np.uint8), **columns)
 
 
 def load(path: Path) -> list[Chain]:
-    """Read a log. Raises ValueError for one of another version."""
+    """Read a log. Raises ValueError if it has another version."""
     with np.load(path) as file:
-        said: Mapping[str, Any] = json.loads(file["tables"].tobytes())
-        if said["version"] != VERSION:
-            raise ValueError(f"{path} is a log of version {said['version']}, not {VERSION}")
+        header: Mapping[str, Any] = json.loads(file["tables"].tobytes())
+        if header["version"] != VERSION:
+            raise ValueError(f"{path} is a log of version {header['version']}, not {VERSION}")
         return [
             Chain(
                 np.ascontiguousarray(file[f"records{number}"].T).reshape(-1).view(RECORD),
@@ -109,14 +110,14 @@ def load(path: Path) -> list[Chain]:
                 [tuple(Frame(*frame) for frame in stack) for stack in table["stacks"]],
                 table["simulated"],
             )
-            for number, table in enumerate(said["chains"])
+            for number, table in enumerate(header["chains"])
         ]
 
 
-def analysed(
+def analyzed(
     chains: Sequence[Chain], *, exit_status: int = 0, notes: Sequence[str] = ()
 ) -> SanitizeResult:
-    """Find the races in a log, as ``cudakit run --sanitize`` does while the program runs."""
+    """Find the races in a log, as ``cudakit run --sanitize`` does during a run."""
     detector, report = RaceDetector(), Report(demangle=demangle)
     for process, chain in enumerate(chains, start=1):
         batch = Batch(

@@ -1,9 +1,9 @@
-"""Run a program as ``cudakit run --sanitize`` does, and keep what was recorded beside what was found.
+"""Run a program as ``cudakit run --sanitize`` does; write its races and a log of the recorded events.
 
     python scripts/record_races.py -o races.json --log program.npz -- program.py ARGUMENT
 
-The races are those of the log (``race_logs``), so that both are of one run. Ends as ``cudakit run`` does:
-with the program's status, and where that is 0 with 1 for races.
+The races are computed from the log (``race_logs``). The exit code is that of ``cudakit run``: the program's,
+or 1 for races if the program's is 0.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from cudakit.run.supervise import supervise
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the races as JSON")
-    parser.add_argument("--log", type=Path, required=True, help="what was recorded, as .npz")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON file for the races")
+    parser.add_argument("--log", type=Path, required=True, help=".npz file for the recorded events")
     parser.add_argument("--accesses", choices=["exact", "arguments"])
-    parser.add_argument("--most-bytes", type=int, help="leave out a log that is larger")
+    parser.add_argument("--most-bytes", type=int, help="delete a larger log")
     parser.add_argument("words", nargs="+")
     return parser.parse_args()
 
 
 def settings(python: str, accesses: Accesses | None, patches: Path) -> Settings:
-    """Return what the agent is told; without a GPU simulated devices are recorded all the same."""
+    """Return the settings of the agent; without a GPU it records simulated devices only."""
     found = preflight(python)
     if not isinstance(found, Ready):
-        print(f"CUDA is not watched: {found.message}; {found.hint}", file=sys.stderr)
+        print(f"CUDA is not recorded: {found.message}; {found.hint}", file=sys.stderr)
         return Settings(sanitize=True)
     found, why_not = add_device_patches(found, accesses, patches)
     if why_not:
@@ -54,7 +54,7 @@ def keep(log: Path, chains: Sequence[race_logs.Chain], most_bytes: int | None) -
     size_bytes = log.stat().st_size
     if most_bytes is not None and size_bytes > most_bytes:
         log.unlink()
-        print(f"no log is kept: it would take {size_bytes:,} bytes", file=sys.stderr)
+        print(f"the log is not kept: it has {size_bytes:,} bytes", file=sys.stderr)
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
     code = shell_status(status)
     chains = recording.chains()
     keep(chosen.log, chains, chosen.most_bytes)
-    result = race_logs.analysed(chains, exit_status=code, notes=[each.text for each in notices])
+    result = race_logs.analyzed(chains, exit_status=code, notes=[each.text for each in notices])
     chosen.output.write_text(json.render(result), encoding="utf-8")
     return code or int(bool(findings(result)))
 

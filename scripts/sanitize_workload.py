@@ -1,12 +1,12 @@
-"""The workload of scripts/bench_sanitize.py, plain and under cudakit; prints one line of JSON.
+"""The workload of scripts/bench_sanitize.py, run plain and under cudakit; prints one line of JSON.
 
-    python scripts/sanitize_workload.py step [--csan] [--busy]   # a training step, in milliseconds
-    python scripts/sanitize_workload.py stream [--csan]          # a kernel over 1 GB of memory, likewise
-    python scripts/sanitize_workload.py launches                 # how many kernels a step launches
-    python scripts/sanitize_workload.py loop [--record DIR]      # a loop that is bound by launching
-    python scripts/sanitize_workload.py starts                   # of python -c pass, in milliseconds
+    python scripts/sanitize_workload.py step [--csan] [--busy]   # time of a training step in ms python
+    scripts/sanitize_workload.py stream [--csan]          # time of a kernel over 1 GB in ms python
+    scripts/sanitize_workload.py launches                 # number of launches in a step python
+    scripts/sanitize_workload.py loop [--record DIR]      # time of a launch in a launch-bound loop in ns
+    python scripts/sanitize_workload.py starts                   # time of python -c pass in ms
 
-``--record`` starts the recorder in this process, with nobody behind it that reads the trace.
+``--record`` starts the recorder in this process; nothing reads the trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS_AT_ONCE, BLOCKS, WARM_UP = 20, 15, 20
-BUSY_STEPS_AT_ONCE = 2  # each call waits for the interpreter then: a step takes a fifth of a second
+BUSY_STEPS_AT_ONCE = 2  # each call waits for the GIL then, and a step takes 0.2 s
 MOST_SECONDS, LEAST_BLOCKS = 8, 3
 LOOP_LAUNCHES = 20_000
 STREAM_TIMES = 15
@@ -32,7 +32,7 @@ STARTS = 40
 
 
 def training_step() -> Callable[[], None]:
-    """Make a training step of a small model: 19 launches, or nearly; ``launches`` counts them."""
+    """Return a training step of a small model, with about 19 launches."""
     import torch
 
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def step_times(*, busy: bool) -> dict[str, Any]:
 
 
 def stream_times() -> dict[str, Any]:
-    """Time an addition in place to 1 GB: a kernel that reads and writes all of it, and does little else."""
+    """Time an in-place addition to 1 GB: a memory-bound kernel that reads and writes all of it."""
     import torch
 
     numbers = torch.zeros(1 << 28, device="cuda")
@@ -97,7 +97,7 @@ def repeat(step: Callable[[], object], times: int) -> None:
 
 
 def spin(done: threading.Event) -> None:
-    """Keep the interpreter busy, as a thread that prepares data in Python does."""
+    """Keep the interpreter busy, like a thread that prepares data in Python."""
     while not done.is_set():
         sum(range(1000))
 
@@ -118,7 +118,7 @@ def kernels_of_a_step() -> dict[str, Any]:
 
 
 def loop_times(recorder: Any) -> dict[str, Any]:
-    """Time launches of the cheapest kernel, which the GPU finishes sooner than the host can launch them."""
+    """Time launches of a kernel so small that the GPU finishes it before the next launch."""
     import torch
 
     number = torch.zeros(1, device="cuda")
@@ -139,7 +139,7 @@ def loop_times(recorder: Any) -> dict[str, Any]:
 
 
 def recorder_into(directory: Path) -> Any:
-    """Start the recorder in this process before CUDA is used, as the agent does."""
+    """Start the recorder in this process before CUDA is initialized, as the agent does."""
     from cudakit.gpu.capture.installed import SearchPaths, find_sanitizer_library
 
     recorder = import_module("cudakit.gpu.capture._recorder")
@@ -155,7 +155,7 @@ def recorder_into(directory: Path) -> Any:
 
 
 def start_times() -> dict[str, Any]:
-    """Time processes that do nothing, in the environment that this one has."""
+    """Time processes that do nothing, in the environment of this one."""
     times = []
     for _ in range(STARTS):
         start = time.perf_counter()

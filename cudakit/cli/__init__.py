@@ -49,10 +49,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 _EPILOG = """\b
 Environment variables:
-  NO_COLOR=1       never use colors
-  FORCE_COLOR=1    use colors in pipes too
-  COLUMNS=N        width of reports (default: that of the terminal, or 100)
-  CUDAKIT_DEBUG=1  print the traceback of an error
+  NO_COLOR=1                 never use colors
+  FORCE_COLOR=1              use colors in pipes too
+  COLUMNS=N                  width of reports (default: the terminal's, or 100)
+  LC_ALL=C                   draw with ASCII characters
+  CUDAKIT_ALLOC_CONF         allocator settings, as in PYTORCH_CUDA_ALLOC_CONF
+  CUDAKIT_PTXAS              the ptxas that run --sanitize uses
+  CUDAKIT_SANITIZER_LIBRARY  the libsanitizer-public.so that run --sanitize uses
+  XDG_CACHE_HOME             directory of compiled device code (default: ~/.cache)
+  CUDAKIT_DEBUG=1            print the traceback of an error
 """
 
 

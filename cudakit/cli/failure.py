@@ -1,4 +1,4 @@
-"""The exit codes, and the report of a failure: one line and a hint."""
+"""Exit codes, and the report of an error: one line and a hint."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import click
 from cudakit.cli.output import printable, standard_error, standard_output
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
-# Of ``run`` and of timeout(1), env(1) and nohup(1) for their own failures: no program is likely to end so.
+# The code of ``run`` for its own failures, as of timeout(1), env(1) and nohup(1): programs seldom use it.
 _NOT_STARTED = 125
+# A message may quote a file; a longer line hides the reason.
+_LONGEST_LINE = 500
 
 
 class ExitCode(IntEnum):
-    """What the exit code of a command says."""
+    """The exit codes of every command."""
 
-    OK = 0  # the question is answered
-    FINDINGS = 1  # answered, and something is wrong: a race, a regression, memory that grew
-    USAGE = 2  # the command line cannot be carried out, or an input file cannot be used
-    ENVIRONMENT = 3  # the machine lacks something: a driver, a GPU, a library, memory, disk space
-    INTERNAL = 4  # something inside cudakit is wrong
+    OK = 0  # no problem was found
+    FINDINGS = 1  # a problem was found: a race, a regression, memory growth, a failed check
+    USAGE = 2  # the command line is invalid, or an input file cannot be used
+    ENVIRONMENT = 3  # the machine lacks a driver, a GPU, a library, memory or disk space
+    INTERNAL = 4  # a bug in cudakit
     INTERRUPTED = 130  # stopped by Ctrl-C
-    BROKEN_PIPE = 141  # the reader of the output went away, as in ``cudakit memviz x | head``
+    BROKEN_PIPE = 141  # the reader of the output closed the pipe, as in ``cudakit memviz x | head``
 
 
 def report_error(
@@ -47,10 +49,10 @@ def report_error(
 
 
 @contextmanager
-def before_the_start(*, as_json: bool) -> Iterator[None]:
-    """Report what fails before ``run`` has started a program, and end with 125.
+def errors_before_start(*, as_json: bool) -> Iterator[None]:
+    """Report an error that precedes the start of the program of ``run``, and end with 125.
 
-    An error of finding or executing the program keeps its own code: 126, 127.
+    A program that cannot be executed or found gives 126 or 127.
     """
     try:
         yield
@@ -64,8 +66,9 @@ def before_the_start(*, as_json: bool) -> Iterator[None]:
 def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
-        # After an interrupt inside an exec (creation of a dataclass), even a caught one, CPython ends
-        # ``python -m`` by the signal; the next exec resets that (pythonrun.c, run_eval_code_obj).
+        # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
+        # creation of a dataclass), even if it was caught. The next exec resets that (pythonrun.c,
+        # run_eval_code_obj).
         exec("")  # noqa: S102
         return ExitCode.INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -74,18 +77,24 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
     if json_to_stderr:
         standard_error().write(_as_json(known))
         return known.exit_code
-    click.echo(f"cudakit: error: {printable(known.message)}", err=True)
+    click.echo(f"cudakit: error: {_short(known.message)}", err=True)
     if known.hint:
-        click.echo(f"hint: {printable(known.hint)}", err=True)
+        click.echo(f"hint: {_short(known.hint)}", err=True)
     if as_json and sys.stdout is not None:
-        # The error is on stderr already: a failure to write JSON does not change the exit code.
+        # The error is on stderr already, so a failure to write JSON does not change the exit code.
         with suppress(BrokenPipeError, EnvironmentUnusable):
             standard_output().write(_as_json(known))
     return known.exit_code
 
 
+def _short(text: str) -> str:
+    from cudakit.render.escape import shorten
+
+    return shorten(printable(text), _LONGEST_LINE)
+
+
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an interrupt caused the error, also if closing something failed after it."""
+    """Return whether an interrupt caused the error, directly or in the exceptions that led to it."""
     while error is not None:
         if isinstance(error, (KeyboardInterrupt, click.Abort)):
             return True
@@ -107,7 +116,8 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
             return UsageError(error.format_message(), hint=_help_hint(error))
         case MemoryError():
             return EnvironmentUnusable(
-                "the machine ran out of memory", hint="use a machine with more, or a smaller input"
+                "the machine is out of memory",
+                hint="use a smaller input or a machine with more memory",
             )
         case OSError(strerror=str(reason)):
             where = f"{error.filename}: " if error.filename else ""
@@ -130,7 +140,7 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _flush_stdout() -> None:
-    """Flush stdout; drop the rest if its reader or its disk is gone, because the exit flushes again."""
+    """Flush stdout. If that fails, redirect it to /dev/null, because Python flushes again at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""``cudakit memviz``: where the memory went, from a snapshot file."""
+"""``cudakit memviz``: explain GPU memory from snapshot files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,13 +27,14 @@ from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
 
 if TYPE_CHECKING:
     from cudakit.core.memory.analyze import MemorySpec
-    from cudakit.core.memory.result import DiffResult, MemoryResult
+    from cudakit.core.memory.result import DiffResult, FileFacts, MemoryResult
     from cudakit.core.memory.snapshot import Snapshot
     from cudakit.core.memory.whatif.result import WhatIfResult
 
-# Formats of a snapshot's report; the other two reports have the common ones.
+# Formats of the report on snapshots; comparisons and replays have the common formats only.
 _EXPORTS = ("csv", "perfetto.json", "speedscope.json", "collapsed")
 _FORMATS = (*COMMON_FORMATS, *_EXPORTS)
+# Options of earlier versions, with the formats that they wrote.
 _OLD = MappingProxyType(
     {
         "html": "html",
@@ -86,16 +87,23 @@ _VIEW = option_group(
         default="peak",
         show_default=True,
         metavar="WHEN",
-        help="Moment of the tables: peak, end, oom (the last failed allocation) or an event index.",
+        help="Moment that the tables show: peak, end, oom (the last failed allocation), or an event index.",
     ),
     option(
         "--device",
         type=Value(("0", "cuda:0", "host"), _device),
-        metavar="N",
-        help="Show one device only: 0, cuda:0, or host for pinned memory.",
+        metavar="DEVICE",
+        help="Show one device only: 0, cuda:0, or host (pinned memory).",
     ),
-    option("--stream", type=int, metavar="N", help="Show one stream only, by its report number."),
-    option("--pool", type=_pool, metavar="A,B", help="Show one private pool only, by its two ids."),
+    option(
+        "--stream", type=int, metavar="N", help="Show one stream only: its number in the report."
+    ),
+    option(
+        "--pool",
+        type=_pool,
+        metavar="A,B",
+        help="Show one pool only: its two numbers in the report; 0,0 is the default pool.",
+    ),
     option(
         "--top",
         type=click.IntRange(min=0),
@@ -107,14 +115,20 @@ _VIEW = option_group(
 )
 _DIFF = option_group(
     "Compare",
-    option("--diff", "before", type=FILE, metavar="BEFORE", help="Show what changed since BEFORE."),
+    option(
+        "--diff",
+        "before",
+        type=FILE,
+        metavar="BEFORE",
+        help="Compare with the earlier snapshot BEFORE.",
+    ),
     option(
         "--fail-on",
         "limit",
         type=Value(("growth:5%",), _growth),
         metavar="growth:AMOUNT",
-        help="With --diff: exit with 1 if memory at the peak or the end grew by more than AMOUNT, "
-        "for example growth:5%.",
+        help="With --diff: exit with 1 if requested memory grew by more than AMOUNT, at the peak or at the "
+        "end. Example: growth:5%.",
     ),
     option("--fail-on-growth", "old_limit", type=percent, metavar="RATIO", hidden=True),
 )
@@ -128,7 +142,7 @@ _WHAT_IF = option_group(
         ),
         multiple=True,
         metavar="SETTINGS",
-        help="Replay the trace under other allocator settings, written as in PYTORCH_CUDA_ALLOC_CONF; "
+        help="Replay the trace with other allocator settings, in the format of PYTORCH_CUDA_ALLOC_CONF; "
         "'' is the defaults. Repeatable.",
     ),
     option(
@@ -136,7 +150,7 @@ _WHAT_IF = option_group(
         "memory",
         type=byte_size,
         metavar="SIZE",
-        help="With --what-if: memory of the device, for example 80GiB.",
+        help="With --what-if: memory limit of the replays. Example: 80GiB.",
     ),
 )
 
@@ -164,10 +178,11 @@ def memviz(
     stream: int | None,
     pool: tuple[int, int] | None,
 ) -> int:
-    """Show who holds GPU memory, what fragments it, and why it ran out.
+    """Explain GPU memory from a snapshot: failed allocations, largest call sites, fragmentation, leaks.
 
-    SNAPSHOT is a file that torch.cuda.memory._dump_snapshot() or cudakit wrote: pickle or JSON, plain,
-    .gz or .zst; - reads standard input. Several files are shown side by side. Nothing in a file is executed.
+    SNAPSHOT is a file of cudakit run --memory or torch.cuda.memory._dump_snapshot(): pickle or JSON, plain,
+    .gz or .zst; - is standard input. Several files, such as the ranks of a job, are compared. Nothing in a
+    file is executed.
 
     \b
     cudakit memviz snapshot.pkl
@@ -194,14 +209,20 @@ def memviz(
 
 def _show(files: tuple[str, ...], spec: MemorySpec, options: OutputOptions, top: int) -> int:
     from cudakit.core.memory.analyze import analyze
-    from cudakit.core.memory.present import report
+    from cudakit.core.memory.present import brief, report
 
     with open_outputs(options) as outputs:
         result = analyze(_load(files, quiet=options.quiet), spec)
         exports = {form: partial(_exported, form, result) for form in _EXPORTS}
         outputs.write(
-            Report(result=result, document=lambda: report(result, top=top), exports=exports)
+            Report(
+                result=result,
+                document=lambda: report(result, top=top),
+                exports=exports,
+                brief=lambda: brief(result),
+            )
         )
+    _note_slow_reader(result.files, options)
     return ExitCode.OK
 
 
@@ -214,9 +235,9 @@ def _compare(
     limit: float | None,
 ) -> int:
     if len(files) != 1:
-        raise click.UsageError("--diff compares one snapshot with one other")
+        raise click.UsageError("--diff compares one SNAPSHOT with BEFORE; name one SNAPSHOT")
     if spec.at != "peak":
-        raise click.UsageError("--diff compares peaks and ends; leave out --at")
+        raise click.UsageError("--diff always compares the peak and the end; remove --at")
     from cudakit.core.memory.analyze.diff import diff
     from cudakit.core.memory.present.diff import report
 
@@ -224,6 +245,7 @@ def _compare(
         old, new = _load((before, files[0]), quiet=options.quiet)
         result: DiffResult = diff(old, new, spec)
         outputs.write(Report(result=result, document=lambda: report(result, top=top)))
+    _note_slow_reader((result.before, result.after), options)
     grew = limit is not None and result.grew_beyond(limit)
     return ExitCode.FINDINGS if grew else ExitCode.OK
 
@@ -237,18 +259,21 @@ def _replay(
 ) -> int:
     if spec.at != "peak" or spec.stream is not None or spec.pool is not None:
         raise click.UsageError(
-            "--what-if replays the whole device; leave out --at, --stream and --pool"
+            "--what-if replays the whole device; remove --at, --stream and --pool"
         )
     from cudakit.api.memory import replay_snapshots
     from cudakit.core.memory.whatif import WhatIfSpec
-    from cudakit.core.memory.whatif.present import report
+    from cudakit.core.memory.whatif.present import brief, report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         asked = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
         snapshots = _load(files, quiet=options.quiet)
         with progress_line(quiet=options.quiet) as progress:
             result: WhatIfResult = replay_snapshots(snapshots, asked, progress)
-        outputs.write(Report(result=result, document=lambda: report(result)))
+        outputs.write(
+            Report(result=result, document=lambda: report(result), brief=lambda: brief(result))
+        )
+    _note_slow_reader(result.files, options)
     return ExitCode.OK
 
 
@@ -261,6 +286,18 @@ def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
             progress(f"reading {file}", number / len(files))
             snapshots.append(load(file))
     return snapshots
+
+
+def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> None:
+    from cudakit.core.memory.load.pickled import has_compiled_reader
+
+    pickles = any(file.format == "pickle" for file in files)
+    if pickles and not options.quiet and not has_compiled_reader():
+        click.echo(
+            "note: the slower Python reader was used; for the compiled one, install a C compiler and"
+            " reinstall cudakit",
+            err=True,
+        )
 
 
 def _exported(form: str, result: MemoryResult) -> Text:

@@ -1,7 +1,7 @@
-"""The self-test of the visible devices: make a context, compile with NVRTC, run a kernel, copy.
+"""The self-test of the visible devices: create a context, compile with NVRTC, run a kernel, copy.
 
-Results are compared with the expected values, because broken hardware may report no error. The test runs
-in a child process: a crash or a hang leaves this process untouched. It needs about 20 MiB of each device.
+Results are compared with expected values, because broken hardware may report no error. The test runs in a
+child process, so that crashes and hangs do not affect the caller. It allocates about 20 MiB per device.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_COUNT = 1 << 20  # threads: enough for every multiprocessor of any device several times over
+_COUNT = 1 << 20  # threads: several waves on any device
 _SEED = 0x9E3779B9
-_ROUNDS = 64  # as in the source
+_ROUNDS = 64  # as in _SOURCE
 _SOURCE = """
 extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -41,14 +41,13 @@ extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
 def run_self_test(
     *, command: Sequence[str] = (), seconds: float = DEFAULT_SECONDS
 ) -> tuple[SelfTestStep, ...] | Unavailable:
-    """Run the steps in a child process until one fails; return Unavailable if no child can be started.
+    """Run the steps in a child process until one fails; return Unavailable if the child cannot start.
 
-    A step that crashes or does not end within ``seconds`` has failed. ``command`` replaces the command
-    of the child.
+    A crash or a timeout after ``seconds`` fails the current step. ``command`` replaces the child's command.
     """
     path = os.pathsep.join(filter(None, sys.path))
     try:
-        done = subprocess.run(  # noqa: S603 this interpreter, on a function of ours
+        done = subprocess.run(  # noqa: S603 this interpreter, with our function
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
             env={**without(os.environ, *INJECTIONS), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
@@ -59,28 +58,28 @@ def run_self_test(
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        told = late.stdout or ""
-        return _steps(told if isinstance(told, str) else told.decode(), "did not end in time")
+        output = late.stdout or ""
+        return _steps(output if isinstance(output, str) else output.decode(), "timed out")
     except OSError as error:
-        return Unavailable(f"no process can be started to use the GPU in: {error}")
-    return _steps(done.stdout, f"ended its process with {done.returncode}{last_line(done.stderr)}")
+        return Unavailable(f"cannot start the process that tests the GPU: {error}")
+    return _steps(done.stdout, f"crashed: exit code {done.returncode}{last_line(done.stderr)}")
 
 
 def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
-    """Parse the child's lines, one for each step; ``end`` says why the last ones are missing."""
+    """Parse the child's output, a line per step; ``end`` is the reason if steps are missing."""
     steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
     if len(steps) == len(_STEPS) or (steps and steps[-1].error):
         return steps
-    return (*steps, SelfTestStep(_STEPS[len(steps)], f"the step {_STEPS[len(steps)]!r} {end}"))
+    return (*steps, SelfTestStep(_STEPS[len(steps)], f"step {_STEPS[len(steps)]!r} {end}"))
 
 
 # --- in the child ----------------------------------------------------------------------------------
 
 
 def child() -> None:
-    """Run the steps, and write each as a line of JSON as soon as it is done."""
+    """Run the steps, and write the result of each as a line of JSON."""
     pipe = os.dup(1)
-    os.dup2(2, 1)  # keep the output of libraries out of the pipe
+    os.dup2(2, 1)  # redirect output of libraries to stderr
     with open(pipe, "w", encoding="utf-8") as stream:
         for step in run_steps(_open_all):
             line = {name: getattr(step, name) for name in ("name", "error", "hint")}
@@ -98,7 +97,7 @@ def _open_all() -> list[Gpu]:
 
 
 def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
-    """Run each step on every device, up to the first step that fails."""
+    """Run each step on every device; stop after the first failed step."""
     gpus: list[Gpu] = []
     images: list[bytes] = []
 
@@ -109,38 +108,38 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     def compile_for() -> Iterator[str]:
         for gpu in gpus:
             images.append(gpu.compile(_SOURCE))
-            yield f"{format_bytes(len(images[-1]))} of code"
+            yield f"{format_bytes(len(images[-1]))} of machine code"
 
     def run() -> Iterator[str]:
         yield from map(_run_kernel, gpus, images)
 
     def copy() -> Iterator[str]:
-        yield from map(_copy_around, gpus)
+        yield from map(_round_trip, gpus)
 
     for name, step in zip(_STEPS, (make, compile_for, run, copy), strict=True):
-        taken = _taken(name, step)
-        yield taken
-        if taken.error:
+        result = _run_step(name, step)
+        yield result
+        if result.error:
             return
     for gpu in gpus:
         gpu.close()
 
 
-def _taken(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
+def _run_step(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
     seen: dict[str, str] = {}
     try:
-        for told in step():
-            seen[f"cuda:{len(seen)}"] = told
+        for detail in step():
+            seen[f"cuda:{len(seen)}"] = detail
     except CudakitError as error:
         return SelfTestStep(name, f"cuda:{len(seen)}: {error.message}", error.hint, seen)
     except _WrongValues as wrong:
-        hint = "run the vendor's diagnostic (dcgmi diag -r 3): the hardware may be broken"
+        hint = "the hardware may be broken: run dcgmi diag -r 3"
         return SelfTestStep(name, f"cuda:{len(seen)}: {wrong}", hint, seen)
     return SelfTestStep(name, seen=seen)
 
 
 class _WrongValues(Exception):
-    """The device computed or copied wrong values."""
+    """The device computed or copied incorrect values."""
 
 
 def _run_kernel(gpu: Gpu, image: bytes) -> str:
@@ -153,29 +152,29 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
     gpu.launch(kernel, (_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
     gpu.copy(host, out, size, stream)
     gpu.sync_stream(stream)
-    _compare(_words(gpu, host, size), _expected(), "a kernel computed")
+    _compare(_words(gpu, host, size), _expected(), "the kernel computed")
     gpu.free(out)
     gpu.host_free(host)
-    return f"{_COUNT:,} values right"
+    return f"{_COUNT:,} values correct"
 
 
-def _copy_around(gpu: Gpu) -> str:
+def _round_trip(gpu: Gpu) -> str:
     """Copy from the host to the device, within the device, and back."""
     sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _COUNT, dtype=np.uint32)
     size = sent.nbytes
-    there, elsewhere = gpu.malloc(size), gpu.malloc(size)
+    first, second = gpu.malloc(size), gpu.malloc(size)
     out, back = gpu.host_malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
     _words(gpu, out, size)[:] = sent
-    for target, source in ((there, out), (elsewhere, there), (back, elsewhere)):
+    for target, source in ((first, out), (second, first), (back, second)):
         gpu.copy(target, source, size, stream)
     gpu.sync_stream(stream)
-    _compare(_words(gpu, back, size), sent, "a copy brought")
-    for ptr in (there, elsewhere):
+    _compare(_words(gpu, back, size), sent, "the copies returned")
+    for ptr in (first, second):
         gpu.free(ptr)
     for ptr in (out, back):
         gpu.host_free(ptr)
-    return f"{format_bytes(size)} exact"
+    return f"{format_bytes(size)} correct"
 
 
 def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
@@ -197,5 +196,5 @@ def _compare(got: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str) -> None
         at = int(wrong[0])
         raise _WrongValues(
             f"{what} {wrong.size:,} wrong values of {wanted.size:,}; "
-            f"at {at} {int(got[at]):#010x} instead of {int(wanted[at]):#010x}"
+            f"index {at}: {int(got[at]):#010x}, expected {int(wanted[at]):#010x}"
         )

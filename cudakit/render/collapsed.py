@@ -5,16 +5,13 @@ One line a stack, ``root;child;leaf amount`` (Brendan Gregg's FlameGraph, stackc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cudakit.document import Document, Tree, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import chunks, valid_utf8
-
-# Line ends of some readers (U+0085, U+2028, U+2029), and characters that control terminals.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+from cudakit.render.columns import chunks
+from cudakit.render.escape import escape_invisible
 
 _Frame = TypeVar("_Frame")
 
@@ -23,7 +20,7 @@ def render(document: Document) -> Iterator[str]:
     """Write the first Tree as collapsed stacks, in chunks of about 64 KiB.
 
     Each node with bytes of its own, beyond the sum of its children, is a line. In a label ``;`` becomes
-    ``:``, a control character a space. Raises UsageError if the document has no Tree.
+    ``:``, and invisible characters are escaped. Raises UsageError if the document has no Tree.
     """
     tree, *_ = trees(document)
     return chunks(f"{';'.join(path)} {size_bytes}\n" for path, size_bytes in stacks(tree, _label))
@@ -58,5 +55,4 @@ def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_F
 
 
 def _label(label: str) -> str:
-    words = _CONTROL.sub(" ", valid_utf8(label)).replace(";", ":").strip()
-    return words or "?"
+    return escape_invisible(label).replace(";", ":").strip() or "?"

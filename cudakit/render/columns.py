@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
@@ -13,12 +12,6 @@ from cudakit.document import Array
 Texts: TypeAlias = Callable[[Array], list[str]]
 
 _CHUNK_CHARACTERS = 64 * 1024
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def valid_utf8(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode."""
-    return _SURROGATE.sub("\ufffd", text)
 
 
 def chunks(texts: Iterable[str]) -> Iterator[str]:

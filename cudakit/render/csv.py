@@ -8,14 +8,17 @@ from collections.abc import Iterator
 
 from cudakit.document import Array, Columns, Document, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import Texts, decoder, is_address, valid_utf8
+from cudakit.render.columns import Texts, decoder, is_address
+from cudakit.render.escape import escape_invisible
 
 # Rows per chunk: about 64 KiB of text if each row has a stack.
 _CHUNK_ROWS = 512
 
-# Spreadsheets evaluate a cell with such a beginning as a formula (OWASP, "CSV Injection").
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NEEDS_QUOTES = re.compile('[",\r\n]')
+# Spreadsheets evaluate a cell with such a beginning as a formula (OWASP, "CSV Injection"); the last four are
+# the full-width forms.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# A semicolon separates cells where the comma is the decimal sign.
+_NEEDS_QUOTES = re.compile('[",;]')
 
 
 def render(document: Document) -> Iterator[str]:
@@ -83,8 +86,8 @@ def _words(array: Array) -> list[str]:
 
 
 def _word(word: str) -> str:
-    """Format text as a cell: no formula, quoted if RFC 4180 requires it, valid UTF-8."""
-    cell = valid_utf8(word)
+    """Format text as a cell: no formula, no invisible characters, quoted if it has separators."""
+    cell = escape_invisible(word)
     if cell.startswith(_FORMULA):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

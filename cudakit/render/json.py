@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from cudakit.errors import CudakitError
 from cudakit.serialize import to_plain
 
-# UTF-8 cannot encode lone surrogates; JSON does not escape C1 control characters, which terminals obey.
-_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+# UTF-8 cannot encode lone surrogates. JSON does not escape C1 control characters, which terminals obey, and
+# format characters such as bidirectional controls, which hide text.
+_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 # Deep enough for a list of rows under a list of devices: each row is then a line.
 _INDENTED_LEVELS = 4
@@ -48,11 +49,11 @@ def render_error(error: CudakitError) -> str:
 
 
 def _text(plain: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
-    text = "".join(_laid_out(plain, 0, indented_levels))
+    text = "".join(_indented_pieces(plain, 0, indented_levels))
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
+def _indented_pieces(plain: object, depth: int, levels: int) -> Iterator[str]:
     """Indent the outer levels; deeper values are one line each, at the speed of ``json``."""
     if depth == levels or not plain or not isinstance(plain, (dict, list)):
         yield json.dumps(plain, ensure_ascii=False, allow_nan=False)
@@ -62,7 +63,7 @@ def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
     margin = "  " * depth
     for index, (name, item) in enumerate(members):
         yield f"{',' if index else opening}\n{margin}  {name}"
-        yield from _laid_out(item, depth + 1, levels)
+        yield from _indented_pieces(item, depth + 1, levels)
     yield f"\n{margin}{closing}"
 
 

@@ -6,7 +6,7 @@ import json
 
 from cudakit.document import Document, Tree
 from cudakit.render.collapsed import stacks, trees
-from cudakit.render.columns import valid_utf8
+from cudakit.render.escape import escape_invisible
 
 # Names the file format (speedscope, src/lib/file-format-spec.ts); nothing is fetched from it.
 _FORMAT = "https://www.speedscope.app/file-format-schema.json"
@@ -22,14 +22,13 @@ def render(document: Document) -> str:
     profiles = [_profile(tree, frames) for tree in trees(document)]
     content = {
         "$schema": _FORMAT,
-        "shared": {"frames": [{"name": name} for name in frames]},
+        "shared": {"frames": [{"name": escape_invisible(name)} for name in frames]},
         "profiles": profiles,
-        "name": document.title,
+        "name": escape_invisible(document.title),
         "activeProfileIndex": 0,
         "exporter": "cudakit",
     }
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return valid_utf8(text) + "\n"
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
@@ -41,7 +40,7 @@ def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
         weights.append(size_bytes)
     return {
         "type": "sampled",
-        "name": tree.label,
+        "name": escape_invisible(tree.label),
         "unit": "bytes",
         "startValue": 0,
         "endValue": sum(weights),

@@ -1,8 +1,8 @@
-"""The common event format: a closed vocabulary of what happened on a GPU, from any recorder.
+"""The common event format: a fixed set of event kinds, the same for every recorder.
 
 Addresses are those of the recorded process. Streams, events, graphs and executables have numbers that are
-never reused; 0 is "none" or "unknown". Producers write these objects (``log.Writer``) or the records of
-``layout``; consumers read records.
+never reused; 0 is "none" or "unknown". Producers write these objects (``log.Writer``) or records
+(``layout``); consumers read records.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cudakit.trace.kinds import (
     Work,
 )
 
-# The type of a field in a record, as numpy spells it, with its count.
+# Field types of records, in numpy's notation.
 I16 = Annotated[int, "<i2"]
 U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]
 I64 = Annotated[int, "<i8"]
 Dim3: TypeAlias = Annotated[tuple[int, int, int], "3<u4"]
-Text = Annotated[str, "<u4"]  # in a record: its index in the string table
+Text = Annotated[str, "<u4"]  # in a record: an index of the string table
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel was enqueued. Its accesses have the same ``seq`` and follow, possibly later.
+    """A kernel was enqueued. Its accesses have the same ``seq``, and follow now or later.
 
-    If they are ``pending``, the accesses that follow at once are assumed ones, and an ``Accessed`` with the
-    same ``seq`` marks the end of the exact ones.
+    If ``pending``, the accesses that follow at once are assumed; the exact ones come later, and end with an
+    ``Accessed`` of the same ``seq``.
     """
 
     kind: ClassVar[Kind] = Kind.LAUNCH
@@ -75,9 +75,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An access of a launch, or of a graph node, to the bytes from ``lo`` up to ``hi``.
+    """A launch or a graph node accessed the bytes from ``lo`` up to ``hi``.
 
-    With a stride: to ``count`` elements, the first of which begins at ``lo`` and the last ends at ``hi``.
+    With a stride, it accessed ``count`` elements; the first begins at ``lo``, the last ends at ``hi``.
     """
 
     kind: ClassVar[Kind] = Kind.ACCESS
@@ -92,7 +92,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``rows`` of ``size_bytes`` each, one pitch apart, were copied; a 3D copy is one event per slice."""
+    """``rows`` of ``size_bytes`` each, one pitch apart, were copied. A 3D copy has one event per slice."""
 
     kind: ClassVar[Kind] = Kind.COPY
     stream: U32
@@ -122,7 +122,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class StreamCreate:
-    """A stream was created; a default stream, first used."""
+    """A stream was created, or a default stream was first used."""
 
     kind: ClassVar[Kind] = Kind.STREAM_CREATE
     stream: U32
@@ -224,7 +224,7 @@ class CaptureEnd:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node of a graph: its number, counted from 1 in each graph, and what it does.
+    """A node was added to a graph; ``node`` is its number in the graph, from 1.
 
     The accesses of a copy, a fill and the like follow with the same ``seq``; those of a kernel with the
     ``seq`` of each launch of the graph.
@@ -270,7 +270,7 @@ class Memop:
 
 @dataclass(frozen=True, slots=True)
 class RangePush:
-    """A named range (NVTX) of the thread begins."""
+    """A named range (NVTX) of the thread begins. Reserved: no recorder writes ranges and marks yet."""
 
     kind: ClassVar[Kind] = Kind.RANGE_PUSH
     name: Text
@@ -287,7 +287,7 @@ class RangePop:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named moment (NVTX)."""
+    """A named instant (NVTX)."""
 
     kind: ClassVar[Kind] = Kind.MARK
     name: Text
@@ -296,7 +296,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An operation was not understood, ``count`` times."""
+    """The recorder could not record an operation in full, ``count`` times; ``what`` names it."""
 
     kind: ClassVar[Kind] = Kind.GAP
     what: Text
@@ -305,16 +305,18 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Accessed:
-    """All accesses of the launch with this ``seq`` are recorded, or all of one node of a graph launch."""
+    """All accesses of the launch with this ``seq`` are recorded, or those of one node of a graph launch."""
 
     kind: ClassVar[Kind] = Kind.ACCESSED
-    node: U32 = 0  # of a graph; 0: a kernel launch
-    exact: Annotated[bool, "?"] = True  # else accesses were lost, and the assumed ones remain valid
+    node: U32 = 0  # 0: a kernel launch
+    exact: Annotated[bool, "?"] = (
+        True  # False: accesses were lost, and the assumed ones remain valid
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Arenas:
-    """The amount of device memory that the recorder holds from this point."""
+    """The device memory that the recorder uses for arenas from now on."""
 
     kind: ClassVar[Kind] = Kind.ARENAS
     size_bytes: U64
@@ -330,12 +332,12 @@ Fact: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact with its time, device, context, thread and call site."""
+    """One fact with its time, device, context, thread and call stack."""
 
     fact: Fact
-    seq: U64 = 0  # order of the API calls; several facts of one call share it
+    seq: U64 = 0  # number of the API call; several facts may belong to one call
     time_ns: I64 = 0
     thread: U64 = 0
     context: U32 = 0
-    site: U32 = 0  # the Python stack, an index into the stack table
+    site: U32 = 0  # the Python call stack: an index of the stack table
     device: I16 = 0

@@ -1,7 +1,4 @@
-"""The enumerations of the common event format.
-
-Their numbers are part of the record format and never change.
-"""
+"""The enumerations of the common event format. Their numbers are part of the format and never change."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Kind(IntEnum):
     GRAPH_EDGE = 20
     GRAPH_LAUNCH = 21
     MEMOP = 22
-    RANGE_PUSH = 23
+    RANGE_PUSH = 23  # this and the next two are reserved for NVTX: no recorder writes them yet
     RANGE_POP = 24
     MARK = 25
     GAP = 26
@@ -71,9 +68,9 @@ class Known(IntEnum):
     """The precision of a recorded access."""
 
     EXACT = 1
-    SUMMARY = 2  # the accessed bytes and gaps between them: there were too many pieces
-    ASSUMED = 3  # from the kernel's arguments
-    UNCERTAIN = 4  # from a pointer table among the arguments, which may be stale
+    SUMMARY = 2  # merged ranges: may include bytes between the accessed ones
+    ASSUMED = 3  # assumed from a pointer argument
+    UNCERTAIN = 4  # assumed from a pointer table among the arguments, which may be stale
 
 
 class StreamFlag(IntEnum):

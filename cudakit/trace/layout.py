@@ -1,7 +1,7 @@
-"""Events as records of one fixed size: common fields, then the fields of the kind.
+"""Events as records of fixed size: common fields, then the fields of the kind.
 
-A record is 96 bytes, little-endian, with fields aligned as by a C compiler. ``batch["kind"] == Kind.COPY``
-selects the copies of a batch, ``view(copies, Kind.COPY)`` gives access to their fields.
+A record has 96 bytes, little-endian, with fields aligned as in C. ``batch["kind"] == Kind.COPY`` selects the
+copies of a batch; ``view(copies, Kind.COPY)`` gives access to their fields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECORD = np.dtype([*_COMMON, ("own", f"V{RECORD_BYTES - _COMMON_BYTES}")])
 
 @cache
 def layout(kind: Kind) -> np.dtype[np.void]:
-    """Return the type of a kind's records: the common fields, then its own."""
+    """Return the numpy type of a kind's records: the common fields, then its own."""
     names = [name for name, _ in _COMMON]
     formats = [form for _, form in _COMMON]
     offsets = [RECORD.fields[name][1] for name in names] if RECORD.fields else []
@@ -60,13 +60,13 @@ def view(records: Records, kind: Kind) -> Records:
 
 
 def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:
-    """Write events as records; ``number`` returns the index of a string in the string table."""
+    """Return events as records; ``number`` returns the index of a string in the string table."""
     records = np.zeros(len(events), RECORD)
     for row, event in enumerate(events):
         fact = event.fact
         record = records[row : row + 1].view(layout(fact.kind))
         record["kind"] = fact.kind
-        for name in _SEEN:
+        for name in _EVENT_FIELDS:
             record[name] = getattr(event, name)
         for name, hint in _hints(fact.kind).items():
             value = getattr(fact, name)
@@ -75,16 +75,16 @@ def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:
 
 
 def unpack(records: Records, strings: Sequence[str]) -> Iterator[Event]:
-    """Make events of records, for tests and small traces."""
+    """Yield the events of records; slow, for tests and small traces."""
     for row in range(len(records)):
         kind = Kind(int(records["kind"][row]))
         record = records[row : row + 1].view(layout(kind))
-        seen = {name: int(record[name][0]) for name in _SEEN}
-        made = {
+        common = {name: int(record[name][0]) for name in _EVENT_FIELDS}
+        own = {
             name: _value(hint, record[name][0].tolist(), strings)
             for name, hint in _hints(kind).items()
         }
-        yield Event(_FACTS[kind](**made), **seen)
+        yield Event(_FACTS[kind](**own), **common)
 
 
 def _value(hint: Any, raw: Any, strings: Sequence[str]) -> Any:
@@ -114,4 +114,4 @@ def _hints(kind: Kind) -> dict[str, Any]:
 
 
 _FACTS: dict[Kind, type[Fact]] = {fact.kind: fact for fact in get_args(Fact)}
-_SEEN = tuple(field.name for field in fields(Event) if field.name != "fact")
+_EVENT_FIELDS = tuple(field.name for field in fields(Event) if field.name != "fact")

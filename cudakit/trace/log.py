@@ -1,17 +1,17 @@
-"""A trace file: appended to while the program runs, readable if truncated anywhere.
+"""A trace file: appended to while the program runs, and readable if it is truncated anywhere.
 
-The file begins with 32 bytes: ``cudakit\\n``, the version of the format, the bytes of a record, the clock
-(``Clock``), four zeros and, in eight bytes, the end of the readable part: a mapped file is larger than its
-content; 0 is the end of the file. Blocks follow, each after a header of 16 bytes: a tag of four letters, the
-number of its items, the number of its bytes. All numbers are little-endian.
+The file begins with 32 bytes: ``cudakit\\n``, the version of the format, the size of a record, the clock
+(``Clock``), four zero bytes and, in eight bytes, the end of the readable part (0: the end of the file),
+because a mapped file is larger than its content. Blocks follow, each after a header of 16 bytes: a tag of
+four letters, the number of items, the size in bytes. All numbers are little-endian.
 
-* ``text``: strings, each its length in bytes and UTF-8. The first string of a file has the number 1, 0 is
-  the empty one.
-* ``stak``: Python stacks, innermost frame first: the number of frames, then function, file and line of
-  each, the first two as numbers of strings. The first stack has the number 1, 0 is the unknown one.
-* ``rcds``: records (``layout.RECORD``). The strings and stacks they refer to come before them.
+* ``text``: strings, each with its length in bytes, in UTF-8. The first string of a file has the number 1;
+  0 is the empty string.
+* ``stak``: Python call stacks, innermost frame first: the number of frames, then function, file and line of
+  each, the first two as numbers of strings. The first stack has the number 1; 0 is the unknown stack.
+* ``rcds``: records (``layout.RECORD``). The strings and stacks that they refer to are in earlier blocks.
 
-A trace may continue in another file, with the numbers of strings and stacks.
+A trace may continue in another file, which continues the numbers of strings and stacks.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _WINDOW_BYTES = 1 << 20
 class Clock(IntEnum):
     """The clock of the times in a trace."""
 
-    MONOTONIC = 1  # of the host: CLOCK_MONOTONIC
-    VIRTUAL = 2  # of a simulated device: from its start
+    MONOTONIC = 1  # CLOCK_MONOTONIC of the host
+    VIRTUAL = 2  # time of a simulated device since its creation
 
 
 class Frame(NamedTuple):
@@ -63,7 +63,7 @@ Stack: TypeAlias = tuple[Frame, ...]
 
 
 class Writer:
-    """Appends to a new file; a sink of events: ``Sim(sink=writer.write)``."""
+    """Writes events to a new file; usable as a sink: ``Sim(sink=writer.write)``."""
 
     def __init__(self, path: Path, *, clock: Clock) -> None:
         self._clock = clock
@@ -81,7 +81,7 @@ class Writer:
         self.close()
 
     def write(self, event: Event) -> None:
-        """Append an event; it is on disk after the next ``flush``, which also happens automatically."""
+        """Append an event. It is written by the next ``flush``, which also happens automatically."""
         self._events.append(event)
         if len(self._events) >= _RECORDS_PER_BLOCK:
             self.flush()
@@ -99,13 +99,13 @@ class Writer:
         """The size of the open file."""
         return self._file.tell()
 
-    def go_on(self, path: Path) -> None:
+    def continue_in(self, path: Path) -> None:
         """Continue the trace in another new file; strings and stacks keep their numbers."""
         self.close()
         self._file = self._new_file(path)
 
     def start_over(self, path: Path) -> None:
-        """Begin another trace, in a forked process: events not yet on disk belong to the parent.
+        """Begin another trace in a forked process, which drops the parent's unwritten events.
 
         All strings and stacks are written again, so that their numbers stay valid.
         """
@@ -158,13 +158,13 @@ class Writer:
 class Reader:
     """Reads a file, also while it is being written or if it is truncated.
 
-    ``after`` is the reader of the file that this one continues. Raises InputError for a file that is not a
-    trace, or is of another version.
+    ``after`` is the reader of the file that this one continues. Raises InputError if the file is not a trace,
+    or has another version.
     """
 
     def __init__(self, path: Path, *, after: Reader | None = None) -> None:
         self._path = path
-        # Unbuffered: a buffer would read beyond the end of the written part.
+        # Unbuffered, because a buffer would read beyond the end of the written part.
         self._file = path.open("rb", buffering=0)
         try:
             self.clock = self._read_header()
@@ -175,7 +175,7 @@ class Reader:
         self.stacks: list[Stack] = after.stacks if after else [()]
         self._records_left = 0  # of an incomplete block
         self._at = self._end = _HEADER.size
-        self._window = b""  # a part of the file, and its offset
+        self._window = b""  # a part of the file, read at once
         self._window_at = 0
 
     def __enter__(self) -> Reader:

@@ -1,8 +1,8 @@
-"""A spool: a directory of traces, one or more for each process of a program, with one reader.
+"""A spool: a directory with the traces of all processes of a program, and one reader.
 
-A trace is a chain of files ``PID-NNNNNN.trace``, counted from 0, each of which continues the previous one
-(``trace.log``); a second trace of a process is ``PID.1-NNNNNN.trace``, and so on. After ``exec``, or if the
-operating system reuses a PID, a new first file may replace the old one: a new chain.
+A trace is a chain of files ``PID-NNNNNN.trace``, numbered from 0, each of which continues the previous one
+(``trace.log``). The second trace of a process is ``PID.1-NNNNNN.trace``, and so on. After ``exec``, or if the
+operating system reuses a PID, a new first file replaces the old one and begins a new chain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cudakit.trace.log import Clock, Reader, Stack, Writer
 
 _SEGMENT = re.compile(r"((\d+)(?:\.\d+)?)-(\d{6,})\.trace")
 _HEADER_BYTES = 32
-# Small enough that the consumer can handle signals between batches.
+# Small enough for the consumer to handle signals between batches.
 _RECORDS_PER_BATCH = 8192
 _SEGMENT_BYTES = 4 << 20
 
@@ -33,21 +33,21 @@ _Segments: TypeAlias = Mapping[int, "os.DirEntry[str]"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one trace, in order, with their string and stack tables."""
+    """Consecutive records of one trace, with its string and stack tables so far."""
 
     process: int
     records: Records
     strings: Sequence[str]
     stacks: Sequence[Stack]
-    chain: int = 0  # of the process, counted from 0; tables of different chains are unrelated
-    simulated: bool = False  # recorded on a simulated device
+    chain: int = 0  # number of the trace within the process; each has its own tables
+    simulated: bool = False  # whether a simulated device recorded it
 
 
 class Spool:
-    """Reads the traces in a directory, those of each process in order.
+    """Reads the traces in a directory, the records of each trace in order.
 
-    ``discard`` deletes files after reading; the first file of a chain is kept, empty. ``damaged`` has the
-    messages of traces that cannot be read.
+    ``discard`` deletes files after reading; the first file of a chain stays, empty. ``damaged`` lists the
+    errors of traces that cannot be read.
     """
 
     def __init__(self, directory: Path, *, discard: bool = False) -> None:
@@ -64,7 +64,7 @@ class Spool:
         self.close()
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the records since the last call, up to those present when this call begins."""
+        """Yield the records since the last call."""
         for name, segments in self._listing().items():
             chain = self._chains.get(name)
             if chain is not None and chain.is_over(segments):
@@ -101,7 +101,7 @@ class Spool:
 
 
 class _Chain:
-    """The files of one trace."""
+    """The files of one trace, and the position in them."""
 
     def __init__(self, process: int, number: int, *, discard: bool) -> None:
         self._process = process
@@ -119,7 +119,7 @@ class _Chain:
         return self._first is not None and 0 in segments and segments[0].inode() != self._first
 
     def batches(self, segments: _Segments) -> Iterator[Batch]:
-        # Asked first: a process that ends after this is read to its end in the next call.
+        # Before reading: a process that ends during it may have written more, which the next call reads.
         alive = _is_alive(self._process)
         while self._open(segments):
             yield from self._read()
@@ -130,7 +130,7 @@ class _Chain:
             self._end_segment()
 
     def rest(self) -> Iterator[Batch]:
-        """Read the rest of the open file, whose name belongs to another chain now."""
+        """Read the rest of the open file, whose name now belongs to another chain."""
         yield from self._read()
         self.close()
 
@@ -165,7 +165,7 @@ class _Chain:
     def _end_segment(self) -> None:
         self.close()
         if self._discard and self._segment == 0:
-            os.truncate(self._path, 0)  # its name marks the chain as existing
+            os.truncate(self._path, 0)  # the name still marks the chain as existing
         elif self._discard:
             os.unlink(self._path)
         self._segment += 1
@@ -174,9 +174,9 @@ class _Chain:
 class SpoolWriter:
     """Writes the events of this process into a spool, with the interface of ``Writer``.
 
-    Every event is in a file when ``write`` returns; the first event creates the file. A forked process writes
-    a trace of its own. If a file cannot be written, later events are lost, and a line in ``PID.failed``
-    reports that; nothing is raised.
+    Each event is in the file when ``write`` returns; the first event creates the file. A forked process
+    writes its own trace. If a file cannot be written, later events are lost and a line of ``PID.failed`` says
+    so; nothing is raised.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class SpoolWriter:
         self._failed = True
 
     def __del__(self) -> None:
-        self.close()  # else Python warns of an open file that the program has not opened
+        self.close()  # otherwise Python warns about an open file that the program did not open
 
     def _open(self) -> Writer | None:
         """Return the writer of this process, in a file below the size limit; None after a failure."""
@@ -225,7 +225,7 @@ class SpoolWriter:
             self._begin()
         elif self._writer and self._writer.size_bytes >= self._segment_bytes:
             self._segment += 1
-            self._writer.go_on(self._directory / f"{self._name}-{self._segment:06d}.trace")
+            self._writer.continue_in(self._directory / f"{self._name}-{self._segment:06d}.trace")
         return self._writer
 
     def _begin(self) -> None:
@@ -247,11 +247,11 @@ class SpoolWriter:
     def _fail(self, error: OSError) -> int:
         if not self._failed:
             self._failed = True
-            complain(self._directory, f"events are lost: {error}")
+            report_failure(self._directory, f"events are lost: {error}")
         return 0
 
 
-def complain(directory: Path, message: str) -> None:
+def report_failure(directory: Path, message: str) -> None:
     """Report a failure of this process to the reader of a spool. Never raises."""
     try:
         with (directory / f"{os.getpid()}.failed").open("a", encoding="utf-8") as file:

@@ -1,10 +1,10 @@
-"""What the examples with cuda-python share: a device, and calls that raise when they fail."""
+"""Functions that the examples with cuda-python share: open a device, create streams, check errors."""
 
 from cuda.bindings import driver
 
 
 def call(answer):
-    """Return what a call of the driver gave. Raises RuntimeError with the driver's name of a failure."""
+    """Return the result of a driver call. Raises RuntimeError with the name of the driver's error."""
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(status.name)
@@ -12,7 +12,7 @@ def call(answer):
 
 
 def open_device():
-    """Make the first device's primary context current, and return it."""
+    """Make the primary context of the first device current, and return it."""
     call(driver.cuInit(0))
     context = call(driver.cuDevicePrimaryCtxRetain(call(driver.cuDeviceGet(0))))
     call(driver.cuCtxSetCurrent(context))
@@ -20,14 +20,14 @@ def open_device():
 
 
 def stream(*, blocking=True):
-    """Make a stream: ordered with the legacy default stream, or not."""
+    """Create a stream; a blocking one is ordered with the legacy default stream."""
     flags = driver.CUstream_flags
     chosen = flags.CU_STREAM_DEFAULT if blocking else flags.CU_STREAM_NON_BLOCKING
     return call(driver.cuStreamCreate(chosen))
 
 
 def wait(waiting, awaited):
-    """Make a stream wait for what another one has to do by now."""
+    """Make one stream wait for the present work of another."""
     event = call(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
     call(driver.cuEventRecord(event, awaited))
     call(driver.cuStreamWaitEvent(waiting, event, 0))

@@ -1,4 +1,4 @@
-"""What one stream copies to the device, another copies back after waiting for it."""
+"""One stream copies to the device; another waits for it and copies back."""
 
 from cuda.bindings import driver
 

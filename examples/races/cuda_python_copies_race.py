@@ -1,6 +1,6 @@
-"""What one stream copies to the device, another copies back without waiting for it.
+"""One stream copies to the device; another copies back without waiting for it.
 
-The second copy may run before the first, and returns what the memory held until then.
+The second copy may run before the first one, and return the earlier contents of the memory.
 """
 
 from cuda.bindings import driver
@@ -15,7 +15,7 @@ host = call(driver.cuMemAllocHost(2 * SIZE))
 memory = call(driver.cuMemAlloc(SIZE))
 
 call(driver.cuMemcpyHtoDAsync(memory, host, SIZE, upload))
-# WRONG: no event says when the first copy is there.
+# WRONG: the download stream does not wait for the first copy.
 call(driver.cuMemcpyDtoHAsync(host + SIZE, memory, SIZE, download))
 
 call(driver.cuCtxSynchronize())

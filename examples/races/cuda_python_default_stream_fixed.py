@@ -1,4 +1,4 @@
-"""A fill on the default stream and a copy on an ordinary stream, which waits for it by itself."""
+"""A fill on the default stream, and a copy on a blocking stream, which waits for the fill implicitly."""
 
 from cuda.bindings import driver
 

@@ -1,7 +1,7 @@
-"""A fill on the default stream and a copy on a non-blocking stream, which are not ordered.
+"""A fill on the default stream, and a copy on a non-blocking stream, which does not wait for the fill.
 
-The legacy default stream waits for all other streams of its context and they wait for it, unless they were
-made with CU_STREAM_NON_BLOCKING.
+The legacy default stream and all other streams of its context wait for each other, except for streams that
+were created with CU_STREAM_NON_BLOCKING.
 """
 
 from cuda.bindings import driver

@@ -1,6 +1,6 @@
-"""Memory is cleared on one stream, but for the half of it that is overwritten on another.
+"""One stream clears the first half of a buffer, another overwrites the second half.
 
-No order is needed where no byte is shared.
+Operations that share no bytes need no synchronization.
 """
 
 from cuda.bindings import driver

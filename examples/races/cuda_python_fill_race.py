@@ -1,6 +1,6 @@
-"""Memory is cleared on one stream, and half of it overwritten on another, in either order.
+"""One stream clears a buffer, another overwrites its second half, in no defined order.
 
-Only the bytes that both touch matter: the two ranges begin at different addresses.
+The two ranges start at different addresses but overlap, so this is a race.
 """
 
 from cuda.bindings import driver
@@ -15,7 +15,7 @@ host = call(driver.cuMemAllocHost(SIZE))
 memory = call(driver.cuMemAlloc(SIZE))
 
 call(driver.cuMemsetD8Async(memory, 0, SIZE, clearing))
-# WRONG: what is copied may be cleared afterwards.
+# WRONG: the fill may clear the copied data.
 call(driver.cuMemcpyHtoDAsync(int(memory) + SIZE // 2, host, SIZE // 2, upload))
 
 call(driver.cuCtxSynchronize())

@@ -1,4 +1,4 @@
-"""Two nodes of a graph write the same memory, one after the other by an edge."""
+"""Two nodes of a graph write the same memory, and an edge orders them."""
 
 from cuda.bindings import driver
 

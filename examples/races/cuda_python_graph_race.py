@@ -1,7 +1,7 @@
 """Two nodes of a graph write the same memory, and no edge orders them.
 
-A graph runs its nodes in any order that its edges allow, also side by side. That the nodes were added one
-after the other means nothing.
+Only edges order the nodes of a graph, not the order in which they were added. Nodes without an edge may run
+concurrently.
 """
 
 from cuda.bindings import driver

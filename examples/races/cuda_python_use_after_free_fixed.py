@@ -1,4 +1,4 @@
-"""Memory is freed in the order of one stream after another has filled it."""
+"""Memory is freed on one stream, which waits for the fill on another one."""
 
 from cuda.bindings import driver
 

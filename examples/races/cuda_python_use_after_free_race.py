@@ -1,7 +1,7 @@
-"""Memory is freed in the order of one stream while another may still fill it.
+"""Memory is freed on one stream while a fill on another stream may still be running.
 
-After the free the driver gives the memory to the next allocation, and the fill then destroys what that one
-holds.
+After the free, the driver may give the memory to the next allocation, whose contents the fill would
+overwrite.
 """
 
 from cuda.bindings import driver

@@ -1,4 +1,4 @@
-"""Memory is allocated in the order of one stream, and filled on another that waits for it."""
+"""Memory is allocated on one stream, and filled on another one that waits for the allocation."""
 
 from cuda.bindings import driver
 

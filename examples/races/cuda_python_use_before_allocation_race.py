@@ -1,7 +1,7 @@
-"""Memory is allocated in the order of one stream, and filled on another that does not wait for it.
+"""Memory is allocated on one stream, and filled on another one that does not wait for the allocation.
 
-cuMemAllocAsync returns an address at once. The memory behind it is there for what is ordered after the
-call in its stream; before that it may belong to somebody else.
+cuMemAllocAsync returns an address at once, but the memory is allocated in stream order: before that it may
+belong to another allocation.
 """
 
 from cuda.bindings import driver

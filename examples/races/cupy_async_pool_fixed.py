@@ -1,4 +1,4 @@
-"""Memory that was allocated in the order of one stream is used on another, which waits for it."""
+"""Memory is allocated in the order of one stream, and used on another one that waits for the allocation."""
 
 import cupy
 

@@ -1,7 +1,7 @@
-"""Memory that was allocated in the order of one stream is used on another before it exists there.
+"""Memory is allocated in the order of one stream, and used on another one before it is allocated there.
 
-``MemoryAsyncPool`` allocates with cudaMallocAsync: the memory is there for what comes later in that stream,
-and for whoever waits for it. Another stream that does not wait may write to memory of somebody else.
+``MemoryAsyncPool`` allocates with cudaMallocAsync. The memory is valid for later work of that stream and for
+streams that wait for it. A stream that does not wait may write to another allocation's memory.
 """
 
 import cupy

@@ -1,4 +1,4 @@
-"""Counters are set back to zero on one stream after a kernel on another has added them up."""
+"""Counters are reset to zero on a side stream after a kernel on the default stream has summed them."""
 
 import cupy
 

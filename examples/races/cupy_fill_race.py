@@ -1,4 +1,4 @@
-"""Counters are set back to zero on one stream while a kernel on another may still add them up."""
+"""Counters are reset to zero on a side stream while a kernel on the default stream may still sum them."""
 
 import cupy
 

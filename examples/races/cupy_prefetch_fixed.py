@@ -1,4 +1,4 @@
-"""An array is copied to the GPU on a non-blocking stream, which the default stream waits for."""
+"""An array is copied to the GPU on a non-blocking stream, and the default stream waits for the copy."""
 
 import cupy
 import cupyx

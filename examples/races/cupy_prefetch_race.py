@@ -1,7 +1,7 @@
 """An array is copied to the GPU on a non-blocking stream, and summed on the default stream.
 
-The default stream waits for ordinary streams by itself, but not for non-blocking ones: those are outside of
-its order, and the sum may read what has not arrived.
+The default stream waits implicitly for blocking streams only. Here the sum may read the array before the copy
+is complete.
 """
 
 import cupy
@@ -13,7 +13,7 @@ host[:] = 1
 batch = cupy.empty(host.shape, host.dtype)
 
 batch.set(host, stream=side)
-# WRONG: nothing makes the default stream wait for the copy.
+# WRONG: the default stream does not wait for the copy.
 total = batch.sum()
 
 print(f"sum: {float(total):.0f}")

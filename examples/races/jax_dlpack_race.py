@@ -1,7 +1,7 @@
-"""A result of JAX is handed to PyTorch, and used there on another stream than it was handed to.
+"""A JAX array is passed to PyTorch on one stream, and used on another.
 
-JAX orders its own work itself. At the hand-over it makes PyTorch's current stream wait for the result, that
-one and no other: the copy on the side stream may begin before JAX has computed anything.
+JAX orders its own work. ``from_dlpack`` makes PyTorch's current stream wait for the JAX array, and no other
+stream. The copy on the side stream may start before JAX has computed the array.
 """
 
 import os
@@ -18,12 +18,12 @@ host = torch.empty(1 << 22, pin_memory=True)
 many_waves = jax.jit(
     lambda: jnp.sin(jnp.arange(1 << 30, dtype=jnp.float32)).reshape(1 << 22, -1).sum(1)
 )
-host.copy_(torch.from_dlpack(many_waves().block_until_ready()))  # compiles it, and is waited for
+host.copy_(torch.from_dlpack(many_waves().block_until_ready()))  # compile it first
 
-wave = many_waves()  # is at work while the rest is enqueued
+wave = many_waves()  # still runs while the rest is enqueued
 result = torch.from_dlpack(wave)
 with torch.cuda.stream(side):
-    # WRONG: JAX was told of the current stream at the hand-over, which was not this one.
+    # WRONG: from_dlpack made another stream wait for JAX, not this one.
     host.copy_(result, non_blocking=True)
 
 side.synchronize()

@@ -1,4 +1,4 @@
-"""An array is copied to the GPU on one stream, and a kernel on another stream waits for it."""
+"""An array is copied to the GPU on one stream, and a kernel on another stream waits for the copy."""
 
 from numba import cuda
 

@@ -1,6 +1,6 @@
-"""An array is copied to the GPU on one stream, and a kernel on another stream reads it.
+"""An array is copied to the GPU on one stream, and a kernel on another stream reads it without waiting.
 
-Both streams are ordinary ones. They are ordered with the default stream, and not with one another.
+Both are blocking streams: ordered with the default stream, but not with each other.
 """
 
 from numba import cuda

@@ -1,4 +1,4 @@
-"""What a kernel computes on one stream is copied to the host on another, which waits for it."""
+"""A kernel computes a result on one stream; another stream waits for it and copies it to the host."""
 
 from numba import cuda
 

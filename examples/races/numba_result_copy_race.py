@@ -1,4 +1,4 @@
-"""What a kernel computes on one stream is copied to the host on another, which does not wait for it."""
+"""A kernel computes a result on one stream; another stream copies it to the host without waiting."""
 
 from numba import cuda
 

@@ -1,4 +1,4 @@
-"""What one stream copies to a device, another fills after waiting for it; on a simulated device."""
+"""One stream copies to a device buffer; another waits for it and fills the buffer (simulated device)."""
 
 from cudakit.gpu.open import open_gpu
 

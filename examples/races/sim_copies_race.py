@@ -1,4 +1,4 @@
-"""What one stream copies to a device, another fills without waiting for it; on a simulated device."""
+"""One stream copies to a device buffer; another fills it without waiting (simulated device)."""
 
 from cudakit.gpu.open import open_gpu
 

@@ -1,4 +1,4 @@
-"""Two kernels on two streams update the same numbers in turn; on a simulated device."""
+"""Two kernels on two streams update the same numbers, one after the other (simulated device)."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""Two kernels on two streams update the same numbers; on a simulated device, where every access is known.
+"""Two kernels on two streams update the same numbers (simulated device, where all accesses are exact).
 
-A kernel runs as its host kernel: a function that does to simulated memory what the kernel does on a device.
+Each kernel runs as a Python function that changes simulated memory as the kernel would change device memory.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Memory is freed in the order of one stream after another has filled it; on a simulated device."""
+"""Memory is freed on one stream, which waits for the fill on another one (simulated device)."""
 
 from cudakit.gpu.open import open_gpu
 

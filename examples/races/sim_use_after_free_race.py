@@ -1,4 +1,4 @@
-"""Memory is freed in the order of one stream while another may still fill it; on a simulated device."""
+"""Memory is freed on one stream while a fill on another one may still run (simulated device)."""
 
 from cudakit.gpu.open import open_gpu
 
@@ -13,7 +13,7 @@ gpu.record(allocated, owner)
 gpu.wait(user, allocated)
 gpu.fill(memory, 0, SIZE, user)
 
-# WRONG: the event of the fill is recorded, and nobody waits for it.
+# WRONG: the event is recorded after the fill, but the owner does not wait for it.
 gpu.record(filled, user)
 gpu.free(memory, owner)
 

@@ -1,4 +1,4 @@
-"""The input of a CUDA graph is overwritten on a side stream after the graph has read it."""
+"""The input of a CUDA graph is overwritten on a side stream after the replay that reads it."""
 
 import torch
 

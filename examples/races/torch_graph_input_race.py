@@ -1,7 +1,7 @@
-"""The input of a CUDA graph is overwritten on a side stream while the graph may still read it.
+"""The input of a CUDA graph is overwritten on a side stream while a replay may still read it.
 
-The kernels of a replay run in the stream that it was launched in. The input for the next replay comes on
-another stream, which has not been told to wait for them.
+A replay runs on the stream that launched it. The side stream, which copies the next input, does not wait for
+it.
 """
 
 import torch
@@ -16,7 +16,7 @@ with torch.cuda.graph(graph):
 graph.replay()
 
 with torch.cuda.stream(side):
-    # WRONG: the replay may still be reading.
+    # WRONG: the replay may still be reading the input.
     static_input.copy_(host, non_blocking=True)
 
 main.wait_stream(side)

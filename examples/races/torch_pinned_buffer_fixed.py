@@ -1,4 +1,4 @@
-"""A pinned buffer is filled by one copy after another copy has read it."""
+"""A pinned buffer receives a download after the upload has read it."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""A pinned buffer is filled by one copy while another copy may still be reading it.
+"""A pinned buffer receives a download while an upload may still be reading it.
 
-One staging buffer serves both directions. The download begins as soon as its own stream is free, and the
-upload may then send what has just been downloaded.
+Both directions share one staging buffer. The download starts as soon as its own stream is free, and the
+upload may then send the downloaded data.
 """
 
 import torch
@@ -14,7 +14,7 @@ torch.cuda.synchronize()
 with torch.cuda.stream(upload):
     batch = staging.to("cuda", non_blocking=True)
 with torch.cuda.stream(download):
-    # WRONG: the buffer may still be on its way up.
+    # WRONG: the upload may still be reading the buffer.
     staging.copy_(result, non_blocking=True)
 
 torch.cuda.synchronize()

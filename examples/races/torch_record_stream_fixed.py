@@ -1,4 +1,4 @@
-"""Memory of one stream's pool is used on another stream, and the allocator is told."""
+"""A tensor of one stream is used on another, and ``record_stream`` tells the allocator about it."""
 
 import torch
 
@@ -10,7 +10,7 @@ with torch.cuda.stream(side):
 main.wait_stream(side)
 total = (first * 2).sum()
 
-# The block stays where it is until the other stream has got this far.
+# The allocator does not reuse the block before the main stream has reached this point.
 first.record_stream(main)
 del first
 with torch.cuda.stream(side):

@@ -1,8 +1,8 @@
-"""Memory of one stream's pool is used on another stream, dropped, and handed out again too early.
+"""A tensor of one stream is used on another, deleted, and its memory reused too early.
 
-The allocator hands a block out again, to the stream that it belongs to, as soon as the tensor is gone.
-That is safe for what ran on that stream. It does not know of the kernel on the other stream, which may
-still read the first batch when the second one is copied over it.
+The caching allocator reuses a block on its own stream as soon as the tensor is deleted. That is safe for the
+work of that stream, but the kernel on the other stream may still read the first batch while the second one is
+copied there.
 """
 
 import torch
@@ -15,7 +15,7 @@ with torch.cuda.stream(side):
 main.wait_stream(side)
 total = (first * 2).sum()
 
-# WRONG: the allocator was not told that another stream uses this memory.
+# WRONG: without record_stream the allocator does not know that another stream uses the memory.
 del first
 with torch.cuda.stream(side):
     second = host.to("cuda", non_blocking=True)

@@ -1,4 +1,4 @@
-"""A result is copied to the host on a side stream, after the kernel that makes it."""
+"""A result is copied to the host on a side stream, which waits for the kernel that computes it."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""A result is copied to the host on a side stream, which does not wait for the kernel that makes it.
+"""A result is copied to the host on a side stream, which does not wait for the kernel that computes it.
 
-The host waits for the side stream, so the copy is complete; but it may have copied memory that the kernel
-had not written yet.
+The host waits for the side stream, so the copy is complete, but it may have copied memory before the kernel
+wrote it.
 """
 
 import torch
@@ -11,7 +11,7 @@ host = torch.empty(1 << 22, pin_memory=True)
 result = torch.arange(1 << 22, device="cuda", dtype=torch.float32).sin_()
 
 with torch.cuda.stream(side):
-    # WRONG: the side stream has not been told to wait for sin_().
+    # WRONG: the side stream does not wait for sin_().
     host.copy_(result, non_blocking=True)
 
 side.synchronize()

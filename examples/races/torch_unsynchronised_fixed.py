@@ -1,4 +1,4 @@
-"""A tensor is filled on one stream and summed on another, which waits for the first."""
+"""A tensor is filled on the default stream and modified in place on a side stream that waits for the fill."""
 
 import torch
 
@@ -7,8 +7,7 @@ noise = torch.empty(1 << 22, device="cuda").normal_()
 
 side.wait_stream(torch.cuda.default_stream())
 with torch.cuda.stream(side):
-    total = torch.sum(noise)
-noise.record_stream(side)
+    torch.mul(noise, 5, out=noise)
 
-side.synchronize()
-print(f"sum: {total.item():.1f}")
+torch.cuda.synchronize()
+print(f"sum: {noise.sum().item():.1f}")

@@ -1,7 +1,7 @@
-"""A tensor is filled on one stream and summed on another.
+"""A tensor is filled on the default stream and modified in place on a side stream.
 
-The mistake that the page "CUDA semantics" of PyTorch's documentation warns of: the sum may begin before
-the fill has ended. Both sides are kernels, so it takes their exact accesses to be sure.
+This is the mistake that PyTorch's documentation of its CUDA sanitizer shows: the multiplication may start
+before the fill is complete. Both operations are kernels, so finding the race needs exact accesses.
 """
 
 import torch
@@ -11,7 +11,7 @@ noise = torch.empty(1 << 22, device="cuda").normal_()
 
 with torch.cuda.stream(side):
     # WRONG: normal_() runs on the default stream, and the side stream does not wait for it.
-    total = torch.sum(noise)
+    torch.mul(noise, 5, out=noise)
 
-side.synchronize()
-print(f"sum: {total.item():.1f}")
+torch.cuda.synchronize()
+print(f"sum: {noise.sum().item():.1f}")

@@ -1,4 +1,4 @@
-"""A Triton kernel runs on the current stream, and its result is copied to the host after it."""
+"""A Triton kernel runs on the current stream; a side stream waits for it and copies its result."""
 
 import torch
 import triton

@@ -1,6 +1,6 @@
-"""A Triton kernel runs on the current stream, and its result is copied to the host on another.
+"""A Triton kernel runs on the current stream; a side stream copies its result without waiting.
 
-No operation of PyTorch is on the kernel's side: what hooks into PyTorch's dispatcher does not see it.
+The kernel is not a PyTorch operation, so tools that hook into PyTorch's dispatcher do not see it.
 """
 
 import torch

@@ -245,7 +245,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
-        (["--memory", "--snapshot", "nowhere/x.pickle"], "there is no directory"),
+        (["--memory", "--snapshot", "nowhere/x.pickle"], "no such directory"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
         (["--sanitize", "-m", "-c"], "exclude each other"),
@@ -288,12 +288,12 @@ def test_force_replaces_a_file(here: Here) -> None:
     assert json.loads((here.path / "races.json").read_text())["races"]
 
 
-# --- where CUDA cannot be watched ------------------------------------------------------------------
+# --- if CUDA cannot be recorded -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def _another_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every machine one on which CUDA cannot be watched."""
+    """Make CUDA unrecordable, as if another tool were in the process."""
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
 
 
@@ -303,7 +303,7 @@ def test_without_gpu_simulated_devices_are_checked(here: Here) -> None:
     run = here.run("--sanitize", "-q", here.program())
 
     assert run.exit_code == 1
-    assert "not watched" not in run.stderr
+    assert "not recorded" not in run.stderr
 
 
 @pytest.mark.gpu
@@ -322,7 +322,7 @@ def test_on_missing_run_runs_and_reports_it(here: Here) -> None:
     run = here.run("--sanitize", "-q", "--on-missing", "run", here.program(text=TELLTALE))
 
     assert run.exit_code == 0
-    assert "CUDA is not watched" in run.stderr
+    assert "CUDA is not recorded" in run.stderr
     assert (here.path / "started").exists()
 
 
@@ -399,7 +399,7 @@ def test_program_without_torch_reports_no_snapshot(here: Here) -> None:
     run = here.run("--memory", here.program(text="pass"))
 
     assert run.exit_code == 0
-    assert "no memory was recorded" in run.stderr
+    assert "no memory snapshot was written" in run.stderr
 
 
 # --- the command line -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The allocator while a device captures: the graph says what belongs to it, and what is free again."""
+"""The allocator during stream capture: which memory belongs to the graph, and which can be reused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def host_pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_a_capture_allocates_and_its_graph_computes_what_it_should(
+def test_captured_allocations_are_usable_by_graph(
     bench: Workbench, make: Make, expandable: bool
 ) -> None:
     gpu, stream, seen = bench.gpu, bench.gpu.stream(), bench.ints(0)
@@ -65,7 +65,7 @@ def test_a_capture_allocates_and_its_graph_computes_what_it_should(
     assert pools(allocator) == []
 
 
-def test_pinned_memory_is_allocated_within_a_capture_too(bench: Workbench, make: Make) -> None:
+def test_pinned_memory_is_allocated_during_capture(bench: Workbench, make: Make) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     allocator, value = make(), bench.ints(5)
     gpu.capture_begin(stream)
@@ -78,7 +78,7 @@ def test_pinned_memory_is_allocated_within_a_capture_too(bench: Workbench, make:
     assert bytes(gpu.host_view(pinned, 4)) == b"\5\0\0\0"
 
 
-def test_no_event_of_pinned_memory_is_asked_within_a_capture(gpu: Gpu, make: Make) -> None:
+def test_pinned_memory_events_are_not_queried_during_capture(gpu: Gpu, make: Make) -> None:
     stream, allocator = gpu.stream(blocking=False), make()
     ptr = allocator.pinned.alloc(MIB)
     allocator.pinned.record_use(ptr, stream)
@@ -94,9 +94,9 @@ def test_no_event_of_pinned_memory_is_asked_within_a_capture(gpu: Gpu, make: Mak
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_pinned_memory_that_a_graph_uses_is_kept_for_it(gpu: Gpu, make: Make, named: bool) -> None:
+def test_pinned_memory_used_by_graph_is_not_reused(gpu: Gpu, make: Make, named: bool) -> None:
     stream, allocator = gpu.stream(), make()
-    # Before anybody asked for pinned memory.
+    # Before any pinned allocation.
     with allocator.capture(stream=stream) as memory:
         gpu.capture_begin(stream)
         ptr = allocator.pinned.alloc(MIB, stream if named else None)
@@ -116,7 +116,7 @@ def test_pinned_memory_that_a_graph_uses_is_kept_for_it(gpu: Gpu, make: Make, na
     assert host_pools(allocator) == [(0, 0)]
 
 
-def test_pinned_memory_of_a_stream_that_is_not_captured_is_no_graphs(gpu: Gpu, make: Make) -> None:
+def test_pinned_memory_of_uncaptured_stream_does_not_belong_to_graph(gpu: Gpu, make: Make) -> None:
     stream, other, allocator = gpu.stream(blocking=False), gpu.stream(blocking=False), make()
     with allocator.capture(stream=stream):
         gpu.capture_begin(stream)
@@ -150,9 +150,7 @@ def test_only_requests_on_captured_streams_use_graph_memory(bench: Workbench, ma
     assert len(found) == 7
 
 
-def test_the_default_stream_of_a_thread_is_asked_by_that_thread(
-    bench: Workbench, make: Make
-) -> None:
+def test_per_thread_default_stream_is_queried_by_its_thread(bench: Workbench, make: Make) -> None:
     gpu, allocator = bench.gpu, make()
     with allocator.capture(stream=PER_THREAD) as memory:
         gpu.capture_begin(PER_THREAD)
@@ -165,7 +163,7 @@ def test_the_default_stream_of_a_thread_is_asked_by_that_thread(
 
 
 def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, GraphMemory]:
-    """Free what two streams used, and say whether it is reused before they join, and after."""
+    """Free memory that two streams used; return whether it is reused before and after they join."""
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     with allocator.capture(stream=first) as memory:
         gpu.capture_begin(first)
@@ -183,15 +181,13 @@ def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, Gr
     return before, after, memory
 
 
-def test_the_graph_proves_what_is_free_again(bench: Workbench, make: Make) -> None:
+def test_memory_freed_in_capture_is_reused_if_graph_orders_it(bench: Workbench, make: Make) -> None:
     allocator = make(graph_capture_record_stream_reuse=True)
-    for _ in range(2):  # of the second capture the first says nothing
+    for _ in range(2):  # captures are independent of each other
         before, after, memory = reused(bench, allocator)
         assert (before, after) == (False, True)
         memory.close()
 
 
-def test_without_the_setting_nothing_is_reused_within_a_capture(
-    bench: Workbench, make: Make
-) -> None:
+def test_capture_reuses_no_memory_without_setting(bench: Workbench, make: Make) -> None:
     assert reused(bench, make())[:2] == (False, False)

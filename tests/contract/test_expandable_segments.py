@@ -1,4 +1,4 @@
-"""Segments that expand, on every device: the memory is there, keeps its content, and goes back."""
+"""Expandable segments on every device: growth, content and release of memory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def reserved(allocator: CachingAllocator) -> int:
     return allocator.statistics()["reserved_bytes.all.current"]
 
 
-def test_a_segment_keeps_its_content_as_it_grows(
-    bench: Workbench, allocator: CachingAllocator
-) -> None:
+def test_growing_segment_keeps_content(bench: Workbench, allocator: CachingAllocator) -> None:
     low = allocator.alloc(15 * MIB)
     bench.gpu.fill(low, 1, 15 * MIB, LEGACY)
     high = allocator.alloc(30 * MIB)
@@ -42,7 +40,7 @@ def test_a_segment_keeps_its_content_as_it_grows(
     assert reserved(allocator) == 3 * PAGE
 
 
-def test_pages_go_back_and_a_gap_is_filled_again(
+def test_released_pages_leave_gap_that_is_mapped_again(
     bench: Workbench, allocator: CachingAllocator
 ) -> None:
     gpu = bench.gpu
@@ -61,7 +59,7 @@ def test_pages_go_back_and_a_gap_is_filled_again(
     assert bench.read_bytes(Ptr(ptrs[2] - 1), 2) == b"\2\3"
 
 
-def test_memory_in_use_is_not_given_back_before_its_stream_is_done(
+def test_memory_in_use_is_not_released_before_stream_completes(
     bench: Workbench, allocator: CachingAllocator
 ) -> None:
     stream = bench.gpu.stream(blocking=False)
@@ -76,9 +74,7 @@ def test_memory_in_use_is_not_given_back_before_its_stream_is_done(
     bench.gpu.sync()
 
 
-def test_more_than_the_device_has_leaves_nothing_behind(
-    gpu: Gpu, allocator: CachingAllocator
-) -> None:
+def test_failed_oversized_allocation_leaks_nothing(gpu: Gpu, allocator: CachingAllocator) -> None:
     before = gpu.memory_info()
     with pytest.raises(OutOfMemory):
         allocator.alloc(before.total_bytes + before.total_bytes // 16)

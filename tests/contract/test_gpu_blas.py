@@ -28,7 +28,7 @@ from cudakit.units import Unavailable
 
 USUAL = GemmSettings(reduced_precision=False)
 FP8 = ("fp8_e4m3", "fp8_e5m2")
-# The least compute capability (cuBLAS Library, "cublasLtMatmul").
+# Minimum compute capability (cuBLAS Library, "cublasLtMatmul").
 LEAST = {"bf16": (8, 0), "tf32": (8, 0), "fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)}
 BLACKWELL = (10, 0)
 
@@ -61,19 +61,19 @@ def assert_right(
     settings: GemmSettings = USUAL,
     algorithm: Algorithm | None = None,
 ) -> None:
-    """Multiply, with the type of data on a device that has it, and check every byte of D."""
+    """Compute a GEMM and check every byte of D; skip data types that the device lacks."""
     if capability(bench.gpu) < LEAST.get(gemm.dtype, (0, 0)):
         pytest.skip(f"the device does not multiply {gemm.dtype}")
     problem = Problem(gemm)
-    with closing(blas.multiplication(gemm, settings, algorithm)) as multiplication:
-        content = run(bench, multiplication, problem)
+    with closing(blas.prepare(gemm, settings, algorithm)) as plan:
+        content = run(bench, plan, problem)
     problem.check(content, reduced=settings.reduced_precision)
 
 
 def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
-    """Let a library that cannot compute a product say so, and why."""
+    """Check the result of a GEMM, or that the library raises Unsupported with a reason."""
     try:
-        blas.multiplication(gemm, USUAL).close()
+        blas.prepare(gemm, USUAL).close()
     except Unsupported as refusal:
         pytest.skip(f"{refusal.message}; {refusal.hint}")
     assert_right(bench, blas, gemm)
@@ -81,14 +81,14 @@ def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in (*FP8, "int8")])
-def test_a_product_is_right_in_every_layout(
+def test_gemm_is_correct_in_every_layout(
     bench: Workbench, blas: Blas, dtype: str, layout: str
 ) -> None:
     assert_right(bench, blas, a_gemm(dtype, layout=layout))
 
 
 @pytest.mark.parametrize("dtype", [*FP8, "int8"])
-def test_a_product_of_eight_bits_is_right(bench: Workbench, blas: Blas, dtype: str) -> None:
+def test_8_bit_gemm_is_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     assert_right(bench, blas, a_gemm(dtype, layout="tn"))
 
 
@@ -120,9 +120,7 @@ def test_gemm_sizes_may_be_odd(bench: Workbench, blas: Blas, dtype: str, layout:
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
-def test_batch_is_computed_and_padding_is_left_alone(
-    bench: Workbench, blas: Blas, dtype: str
-) -> None:
+def test_batched_gemm_does_not_write_padding(bench: Workbench, blas: Blas, dtype: str) -> None:
     assert_right(bench, blas, a_gemm(dtype, batch=3, padding=16))
 
 
@@ -133,12 +131,12 @@ def test_padding_is_left_out_in_every_layout(bench: Workbench, blas: Blas, layou
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
-def test_an_epilogue_is_right(bench: Workbench, blas: Blas, dtype: str, epilogue: str) -> None:
+def test_epilogue_is_correct(bench: Workbench, blas: Blas, dtype: str, epilogue: str) -> None:
     assert_right(bench, blas, a_gemm(dtype, epilogue=epilogue))
 
 
 @pytest.mark.parametrize("output", ["bf16", "fp16", "fp32"])
-def test_a_bias_beside_fp8_is_right(bench: Workbench, blas: Blas, output: str) -> None:
+def test_bias_of_fp8_gemm_is_correct(bench: Workbench, blas: Blas, output: str) -> None:
     assert_right(bench, blas, a_gemm("fp8_e4m3", epilogue="bias", output=output))
 
 
@@ -150,12 +148,12 @@ def test_another_epilogue_is_right_or_refused(
     assert_right_or_refused(bench, blas, a_gemm(dtype, epilogue=epilogue))
 
 
-def test_a_bias_is_the_same_for_every_matrix_of_a_batch(bench: Workbench, blas: Blas) -> None:
+def test_bias_applies_to_every_matrix_of_batch(bench: Workbench, blas: Blas) -> None:
     assert_right(bench, blas, a_gemm("bf16", epilogue="relu-bias", batch=3, padding=8))
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in FP8])
-def test_cublas_computes_the_same(bench: Workbench, dtype: str) -> None:
+def test_cublas_matches_cublaslt(bench: Workbench, dtype: str) -> None:
     with closing(opened(bench.gpu, "cublas")) as blas:
         assert_right(bench, blas, a_gemm(dtype, padding=16))
         assert_right(bench, blas, a_gemm(dtype, batch=3))
@@ -178,19 +176,17 @@ def test_unsupported_gemm_is_refused_with_reason(
     bench: Workbench, library: Library, gemm: Gemm
 ) -> None:
     with closing(opened(bench.gpu, library)) as blas, pytest.raises(Unsupported) as caught:
-        blas.multiplication(gemm, USUAL)
+        blas.prepare(gemm, USUAL)
     assert caught.value.message
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
-def test_fp8_is_refused_in_other_layouts_before_blackwell(
-    bench: Workbench, blas: Blas, layout: str
-) -> None:
+def test_fp8_needs_layout_tn_before_blackwell(bench: Workbench, blas: Blas, layout: str) -> None:
     if capability(bench.gpu) >= BLACKWELL:
         pytest.skip("this device multiplies fp8 in every layout")
     with pytest.raises(Unsupported) as caught:
-        blas.multiplication(a_gemm("fp8_e4m3", layout=layout), USUAL)
+        blas.prepare(a_gemm("fp8_e4m3", layout=layout), USUAL)
     assert caught.value.message
     assert caught.value.hint
 
@@ -199,11 +195,11 @@ def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, a_gemm("fp32")
     late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
     stream, where, other = gpu.stream(blocking=False), put(bench, early), put(bench, late)
-    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+    with closing(blas.prepare(gemm, USUAL)) as plan:
         bench.spin(stream)
         gpu.copy(where.a, other.a, late.a.nbytes, stream)
         gpu.copy(where.b, other.b, late.b.nbytes, stream)
-        multiplication.enqueue(where, stream)
+        plan.enqueue(where, stream)
         late.check(result(bench, late, where))
 
 
@@ -211,9 +207,9 @@ def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas)
     gpu, gemm = bench.gpu, a_gemm("bf16", epilogue="bias")
     problems = [Problem(gemm, seed=seed) for seed in range(3)]
     stream, where = gpu.stream(), put(bench, problems[0])
-    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+    with closing(blas.prepare(gemm, USUAL)) as plan:
         gpu.capture_begin(stream)
-        multiplication.enqueue(where, stream)
+        plan.enqueue(where, stream)
         graph = gpu.instantiate(gpu.capture_end(stream))
         untouched = result(bench, problems[0], where)
         for problem in problems:
@@ -225,9 +221,7 @@ def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
-def test_every_algorithm_that_is_recommended_is_right(
-    bench: Workbench, blas: Blas, dtype: str
-) -> None:
+def test_heuristic_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     gemm, settings = a_gemm(dtype, k=512), GemmSettings()
     found = blas.heuristics(gemm, settings, 8)
 
@@ -237,7 +231,7 @@ def test_every_algorithm_that_is_recommended_is_right(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-def test_the_algorithms_that_are_listed_are_right(bench: Workbench, blas: Blas, dtype: str) -> None:
+def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     gemm, settings = a_gemm(dtype, k=512), GemmSettings()
     found = list(islice(blas.algorithms(gemm, settings), 20))
 
@@ -250,13 +244,13 @@ def test_the_algorithms_that_are_listed_are_right(bench: Workbench, blas: Blas, 
 def test_multiplication_reports_chosen_algorithm(blas: Blas) -> None:
     gemm = a_gemm("fp32", k=512)
     for wanted in blas.heuristics(gemm, USUAL, 3):
-        with closing(blas.multiplication(gemm, USUAL, wanted)) as multiplication:
-            chosen = multiplication.algorithm
+        with closing(blas.prepare(gemm, USUAL, wanted)) as plan:
+            chosen = plan.algorithm
             assert isinstance(chosen, Algorithm)
             assert replace(chosen, workspace_bytes=wanted.workspace_bytes) == wanted
 
 
-def test_without_a_workspace_no_algorithm_needs_one(bench: Workbench, blas: Blas) -> None:
+def test_zero_workspace_excludes_algorithms_that_need_one(bench: Workbench, blas: Blas) -> None:
     gemm, settings = a_gemm("fp32", k=4096), GemmSettings(workspace_bytes=0)
 
     for algorithm in islice(blas.algorithms(gemm, settings), 20):
@@ -265,13 +259,13 @@ def test_without_a_workspace_no_algorithm_needs_one(bench: Workbench, blas: Blas
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_deterministic_product_has_the_same_bits_every_time(
+def test_deterministic_gemm_is_bitwise_reproducible(
     bench: Workbench, blas: Blas, dtype: str
 ) -> None:
     gemm, settings = a_gemm(dtype, k=4096), GemmSettings(deterministic=True)
     problem = Problem(gemm)
-    with closing(blas.multiplication(gemm, settings)) as multiplication:
-        runs = {run(bench, multiplication, problem) for _ in range(5)}
+    with closing(blas.prepare(gemm, settings)) as plan:
+        runs = {run(bench, plan, problem) for _ in range(5)}
 
     assert len(runs) == 1
     problem.check(runs.pop(), reduced=True)
@@ -282,38 +276,38 @@ def test_multiplication_reports_settings(bench: Workbench, library: Library) -> 
     with closing(opened(bench.gpu, library)) as blas:
         assert blas.library == library
         assert blas.version
-        with closing(blas.multiplication(a_gemm("fp32"), USUAL)) as multiplication:
-            assert isinstance(multiplication.algorithm, Algorithm | Unavailable)
-            assert multiplication.settings
-            assert all(multiplication.settings.values())
+        with closing(blas.prepare(a_gemm("fp32"), USUAL)) as plan:
+            assert isinstance(plan.algorithm, Algorithm | Unavailable)
+            assert plan.settings
+            assert all(plan.settings.values())
 
 
 def test_second_close_has_no_effect(bench: Workbench) -> None:
     blas = opened(bench.gpu)
-    multiplication = blas.multiplication(a_gemm("fp32", k=4096), USUAL)
+    plan = blas.prepare(a_gemm("fp32", k=4096), USUAL)
     for _ in range(2):
-        multiplication.close()
+        plan.close()
     for _ in range(2):
         blas.close()
     bench.gpu.sync()
 
 
-def test_closed_multiplication_frees_its_memory(bench: Workbench, blas: Blas) -> None:
+def test_closed_gemm_frees_workspace(bench: Workbench, blas: Blas) -> None:
     gemm = a_gemm("fp32", k=1 << 15)
-    multiplication = blas.multiplication(gemm, USUAL)
-    run(bench, multiplication, Problem(gemm))
-    multiplication.close()  # what a library takes once for all is taken by now
+    plan = blas.prepare(gemm, USUAL)
+    run(bench, plan, Problem(gemm))
+    plan.close()  # one-time allocations of the library are done
     before = bench.gpu.memory_info().free_bytes
     for _ in range(16):
-        blas.multiplication(gemm, USUAL).close()
+        blas.prepare(gemm, USUAL).close()
     assert before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
 
 
-def test_several_products_share_a_library(bench: Workbench, blas: Blas) -> None:
+def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
     first, second = Problem(a_gemm("fp32", k=4096)), Problem(a_gemm("fp64", n=16), seed=1)
     with (
-        closing(blas.multiplication(first.gemm, USUAL)) as one,
-        closing(blas.multiplication(second.gemm, USUAL)) as other,
+        closing(blas.prepare(first.gemm, USUAL)) as one,
+        closing(blas.prepare(second.gemm, USUAL)) as other,
     ):
         for _ in range(2):
             first.check(run(bench, one, first))
@@ -324,13 +318,13 @@ def test_unused_operands_may_be_null(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("fp32"))
     where = put(bench, problem)
     bench.gpu.free(where.bias)
-    with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:
-        multiplication.enqueue(where, bench.gpu.stream())
+    with closing(blas.prepare(problem.gemm, USUAL)) as plan:
+        plan.enqueue(where, bench.gpu.stream())
         problem.check(result(bench, problem, where))
 
 
 def test_int8_sums_are_exact_at_extremes(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("int8", k=1024))
     problem.a[:], problem.b[:] = np.int8(-128), np.int8(-128)
-    with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:
-        problem.check(run(bench, multiplication, problem))
+    with closing(blas.prepare(problem.gemm, USUAL)) as plan:
+        problem.check(run(bench, plan, problem))

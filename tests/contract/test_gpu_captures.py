@@ -1,4 +1,4 @@
-"""What is known of a capture while it goes on."""
+"""Queries of a stream capture in progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def capturing(gpu: Gpu, stream: Stream) -> Iterator[None]:
 
 
 def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
-    """Return all the nodes that the next one of a stream comes after."""
+    """Return all transitive dependencies of the next captured node of a stream."""
     seen: set[GraphNode] = set()
     left = [*gpu.capture_ends(stream)]
     while left:
@@ -68,7 +68,7 @@ def test_concurrent_captures_have_distinct_ids(bench: Workbench) -> None:
         assert not ancestors(gpu, first) & ancestors(gpu, second)
 
 
-def test_next_node_depends_on_last_of_its_stream(bench: Workbench) -> None:
+def test_next_captured_node_depends_on_last_node_of_stream(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     with capturing(gpu, stream):
         assert gpu.capture_ends(stream) == ()

@@ -13,7 +13,7 @@ from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.open import open_gpu
 
 
-def test_the_facts_name_the_device(gpu: Gpu) -> None:
+def test_facts_include_device_name(gpu: Gpu) -> None:
     facts = gpu.facts()
 
     assert facts.index == 0
@@ -32,16 +32,16 @@ def test_telemetry_has_time_and_free_memory(gpu: Gpu) -> None:
     assert isinstance(first.fields["memory_used_bytes"], int)
 
 
-def test_a_device_is_no_peer_of_itself(gpu: Gpu) -> None:
+def test_device_is_not_its_own_peer(gpu: Gpu) -> None:
     assert not gpu.can_access_peer(0)
 
 
-def test_there_is_no_peer_beyond_the_last_device(gpu: Gpu) -> None:
+def test_peer_index_beyond_last_device_is_rejected(gpu: Gpu) -> None:
     with refused(Status.INVALID_DEVICE):
         gpu.can_access_peer(999)
 
 
-def test_every_thread_may_use_the_device(bench: Workbench) -> None:
+def test_device_can_be_used_from_every_thread(bench: Workbench) -> None:
     values = [bench.ints(0) for _ in range(8)]
 
     def work(index: int) -> None:
@@ -69,19 +69,19 @@ USES: dict[str, Callable[[Gpu], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_closed_device_refuses_everything(gpu: Gpu, use: Callable[[Gpu], object]) -> None:
+def test_closed_device_rejects_every_call(gpu: Gpu, use: Callable[[Gpu], object]) -> None:
     gpu.close()
 
     with refused(Status.CONTEXT_IS_DESTROYED):
         use(gpu)
 
 
-def test_a_device_can_be_closed_twice(gpu: Gpu) -> None:
+def test_device_can_be_closed_twice(gpu: Gpu) -> None:
     gpu.close()
     gpu.close()
 
 
-def test_ids_of_a_closed_device_are_gone(bench: Workbench) -> None:
+def test_ids_of_closed_device_are_invalid(bench: Workbench) -> None:
     stream, event, value = bench.gpu.stream(), bench.gpu.event(), bench.ints(1)
     bench.gpu.close()
 
@@ -105,7 +105,7 @@ def test_close_waits_for_running_work(bench: Workbench) -> None:
     bench.gpu.close()
 
 
-def test_a_number_without_a_device_is_refused(bench: Workbench) -> None:
+def test_unknown_device_index_is_rejected(bench: Workbench) -> None:
     name = "sim" if bench.gpu.simulated else "cuda"
 
     with refused(Status.INVALID_DEVICE) as caught:
@@ -113,7 +113,7 @@ def test_a_number_without_a_device_is_refused(bench: Workbench) -> None:
     assert "999" in caught.value.message
 
 
-def test_a_device_opens_again_after_it_was_closed(bench: Workbench) -> None:
+def test_closed_device_can_be_opened_again(bench: Workbench) -> None:
     bench.gpu.close()
     again = open_gpu("sim" if bench.gpu.simulated else "cuda")
     began = time.monotonic()

@@ -9,7 +9,7 @@ from contract.workbench import LONG_NS, Workbench, refused
 from cudakit.gpu.api import LEGACY, Event, Gpu
 from cudakit.gpu.driver_errors import Status
 
-# globaltimer ticks coarsely, by up to a microsecond or so.
+# globaltimer has a resolution of about a microsecond.
 LONG_S = 0.99 * LONG_NS / 1e9
 
 
@@ -113,7 +113,7 @@ def test_destroyed_event_still_orders_waiting_stream(bench: Workbench) -> None:
     assert gpu.query_stream(first)
 
 
-def test_elapsed_seconds_grow_with_the_work_between(bench: Workbench) -> None:
+def test_elapsed_time_grows_with_work_between_events(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     events = [bench.recorded(stream)]
     for _ in range(3):
@@ -179,7 +179,7 @@ USES: dict[str, Callable[[Gpu, Event], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_destroyed_event_cannot_be_used(gpu: Gpu, use: Callable[[Gpu, Event], object]) -> None:
+def test_destroyed_event_is_invalid(gpu: Gpu, use: Callable[[Gpu, Event], object]) -> None:
     event = gpu.event()
     gpu.destroy_event(event)
 

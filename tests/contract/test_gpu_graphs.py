@@ -17,7 +17,7 @@ def captured(bench: Workbench, stream: Stream, work: Callable[[], object]) -> Gr
     return bench.gpu.instantiate(bench.gpu.capture_end(stream))
 
 
-def test_a_graph_does_the_same_work_with_new_data(bench: Workbench) -> None:
+def test_graph_replay_uses_new_data(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     source, result = bench.ints(1), bench.ints(0)
 
@@ -70,7 +70,7 @@ def test_empty_capture_gives_empty_graph(bench: Workbench) -> None:
     bench.gpu.sync()
 
 
-def test_events_take_other_streams_into_a_capture_and_back(bench: Workbench) -> None:
+def test_events_fork_and_join_streams_in_capture(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     value, seen = bench.ints(0), bench.ints(0)
 
@@ -88,7 +88,7 @@ def test_events_take_other_streams_into_a_capture_and_back(bench: Workbench) -> 
         assert bench.read(seen) == [times + 10]
 
 
-def test_a_graph_outlives_the_stream_and_an_executable_its_graph(bench: Workbench) -> None:
+def test_graph_outlives_stream_and_executable_outlives_graph(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     gpu.capture_begin(stream)
     bench.add(value, 1, 3, stream)
@@ -137,7 +137,7 @@ def test_prohibited_call_invalidates_capture(
     assert bench.read(value) == [7]
 
 
-def test_a_non_blocking_capture_leaves_the_legacy_stream_alone(bench: Workbench) -> None:
+def test_capture_in_non_blocking_stream_allows_legacy_stream(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(blocking=False), bench.ints(0)
     captured(bench, stream, lambda: bench.store(value, 1, LEGACY))
 
@@ -165,7 +165,7 @@ def test_capture_does_not_restrict_other_threads(bench: Workbench) -> None:
     assert bench.read(value) == [2]
 
 
-def test_a_fork_that_was_not_joined_is_refused(bench: Workbench) -> None:
+def test_unjoined_fork_invalidates_capture(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     value = bench.ints(0)
     gpu.capture_begin(first)
@@ -188,7 +188,7 @@ def test_captured_event_cannot_be_queried(bench: Workbench) -> None:
         gpu.capture_end(stream)
 
 
-def test_a_capture_does_not_wait_for_work_from_before_it(bench: Workbench) -> None:
+def test_capture_does_not_depend_on_earlier_work(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     event = bench.recorded(second)
     gpu.capture_begin(first)
@@ -212,12 +212,12 @@ def test_second_capture_begin_is_refused_and_capture_continues(bench: Workbench)
     assert bench.read(value) == [1]
 
 
-def test_a_capture_that_never_began_cannot_end(gpu: Gpu) -> None:
+def test_capture_end_without_begin_is_rejected(gpu: Gpu) -> None:
     with refused(Status.ILLEGAL_STATE):
         gpu.capture_end(gpu.stream())
 
 
-def test_the_legacy_stream_cannot_be_captured(gpu: Gpu) -> None:
+def test_legacy_stream_cannot_be_captured(gpu: Gpu) -> None:
     with refused(Status.STREAM_CAPTURE_UNSUPPORTED):
         gpu.capture_begin(LEGACY)
 
@@ -246,7 +246,7 @@ def graph_of(bench: Workbench, stream: Stream, work: Callable[[], object]) -> Gr
     return bench.gpu.capture_end(stream)
 
 
-def test_an_updated_executable_runs_with_the_new_parameters(bench: Workbench) -> None:
+def test_graph_update_replaces_parameters(bench: Workbench) -> None:
     gpu, stream, first, second = bench.gpu, bench.gpu.stream(), bench.ints(0), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(first, 1, 1, stream))
     gpu.graph_launch(executable, stream)
@@ -256,7 +256,7 @@ def test_an_updated_executable_runs_with_the_new_parameters(bench: Workbench) ->
     assert (bench.read(first), bench.read(second)) == ([1], [5])
 
 
-def test_an_updated_executable_may_run_another_kernel_of_the_same_place(bench: Workbench) -> None:
+def test_graph_update_can_replace_kernel(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     gpu.graph_update(executable, graph_of(bench, stream, lambda: bench.store(value, 9, stream)))
@@ -277,7 +277,7 @@ def test_graph_update_does_not_change_running_launch(bench: Workbench) -> None:
     assert bench.read(value) == [11]
 
 
-def test_an_executable_outlives_the_graph_that_it_was_updated_with(bench: Workbench) -> None:
+def test_executable_outlives_graph_of_update(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     other = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
@@ -297,7 +297,7 @@ def _twice(bench: Workbench, value: Ptr, stream: Stream) -> None:
 
 
 def _fork(bench: Workbench, value: Ptr, stream: Stream) -> None:
-    """Add side by side what ``_twice`` adds in turn."""
+    """Enqueue the additions of ``_twice`` in parallel branches."""
     other = bench.gpu.stream()
     bench.gpu.wait(other, bench.recorded(stream))
     bench.add(value, 1, 1, stream)
@@ -335,7 +335,7 @@ def test_update_with_different_graph_is_refused_without_effect(
     assert bench.read(value) == [2]
 
 
-def test_a_graph_that_was_uploaded_runs_once_for_each_launch(bench: Workbench) -> None:
+def test_uploaded_graph_runs_once_per_launch(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     gpu.graph_upload(executable, stream)
@@ -360,7 +360,7 @@ def test_graph_upload_is_stream_ordered(bench: Workbench) -> None:
     assert bench.read(seen) == [7]
 
 
-def test_an_upload_waits_for_launches_of_the_graph_in_other_streams(bench: Workbench) -> None:
+def test_graph_upload_waits_for_launches_in_other_streams(bench: Workbench) -> None:
     gpu, value, seen = bench.gpu, bench.ints(0), bench.ints(0)
     first, second, third = (gpu.stream(blocking=False) for _ in range(3))
 

@@ -8,7 +8,7 @@ from cudakit.gpu.api import LEGACY, Dim3
 from cudakit.gpu.driver_errors import Status
 
 
-def test_kernel_runs_over_whole_grid(bench: Workbench) -> None:
+def test_kernel_runs_in_every_thread_of_grid(bench: Workbench) -> None:
     values = np.arange(1000, dtype=np.int32)
     ptr = bench.gpu.malloc(values.nbytes)
     bench.write(ptr, values)
@@ -58,9 +58,7 @@ def test_kernel_arguments_are_copied_at_launch(bench: Workbench) -> None:
         ((1 << 40, 1, 1), ONE),
     ],
 )
-def test_a_launch_of_an_impossible_shape_is_refused(
-    bench: Workbench, grid: Dim3, block: Dim3
-) -> None:
+def test_invalid_launch_shape_is_rejected(bench: Workbench, grid: Dim3, block: Dim3) -> None:
     value = bench.ints(1)
 
     with refused(Status.INVALID_VALUE) as caught:
@@ -77,19 +75,19 @@ def test_more_shared_memory_than_there_is_is_refused(bench: Workbench) -> None:
         bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=1 << 30)
 
 
-def test_more_shared_memory_than_the_default_is_given_where_there_is_enough(
+def test_shared_memory_above_default_is_opted_in(
     bench: Workbench,
 ) -> None:
     value = bench.ints(1)
     args = (value, np.int32(2))
 
-    # Every device of compute capability 7.5 and newer has 64 KiB but for what is static or reserved.
+    # Every device of compute capability 7.5 and newer has 64 KiB, minus static and reserved memory.
     bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=60 << 10)
 
     assert bench.read(value) == [2]
 
 
-def test_arguments_that_are_not_those_of_the_kernel_are_refused(bench: Workbench) -> None:
+def test_mismatched_kernel_arguments_are_rejected(bench: Workbench) -> None:
     value = bench.ints(1)
 
     for args in ((), (value,), (value, np.int32(1), np.int32(1))):
@@ -98,13 +96,13 @@ def test_arguments_that_are_not_those_of_the_kernel_are_refused(bench: Workbench
         assert "store" in caught.value.message
 
 
-def test_a_kernel_that_is_not_in_the_module_is_refused_by_name(bench: Workbench) -> None:
+def test_unknown_kernel_name_is_in_error(bench: Workbench) -> None:
     with refused(Status.NOT_FOUND) as caught:
         bench.gpu.kernel(bench.module, "subtract")
     assert "subtract" in caught.value.message
 
 
-def test_a_module_that_was_unloaded_and_its_kernels_cannot_be_used(bench: Workbench) -> None:
+def test_unloaded_module_and_its_kernels_are_invalid(bench: Workbench) -> None:
     bench.gpu.unload(bench.module)
 
     with refused(Status.INVALID_HANDLE):

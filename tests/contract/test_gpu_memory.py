@@ -22,7 +22,7 @@ def test_written_memory_is_read_back(bench: Workbench) -> None:
     assert bench.read_bytes(ptr, values.nbytes) == values.tobytes()
 
 
-def test_a_fill_sets_its_bytes_and_no_others(bench: Workbench) -> None:
+def test_fill_writes_only_its_range(bench: Workbench) -> None:
     ptr = bench.gpu.malloc(100)
     bench.gpu.fill(ptr, 0x11, 100, LEGACY)
 
@@ -32,7 +32,7 @@ def test_a_fill_sets_its_bytes_and_no_others(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 256])
-def test_fill_value_must_be_a_byte(gpu: Gpu, value: int) -> None:
+def test_fill_value_must_be_byte(gpu: Gpu, value: int) -> None:
     ptr = gpu.malloc(4)
 
     with refused(Status.INVALID_VALUE) as caught:
@@ -40,7 +40,7 @@ def test_fill_value_must_be_a_byte(gpu: Gpu, value: int) -> None:
     assert str(value) in caught.value.message
 
 
-def test_copies_and_fills_of_one_stream_happen_in_its_order(bench: Workbench) -> None:
+def test_copies_and_fills_are_stream_ordered(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     first, second = gpu.malloc(64), gpu.malloc(64)
     bench.spin(stream)
@@ -92,10 +92,8 @@ def test_pageable_memory_is_copied_to_and_from_and_between(bench: Workbench) -> 
 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB])
-def test_a_copy_to_pageable_memory_is_done_when_the_call_returns(
-    bench: Workbench, size: int
-) -> None:
-    # CUDA Driver API, "API synchronization behavior": it may be synchronous, and is staged by the host.
+def test_copy_to_pageable_memory_is_synchronous(bench: Workbench, size: int) -> None:
+    # CUDA Driver API, "API synchronization behavior": the copy is staged and may be synchronous.
     gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
     ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
     gpu.fill(ptr, 1, size, stream)
@@ -160,7 +158,7 @@ def test_allocations_do_not_overlap(gpu: Gpu) -> None:
     assert all(ptr + size <= after for (ptr, size), (after, _) in pairwise(begun))
 
 
-def test_an_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
+def test_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
     # "at least 256 bytes": CUDA C++ Programming Guide, Device Memory Accesses.
     assert all(gpu.malloc(size) % 256 == 0 for size in (1, 3, 257))
 
@@ -190,7 +188,7 @@ def test_out_of_memory_reports_sizes(gpu: Gpu) -> None:
         assert caught.value.hint
 
 
-def test_after_a_refused_allocation_a_smaller_one_succeeds(bench: Workbench) -> None:
+def test_smaller_allocation_succeeds_after_out_of_memory(bench: Workbench) -> None:
     with refused(Status.OUT_OF_MEMORY):
         bench.gpu.malloc(2 * bench.gpu.memory_info().total_bytes)
 
@@ -246,7 +244,7 @@ def test_stream_ordered_memory_is_usable_in_stream_order(bench: Workbench) -> No
     assert bench.read(kept) == [9]
 
 
-def test_memory_of_one_stream_can_be_freed_in_another_that_waited(bench: Workbench) -> None:
+def test_allocation_can_be_freed_in_stream_that_waited(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     kept = bench.ints(0)
 
@@ -275,9 +273,7 @@ def test_both_kinds_of_memory_can_be_freed_both_ways(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_registered_memory_is_pinned_and_keeps_what_was_in_it(
-    bench: Workbench, threads: int
-) -> None:
+def test_registered_memory_is_pinned_and_keeps_content(bench: Workbench, threads: int) -> None:
     gpu, size = bench.gpu, 3 * MIB + 5
     values = np.random.default_rng(9).integers(0, 256, size, dtype=np.uint8).tobytes()
     ptr, host = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
@@ -293,7 +289,7 @@ def test_registered_memory_is_pinned_and_keeps_what_was_in_it(
     gpu.free(ptr)
 
 
-def test_kernels_reach_registered_memory_at_its_own_address(bench: Workbench) -> None:
+def test_kernels_access_registered_memory_at_host_address(bench: Workbench) -> None:
     gpu, host = bench.gpu, bench.gpu.host_malloc(4096, pinned=False)
     gpu.host_register(host)
     gpu.host_view(host, 4)[:] = bytes(4)
@@ -303,17 +299,17 @@ def test_kernels_reach_registered_memory_at_its_own_address(bench: Workbench) ->
     assert bytes(gpu.host_view(host, 4)) == b"\7\0\0\0"
 
 
-def test_a_copy_to_registered_memory_is_one_of_its_stream(bench: Workbench) -> None:
+def test_copy_to_registered_memory_is_stream_ordered(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
     ptr, host = gpu.malloc(64), gpu.host_malloc(64, pinned=False)
     gpu.host_register(host)
     gpu.capture_begin(stream)
-    gpu.copy(host, ptr, 64, stream)  # of pageable memory no capture takes one
+    gpu.copy(host, ptr, 64, stream)  # pageable copies cannot be captured
 
     gpu.destroy_graph(gpu.capture_end(stream))
 
 
-def test_only_pageable_memory_is_registered_and_that_once(gpu: Gpu) -> None:
+def test_only_pageable_memory_can_be_registered_once(gpu: Gpu) -> None:
     pageable, pinned, device = (
         gpu.host_malloc(64, pinned=False),
         gpu.host_malloc(64),
@@ -332,7 +328,7 @@ def test_only_pageable_memory_is_registered_and_that_once(gpu: Gpu) -> None:
         gpu.host_unregister(pageable)
 
 
-def test_registered_memory_is_unregistered_before_it_is_freed(gpu: Gpu) -> None:
+def test_registered_memory_must_be_unregistered_before_free(gpu: Gpu) -> None:
     ptr = gpu.host_malloc(64, pinned=False)
     gpu.host_register(ptr)
     with refused(Status.INVALID_VALUE) as caught:
@@ -342,6 +338,6 @@ def test_registered_memory_is_unregistered_before_it_is_freed(gpu: Gpu) -> None:
     gpu.host_free(ptr)
 
 
-def test_a_device_is_closed_while_memory_of_the_host_is_registered(gpu: Gpu) -> None:
+def test_device_closes_with_registered_host_memory(gpu: Gpu) -> None:
     gpu.host_register(gpu.host_malloc(64, pinned=False))
     gpu.close()

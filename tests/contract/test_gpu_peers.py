@@ -1,4 +1,4 @@
-"""Memory of another device: on a simulated machine of two, and on a real one that has them."""
+"""Peer memory: on a simulated machine with two devices, and on a real one if it has two."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_data_copied_to_peer_comes_back(gpu: Gpu) -> None:
     gpu.peer_free(PEER, there)
 
 
-def test_peer_memory_is_counted_on_the_peer(gpu: Gpu) -> None:
-    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # which makes what stays there
+def test_peer_allocation_uses_memory_of_peer(gpu: Gpu) -> None:
+    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # one-time allocations of the driver
     here = gpu.memory_info().free_bytes
     with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as other:
         before = other.memory_info().free_bytes
@@ -58,7 +58,7 @@ def test_peer_memory_is_counted_on_the_peer(gpu: Gpu) -> None:
         during = other.memory_info().free_bytes
         gpu.peer_free(PEER, ptr)
 
-        # Simulated devices know nothing of each other.
+        # Simulated devices do not share state.
         assert gpu.simulated or before - during >= 256 * MIB
         assert other.memory_info().free_bytes == before
     assert gpu.memory_info().free_bytes == here
@@ -72,7 +72,7 @@ def test_peer_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))
 
 
-def test_memory_of_a_peer_freed_twice_or_elsewhere_is_refused(gpu: Gpu) -> None:
+def test_invalid_peer_free_is_rejected(gpu: Gpu) -> None:
     ptr, own = gpu.peer_malloc(PEER, 512), gpu.malloc(512)
 
     with refused(Status.INVALID_VALUE):
@@ -118,7 +118,7 @@ def test_kernels_of_enabled_peer_use_memory_of_this_device(gpu: Gpu) -> None:
         gpu.enable_peer(1000)
 
 
-def test_each_mapping_has_access_of_its_own_for_a_peer(gpu: Gpu) -> None:
+def test_peer_access_is_set_per_mapping(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr = gpu.reserve(3 * page)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What one process alone can see of memory that others may open; tests/gpu and tests/core have the others."""
+"""Memory sharing, as far as one process can observe it; tests/gpu and tests/core cover several processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_address_inside_allocation_has_no_handle(gpu: Gpu) -> None:
         gpu.ipc_handle(ptr)
 
 
-def test_a_process_cannot_open_its_own_memory(gpu: Gpu) -> None:
+def test_process_cannot_open_own_ipc_handle(gpu: Gpu) -> None:
     handle = gpu.ipc_handle(gpu.malloc(1 << 21))
 
     with refused(Status.INVALID_CONTEXT):
@@ -48,7 +48,7 @@ def test_invalid_or_closed_handle_is_refused(gpu: Gpu) -> None:
         gpu.ipc_close(gpu.malloc(512))
 
 
-def test_exported_memory_is_the_same_memory_where_it_is_imported(bench: Workbench) -> None:
+def test_imported_backing_shares_memory(bench: Workbench) -> None:
     gpu, page = bench.gpu, bench.gpu.granularity()
     if "descriptor" not in gpu.handle_kinds():
         pytest.skip("this device exports no file descriptors")
@@ -63,7 +63,7 @@ def test_exported_memory_is_the_same_memory_where_it_is_imported(bench: Workbenc
     assert bench.read(second) == [7]
 
 
-def test_exported_memory_lives_until_it_is_withdrawn_and_unmapped(gpu: Gpu) -> None:
+def test_exported_memory_lives_until_withdrawn_and_unmapped(gpu: Gpu) -> None:
     page = gpu.granularity()
     before = gpu.memory_info().free_bytes
     ptr, backing = gpu.reserve(page), gpu.create(page, "descriptor")
@@ -80,7 +80,7 @@ def test_exported_memory_lives_until_it_is_withdrawn_and_unmapped(gpu: Gpu) -> N
     gpu.withdraw(exported)
 
 
-def test_memory_without_a_kind_of_handle_cannot_be_exported(gpu: Gpu) -> None:
+def test_backing_without_handle_kind_cannot_be_exported(gpu: Gpu) -> None:
     backing = gpu.create(gpu.granularity())
 
     with pytest.raises(Unsupported, match="created without a shareable handle"):

@@ -11,7 +11,7 @@ from cudakit.gpu.driver_errors import Status
 
 
 def follows(bench: Workbench, first: Stream, second: Stream) -> bool:
-    """Say whether work enqueued in one stream waits for what was enqueued before it in another."""
+    """Return whether work of one stream waits for earlier work of another."""
     value, seen = bench.ints(0), bench.ints(0)
     bench.gpu.sync()
     bench.spin(first)
@@ -23,7 +23,7 @@ def follows(bench: Workbench, first: Stream, second: Stream) -> bool:
     return waited
 
 
-def test_work_of_one_stream_is_ordered(bench: Workbench) -> None:
+def test_stream_work_is_ordered(bench: Workbench) -> None:
     for stream in (bench.gpu.stream(), bench.gpu.stream(blocking=False), LEGACY, PER_THREAD):
         assert follows(bench, stream, stream)
 
@@ -42,7 +42,7 @@ def test_legacy_stream_and_blocking_streams_wait_for_each_other(bench: Workbench
     assert follows(bench, LEGACY, stream)
 
 
-def test_the_legacy_stream_and_non_blocking_streams_do_not_wait(bench: Workbench) -> None:
+def test_non_blocking_streams_do_not_synchronize_with_legacy_stream(bench: Workbench) -> None:
     stream = bench.gpu.stream(blocking=False)
 
     assert not follows(bench, stream, LEGACY)
@@ -55,7 +55,7 @@ def test_per_thread_stream_is_blocking(bench: Workbench) -> None:
     assert not follows(bench, PER_THREAD, bench.gpu.stream())
 
 
-def test_work_in_the_legacy_stream_orders_blocking_streams_among_themselves(
+def test_legacy_stream_orders_blocking_streams(
     bench: Workbench,
 ) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
@@ -69,7 +69,7 @@ def test_work_in_the_legacy_stream_orders_blocking_streams_among_themselves(
     assert bench.read(seen) == [4]
 
 
-def test_every_thread_has_a_stream_of_its_own(bench: Workbench) -> None:
+def test_per_thread_default_streams_are_independent(bench: Workbench) -> None:
     value = bench.ints(0)
     bench.spin(PER_THREAD)
 
@@ -85,7 +85,7 @@ def test_every_thread_has_a_stream_of_its_own(bench: Workbench) -> None:
     assert overtaken
 
 
-def test_stream_is_done_after_its_work(bench: Workbench) -> None:
+def test_stream_query_is_true_after_work_completes(bench: Workbench) -> None:
     stream = bench.gpu.stream()
     before = bench.gpu.query_stream(stream)
     bench.spin(stream)
@@ -105,7 +105,7 @@ def test_sync_waits_for_every_stream(bench: Workbench) -> None:
     assert all(map(bench.gpu.query_stream, streams))
 
 
-def test_a_stream_that_is_destroyed_finishes_its_work(bench: Workbench) -> None:
+def test_destroyed_stream_completes_its_work(bench: Workbench) -> None:
     stream, value = bench.gpu.stream(), bench.ints(0)
     bench.spin(stream)
     bench.store(value, 7, stream)
@@ -115,7 +115,7 @@ def test_a_stream_that_is_destroyed_finishes_its_work(bench: Workbench) -> None:
     assert bench.read(value) == [7]
 
 
-def test_a_priority_out_of_range_is_the_nearest_in_it(gpu: Gpu) -> None:
+def test_stream_priority_is_clamped(gpu: Gpu) -> None:
     highest = gpu.priority(gpu.stream(priority=-(10**12)))
     lowest = gpu.priority(gpu.stream(priority=10**12))
 
@@ -127,7 +127,7 @@ def test_a_priority_out_of_range_is_the_nearest_in_it(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("stream", [LEGACY, PER_THREAD])
-def test_a_default_stream_cannot_be_destroyed(gpu: Gpu, stream: Stream) -> None:
+def test_default_stream_cannot_be_destroyed(gpu: Gpu, stream: Stream) -> None:
     with refused(Status.INVALID_HANDLE):
         gpu.destroy_stream(stream)
     gpu.sync_stream(stream)
@@ -149,9 +149,7 @@ USES: dict[str, Callable[[Gpu, Stream, Event], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_destroyed_stream_cannot_be_used(
-    gpu: Gpu, use: Callable[[Gpu, Stream, Event], object]
-) -> None:
+def test_destroyed_stream_is_invalid(gpu: Gpu, use: Callable[[Gpu, Stream, Event], object]) -> None:
     stream, event = gpu.stream(), gpu.event()
     gpu.destroy_stream(stream)
 
@@ -160,7 +158,7 @@ def test_a_destroyed_stream_cannot_be_used(
     assert f"stream {stream}" in caught.value.message
 
 
-def test_the_id_of_a_stream_is_never_given_again(gpu: Gpu) -> None:
+def test_stream_ids_are_not_reused(gpu: Gpu) -> None:
     stream = gpu.stream()
     gpu.destroy_stream(stream)
 

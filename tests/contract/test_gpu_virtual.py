@@ -15,7 +15,7 @@ def mapped(gpu: Gpu, pages: int = 1) -> tuple[Ptr, Backing]:
     return ptr, backing
 
 
-def test_mapped_memory_holds_what_is_written_there(bench: Workbench) -> None:
+def test_mapped_memory_is_readable_and_writable(bench: Workbench) -> None:
     ptr, _ = mapped(bench.gpu)
     bench.write(ptr, np.array([1, 2], np.int32))
     bench.add(ptr, 2, 10)
@@ -23,7 +23,7 @@ def test_mapped_memory_holds_what_is_written_there(bench: Workbench) -> None:
     assert bench.read(ptr, 2) == [11, 12]
 
 
-def test_the_pages_of_a_reservation_are_one_range(bench: Workbench) -> None:
+def test_adjacent_mappings_form_one_range(bench: Workbench) -> None:
     gpu, page = bench.gpu, bench.gpu.granularity()
     ptr = gpu.reserve(2 * page)
     gpu.map(ptr, gpu.create(page), page)
@@ -34,7 +34,7 @@ def test_the_pages_of_a_reservation_are_one_range(bench: Workbench) -> None:
     assert bench.read_bytes(Ptr(ptr + page - 2), 4) == b"\7" * 4
 
 
-def test_memory_keeps_its_content_where_it_is_mapped_next(bench: Workbench) -> None:
+def test_remapped_memory_keeps_content(bench: Workbench) -> None:
     gpu, page = bench.gpu, bench.gpu.granularity()
     first, backing = mapped(gpu)
     bench.write(first, np.array([42], np.int32))
@@ -45,7 +45,7 @@ def test_memory_keeps_its_content_where_it_is_mapped_next(bench: Workbench) -> N
     assert bench.read(second) == [42]
 
 
-def test_memory_that_is_mapped_twice_is_the_same_memory(bench: Workbench) -> None:
+def test_two_mappings_share_memory(bench: Workbench) -> None:
     gpu, page = bench.gpu, bench.gpu.granularity()
     first, backing = mapped(gpu)
     second = gpu.reserve(page)
@@ -55,7 +55,7 @@ def test_memory_that_is_mapped_twice_is_the_same_memory(bench: Workbench) -> Non
     assert bench.read(second) == [9]
 
 
-def test_released_memory_lives_until_it_is_unmapped(bench: Workbench) -> None:
+def test_released_backing_lives_until_unmapped(bench: Workbench) -> None:
     gpu, page = bench.gpu, bench.gpu.granularity()
     before = gpu.memory_info().free_bytes
     ptr, backing = mapped(gpu, pages=8)
@@ -86,7 +86,7 @@ def test_create_out_of_memory_reports_sizes(gpu: Gpu) -> None:
     assert f"{format_bytes(asked)} requested" in caught.value.message
 
 
-def test_a_size_that_is_no_multiple_of_the_granularity_is_refused(gpu: Gpu) -> None:
+def test_size_must_be_multiple_of_granularity(gpu: Gpu) -> None:
     page = gpu.granularity()
 
     with refused(Status.INVALID_VALUE) as caught:
@@ -101,7 +101,7 @@ def test_sizes_of_zero_are_refused(gpu: Gpu) -> None:
         gpu.create(0)
 
 
-def test_addresses_that_are_taken_cannot_be_mapped_again(gpu: Gpu) -> None:
+def test_mapped_range_cannot_be_mapped_again(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr, _ = mapped(gpu)
 
@@ -109,7 +109,7 @@ def test_addresses_that_are_taken_cannot_be_mapped_again(gpu: Gpu) -> None:
         gpu.map(ptr, gpu.create(page), page)
 
 
-def test_addresses_that_are_not_mapped_cannot_be_unmapped(gpu: Gpu) -> None:
+def test_unmapped_range_cannot_be_unmapped(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr, _ = mapped(gpu)
     gpu.unmap(ptr, page)
@@ -132,7 +132,7 @@ def test_mappings_side_by_side_are_unmapped_at_once_and_none_in_part(gpu: Gpu) -
     gpu.map(ptr, gpu.create(3 * page), 3 * page)
 
 
-def test_a_released_backing_cannot_be_used(gpu: Gpu) -> None:
+def test_released_backing_is_invalid(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr, backing = gpu.reserve(page), gpu.create(page)
     gpu.release(backing)

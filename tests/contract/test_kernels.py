@@ -53,7 +53,7 @@ def compare(gpu: Gpu) -> Iterator[Compare]:
 def filled(
     bench: Workbench, element: Element, count: int, how: Callable[[Ptr], None]
 ) -> npt.NDArray[Any]:
-    """Return the bits that a fill writes, having seen that it writes no more."""
+    """Run a fill, check that it writes only its range, and return the bits."""
     size_bytes = count * element.size_bytes
     out = bench.gpu.malloc(size_bytes + 16)
     bench.gpu.fill(out, 0xEE, size_bytes + 16, LEGACY)
@@ -68,7 +68,7 @@ def filled(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_philox_gives_the_published_words(bench: Workbench, fill: Fill, name: str) -> None:
+def test_philox_matches_published_vectors(bench: Workbench, fill: Fill, name: str) -> None:
     place, sequence, seed, words = PUBLISHED[name]
     out = bench.gpu.malloc(16)
 
@@ -77,7 +77,7 @@ def test_philox_gives_the_published_words(bench: Workbench, fill: Fill, name: st
     assert np.frombuffer(bench.read_bytes(out, 16), np.uint32).tolist() == list(words)
 
 
-def test_words_depend_on_their_place_and_not_on_the_grid(bench: Workbench, fill: Fill) -> None:
+def test_random_words_do_not_depend_on_grid(bench: Workbench, fill: Fill) -> None:
     count, first = 100_000, 2**32 - 50_000
     out = bench.gpu.malloc(16 * count)
 
@@ -114,7 +114,7 @@ def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Eleme
 
     assert np.abs(values).max() <= 104  # what fp8 rounds 100 to
     shares = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
-    # Rounding to 8 bits moves what is near an edge.
+    # Rounding to 8 bits moves values near the edges.
     assert np.abs(shares - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
     assert abs(values.mean()) < 1
 
@@ -138,9 +138,7 @@ def test_normal_values_are_normal(bench: Workbench, fill: Fill, element: Element
 
 
 @every_element
-def test_integers_are_whole_and_reach_both_ends(
-    bench: Workbench, fill: Fill, element: Element
-) -> None:
+def test_integer_fill_covers_range(bench: Workbench, fill: Fill, element: Element) -> None:
     bits = filled(
         bench,
         element,
@@ -154,7 +152,7 @@ def test_integers_are_whole_and_reach_both_ends(
 
 
 @every_element
-def test_a_constant_is_everywhere(bench: Workbench, fill: Fill, element: Element) -> None:
+def test_constant_fill_writes_every_element(bench: Workbench, fill: Fill, element: Element) -> None:
     bits = filled(
         bench, element, 777, lambda out: fill.constant(out, 777, element, LEGACY, value=-3)
     )
@@ -162,7 +160,7 @@ def test_a_constant_is_everywhere(bench: Workbench, fill: Fill, element: Element
     assert set(decode(bits, element).tolist()) == {-3.0}
 
 
-def test_another_seed_or_sequence_gives_other_values(bench: Workbench, fill: Fill) -> None:
+def test_seed_and_sequence_change_values(bench: Workbench, fill: Fill) -> None:
     def drawn(seed: int, sequence: int) -> bytes:
         return filled(
             bench,
@@ -175,7 +173,7 @@ def test_another_seed_or_sequence_gives_other_values(bench: Workbench, fill: Fil
     assert len({drawn(1, 2), drawn(2, 2), drawn(1, 3)}) == 3
 
 
-def test_no_elements_are_filled_without_a_launch(bench: Workbench, fill: Fill) -> None:
+def test_empty_fill_launches_nothing(bench: Workbench, fill: Fill) -> None:
     out = bench.ints(7)
 
     fill.uniform(out, 0, FP32, LEGACY, seed=1)
@@ -185,7 +183,7 @@ def test_no_elements_are_filled_without_a_launch(bench: Workbench, fill: Fill) -
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 0), (0, 2**32)])
-def test_a_range_without_numbers_or_with_too_many_is_refused(
+def test_invalid_fill_range_is_rejected(
     bench: Workbench, fill: Fill, least: int, most: int
 ) -> None:
     with pytest.raises(UsageError, match=str(most)):
@@ -205,7 +203,7 @@ class Flags:
         self.words[:] = 0
 
 
-def test_a_stream_is_held_until_the_host_lets_go(bench: Workbench, spin: Spin) -> None:
+def test_spin_kernel_blocks_stream_until_released(bench: Workbench, spin: Spin) -> None:
     stream, flags, value = bench.gpu.stream(blocking=False), Flags(bench.gpu), bench.ints(0)
 
     spin.until(flags.go, flags.late, 10_000_000_000, stream)
@@ -256,7 +254,7 @@ def test_spin_lasts_requested_time(bench: Workbench, spin: Spin) -> None:
 # --- timestamp
 
 
-def test_two_timestamps_give_the_clock_of_the_sms(bench: Workbench, spin: Spin) -> None:
+def test_timestamps_measure_sm_clock(bench: Workbench, spin: Spin) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     fields = gpu.facts().fields
     count, most_khz = fields["multiprocessor_count"], fields["clock_rate_khz"]
@@ -288,7 +286,7 @@ SIZES = [16, 256 * 16, 256 * 16 + 48, 1_000_000]
 
 
 @pytest.mark.parametrize("size_bytes", SIZES)
-def test_a_copy_moves_every_byte_and_no_other(
+def test_copy_kernel_writes_only_its_range(
     bench: Workbench, bandwidth: Bandwidth, fill: Fill, size_bytes: int
 ) -> None:
     gpu = bench.gpu
@@ -303,7 +301,7 @@ def test_a_copy_moves_every_byte_and_no_other(
 
 
 @pytest.mark.parametrize("size_bytes", SIZES)
-def test_a_write_leaves_its_word_everywhere(
+def test_write_kernel_writes_every_word(
     bench: Workbench, bandwidth: Bandwidth, size_bytes: int
 ) -> None:
     target = bench.gpu.malloc(size_bytes + 16)
@@ -317,7 +315,7 @@ def test_a_write_leaves_its_word_everywhere(
 
 
 @pytest.mark.parametrize("size_bytes", SIZES)
-def test_a_read_reads_every_vector_and_changes_none(
+def test_read_kernel_reads_every_vector(
     bench: Workbench, bandwidth: Bandwidth, size_bytes: int
 ) -> None:
     gpu, sink = bench.gpu, bench.ints(5)
@@ -356,7 +354,7 @@ def test_scale_and_triad_compute_in_single_precision(
     assert np.array_equal(summed, first + 2.5 * second)
 
 
-def test_bytes_that_fill_no_vector_are_refused(bench: Workbench, bandwidth: Bandwidth) -> None:
+def test_size_must_be_multiple_of_vector(bench: Workbench, bandwidth: Bandwidth) -> None:
     ptr = bench.ints(1, 2, 3, 4, 5)
 
     with pytest.raises(UsageError, match="20 bytes"):
@@ -379,7 +377,7 @@ def test_different_words_are_counted(bench: Workbench, compare: Compare, fill: F
     assert compare.count_different(one, other, size_bytes, LEGACY) == 11
 
 
-def test_words_unlike_one_are_counted(bench: Workbench, compare: Compare) -> None:
+def test_mismatched_words_are_counted(bench: Workbench, compare: Compare) -> None:
     ptr = bench.ints(7, 7, 8, 7, -1)
 
     assert compare.count_unlike(ptr, 7, 20, LEGACY) == 2
@@ -390,7 +388,7 @@ def test_words_unlike_one_are_counted(bench: Workbench, compare: Compare) -> Non
 
 
 @every_element
-def test_a_sample_is_of_the_elements_that_were_asked_for(
+def test_gathered_sample_has_requested_elements(
     bench: Workbench, compare: Compare, element: Element
 ) -> None:
     values = (np.arange(5000) % 13) - 6.0

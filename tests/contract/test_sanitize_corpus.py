@@ -1,6 +1,6 @@
 """Each program of tests/sanitize_corpus gets the expected report: on a GPU by the command, elsewhere by logs.
 
-The logs also show to the byte what kernels touched on a GPU.
+The logs also contain the exact bytes that kernels accessed on a GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import judge_races
+import check_races
 import numpy as np
 import pytest
 import race_logs
-from judge_races import CORPUS, Case, Run
+from check_races import CORPUS, Case, Run
 
 from cudakit.core.sanitize.races import RaceKind
 from cudakit.render import json as rendered
@@ -28,24 +28,24 @@ from cudakit.trace.kinds import Kind, Known, Mode
 from cudakit.trace.layout import view
 
 LOGS = CORPUS / "logs"
-JUDGE = judge_races.ROOT / "scripts/judge_races.py"
-PROGRAMS = {case.label: case for case in judge_races.cases() if case.script.parent == CORPUS}
+CHECK = check_races.ROOT / "scripts/check_races.py"
+PROGRAMS = {case.label: case for case in check_races.cases() if case.script.parent == CORPUS}
 HELPERS = {"cuda_kernels"}
 
 
-def complaints(case: Case, log: Path) -> list[str]:
-    """Hold what the engine finds in a log to what is expected of the program."""
-    result = race_logs.analysed(race_logs.load(log))
+def differences(case: Case, log: Path) -> list[str]:
+    """Return the differences between the report on a log and the expected one."""
+    result = race_logs.analyzed(race_logs.load(log))
     found: dict[str, Any] = json.loads(rendered.render(result))
-    return list(judge_races.wrong_races(case, Run(0, 0.0, "", found)))
+    return list(check_races.wrong_races(case, Run(0, 0.0, "", found)))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted({case.name for case in PROGRAMS.values()}))
-def test_command_finds_the_race_and_reports_nothing_of_the_fixed_variant(name: str) -> None:
+def test_command_reports_race_and_accepts_fixed_variant(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(JUDGE), f"sanitize_corpus/{name}", "--accesses", "exact", "--all"],
+        [sys.executable, str(CHECK), f"sanitize_corpus/{name}", "--accesses", "exact", "--all"],
         capture_output=True,
         text=True,
         check=False,
@@ -57,52 +57,54 @@ def test_command_finds_the_race_and_reports_nothing_of_the_fixed_variant(name: s
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_log_of_a_gpu_run_gives_the_expected_report(name: str) -> None:
+def test_gpu_log_gives_expected_report(name: str) -> None:
     log = LOGS / f"{PROGRAMS[name].label}.npz"
     if not log.exists():
         pytest.skip(
-            f"no log yet: on a GPU, judge_races.py --keep {LOGS} sanitize_corpus/{PROGRAMS[name].name}"
+            f"no log yet: on a GPU, check_races.py --keep {LOGS} sanitize_corpus/{PROGRAMS[name].name}"
         )
 
-    assert complaints(PROGRAMS[name], log) == []
-    assert log.stat().st_size <= race_logs.MOST_BYTES, "it is kept in the repository"
+    assert differences(PROGRAMS[name], log) == []
+    assert log.stat().st_size <= race_logs.MOST_BYTES, "too large for the repository"
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record a program of a simulated device, whose accesses are as exact as those of a GPU."""
+    """Record a program of the simulated device, which traces exact accesses."""
     logs = tmp_path_factory.mktemp("logs")
-    command = [sys.executable, str(JUDGE), "sim_kernels", "--keep", str(logs)]
+    command = [sys.executable, str(CHECK), "sim_kernels", "--keep", str(logs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return logs
 
 
-def test_log_gives_the_report_of_the_run(simulated: Path) -> None:
-    cases = {case.variant: case for case in judge_races.cases() if case.name == "sim_kernels"}
+def test_log_reproduces_report(simulated: Path) -> None:
+    cases = {case.variant: case for case in check_races.cases() if case.name == "sim_kernels"}
     race, fixed = (simulated / f"sim_kernels_{variant}.npz" for variant in ("race", "fixed"))
 
-    assert complaints(cases["race"], race) == []
-    assert complaints(cases["fixed"], fixed) == []
-    assert complaints(cases["race"], fixed) == ["MISSED"]
-    (alarm,) = complaints(cases["fixed"], race)
-    assert alarm.startswith("FALSE ALARM: 1 x certain write_after_write (kernel add after kernel")
+    assert differences(cases["race"], race) == []
+    assert differences(cases["fixed"], fixed) == []
+    assert differences(cases["race"], fixed) == ["MISSED"]
+    (alarm,) = differences(cases["fixed"], race)
+    assert alarm.startswith(
+        "FALSE POSITIVE: 1 x certain write_after_write (kernel add after kernel"
+    )
 
 
-def test_race_of_other_kernels_or_another_kind_is_wrong(simulated: Path) -> None:
+def test_unexpected_race_is_reported_as_wrong(simulated: Path) -> None:
     race = simulated / "sim_kernels_race.npz"
-    case = next(case for case in judge_races.cases() if case.name == "sim_kernels")
+    case = next(case for case in check_races.cases() if case.name == "sim_kernels")
 
-    assert complaints(replace(case, kernels=("add", "*")), race) == []
-    (other,) = complaints(replace(case, kernels=("add", "multiply|copy")), race)
-    assert other.startswith("of others: ")
-    (other,) = complaints(replace(case, kinds=("write_after_read",)), race)
-    assert other.startswith("of another kind: ")
+    assert differences(replace(case, kernels=("add", "*")), race) == []
+    (other,) = differences(replace(case, kernels=("add", "multiply|copy")), race)
+    assert other.startswith("unexpected kernels: ")
+    (other,) = differences(replace(case, kinds=("write_after_read",)), race)
+    assert other.startswith("unexpected kind: ")
 
 
 def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path: Path) -> None:
     fixed = simulated / "sim_kernels_fixed.npz"
-    cases = {case.variant: case for case in judge_races.cases() if case.name == "sim_kernels"}
+    cases = {case.variant: case for case in check_races.cases() if case.name == "sim_kernels"}
     (chain,) = race_logs.load(fixed)
     accesses = chain.records["kind"] == Kind.ACCESS
     assumed = view(chain.records[accesses], Kind.ACCESS)
@@ -111,13 +113,13 @@ def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path:
     race_logs.save(tmp_path / "assumed.npz", [chain])
 
     exact = replace(cases["fixed"], exact=True)
-    assert complaints(exact, fixed) == []
-    assert complaints(exact, tmp_path / "assumed.npz") == [
-        "only 0.0% of the launches are known exactly"
+    assert differences(exact, fixed) == []
+    assert differences(exact, tmp_path / "assumed.npz") == [
+        "only 0.0% of the launches have exact accesses"
     ]
 
 
-def test_log_holds_nothing_of_the_machine(simulated: Path) -> None:
+def test_log_contains_no_data_of_the_machine(simulated: Path) -> None:
     (chain,) = race_logs.load(simulated / "sim_kernels_race.npz")
 
     assert {text for text in chain.strings if text} == {"add"}
@@ -127,7 +129,7 @@ def test_log_holds_nothing_of_the_machine(simulated: Path) -> None:
     assert (simulated / "sim_kernels_race.npz").stat().st_size < 2000
 
 
-def test_every_program_is_listed_with_what_is_expected_of_it() -> None:
+def test_every_program_is_listed_with_its_expected_report() -> None:
     assert {path.stem for path in CORPUS.glob("*.py")} - HELPERS == {
         case.name for case in PROGRAMS.values()
     }
@@ -138,7 +140,7 @@ def test_every_program_is_listed_with_what_is_expected_of_it() -> None:
         assert set(case.kinds) <= {kind.name.lower() for kind in RaceKind}
 
 
-def test_every_log_is_of_a_program() -> None:
+def test_every_log_belongs_to_program() -> None:
     assert {path.stem for path in LOGS.iterdir()} <= set(PROGRAMS)
 
 
@@ -150,7 +152,7 @@ def test_every_framework_has_three_pairs() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({case.name for case in PROGRAMS.values()}))
-def test_program_is_short_and_its_docstring_describes_both_variants(name: str) -> None:
+def test_program_is_short_and_documents_both_variants(name: str) -> None:
     source = (CORPUS / f"{name}.py").read_text(encoding="utf-8")
 
     docstring = ast.get_docstring(ast.parse(source)) or ""
@@ -164,7 +166,7 @@ def test_without_exact_accesses_less_has_to_be_found() -> None:
     must = {
         accesses: {
             case.label
-            for case in judge_races.cases(accesses)
+            for case in check_races.cases(accesses)
             if case.must_be_found and case.script.parent == CORPUS
         }
         for accesses in ("exact", "arguments")
@@ -176,7 +178,7 @@ def test_without_exact_accesses_less_has_to_be_found() -> None:
 
 READ, WRITE = Mode.READ, Mode.WRITE
 
-# How they are accessed, how many bytes each has, how far it is to the next one, and how many there are.
+# Access mode, element bytes, stride in bytes, and element count.
 Pieces = tuple[Mode, int, int, int]
 
 
@@ -200,7 +202,7 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
         (READ, 32 * 4, 128 * 4, 256),
         whole(WRITE, 256 * 32 * 4),
     },
-    # One matrix as a whole, of the other the left half of each row, and what is stored by a tensor map.
+    # A whole matrix, the left half of each row of another, and the target of a tensor map store.
     ("torch_matmul_fixed", "nvjet"): {
         whole(READ, 4096 * 4096 * 2),
         (READ, 4096 * 2, 8192 * 2, 4096),
@@ -210,7 +212,7 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
 
 
 def did(log: str) -> Iterator[tuple[str, set[Pieces]]]:
-    """Yield the name of each launch in a log, and what it did to data: counters of its own are left out."""
+    """Yield the name and the data accesses of each launch in a log, without its internal counters."""
     for chain in race_logs.load(LOGS / f"{log}.npz"):
         accesses = chain.records[chain.records["kind"] == Kind.ACCESS]
         rows = view(accesses, Kind.ACCESS)
@@ -230,7 +232,7 @@ def pieces(row: np.void) -> Pieces:
 
 
 @pytest.mark.parametrize(("log", "kernel"), MUST_TOUCH)
-def test_kernel_touched_the_bytes_that_its_source_names(log: str, kernel: str) -> None:
+def test_recorded_accesses_match_kernel_source(log: str, kernel: str) -> None:
     found = [touched for name, touched in did(log) if kernel in name]
 
     assert found

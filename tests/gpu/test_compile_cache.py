@@ -25,7 +25,7 @@ def test_kept_image_comes_back(cache: CompileCache) -> None:
     assert cache.get("b") is None
 
 
-def test_a_damaged_file_counts_as_nothing(cache: CompileCache) -> None:
+def test_damaged_file_is_ignored(cache: CompileCache) -> None:
     cache.keep("a", b"machine code")
     (place,) = cache.directory.iterdir()
 
@@ -34,7 +34,7 @@ def test_a_damaged_file_counts_as_nothing(cache: CompileCache) -> None:
         assert cache.get("a") is None
 
 
-def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path) -> None:
+def test_impossible_directory_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = CompileCache(tmp_path / "file" / "kernels")
 
@@ -44,7 +44,7 @@ def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written_is_no_error(cache: CompileCache) -> None:
+def test_read_only_directory_is_ignored(cache: CompileCache) -> None:
     cache.directory.mkdir(parents=True)
     cache.directory.chmod(0o500)
 
@@ -61,7 +61,7 @@ def test_nothing_but_images_is_left_behind(cache: CompileCache) -> None:
     assert cache.get("a") == b"two"
 
 
-def test_the_oldest_make_room(cache: CompileCache) -> None:
+def test_oldest_images_are_deleted(cache: CompileCache) -> None:
     cache.directory.mkdir(parents=True)
     for number in range(520):
         place = cache.directory / f"{number}.image"
@@ -81,7 +81,7 @@ def test_different_sources_have_different_keys(one: list[str], other: list[str])
     assert (keys[0] == keys[1]) == (one == other)
 
 
-def test_the_cache_is_where_the_user_wants_it(tmp_path: Path) -> None:
+def test_cache_directory_follows_xdg(tmp_path: Path) -> None:
     wanted = user_cache({"XDG_CACHE_HOME": str(tmp_path)})
     usual = user_cache({"XDG_CACHE_HOME": "relative"})
 

@@ -1,4 +1,4 @@
-"""Names as the C++ runtime reads them."""
+"""Demangling by the C++ runtime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_runtime = pytest.mark.skipif(not _has_runtime(), reason="there is no libst
         ),
     ],
 )
-def test_a_mangled_name_becomes_readable(mangled: str, readable: str) -> None:
+def test_mangled_name_is_demangled(mangled: str, readable: str) -> None:
     assert demangle(mangled) == readable
 
 
@@ -43,7 +43,7 @@ def test_unmangled_name_is_unchanged(name: str) -> None:
     assert demangle(name) == name
 
 
-def test_a_name_longer_than_any_compiler_makes_is_left_alone() -> None:
+def test_overlong_name_is_unchanged() -> None:
     name = f"_Z70000{'a' * 70_000}v"
 
     assert demangle(name) == name

@@ -1,4 +1,4 @@
-"""File descriptors of other processes, by the calls of the system."""
+"""Duplication of file descriptors of other processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @contextmanager
 def child() -> Iterator[Descriptor]:
-    """Start a process that has a pipe, until the end of the block."""
+    """Run a child process with a pipe within a block."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", CHILD],
         stdin=subprocess.PIPE,
@@ -48,7 +48,7 @@ def refuses(code: int) -> Callable[[int, int], int]:
     return ask
 
 
-def test_a_descriptor_of_another_process_is_the_same_file() -> None:
+def test_duplicated_descriptor_refers_to_same_file() -> None:
     with child() as descriptor:
         try:
             taken = take(descriptor)
@@ -58,7 +58,7 @@ def test_a_descriptor_of_another_process_is_the_same_file() -> None:
         os.close(taken)
 
 
-def test_a_process_that_has_ended_is_named() -> None:
+def test_ended_process_error_has_pid() -> None:
     with child() as descriptor:
         pass
 
@@ -66,7 +66,7 @@ def test_a_process_that_has_ended_is_named() -> None:
         take(descriptor)
 
 
-def test_a_later_process_with_the_same_number_is_not_taken_for_it() -> None:
+def test_process_with_reused_pid_is_rejected() -> None:
     own = this_process()
     earlier = ProcessId(own.pid, own.started - 1)
 
@@ -74,7 +74,7 @@ def test_a_later_process_with_the_same_number_is_not_taken_for_it() -> None:
         take(Descriptor(earlier, 0, 1))
 
 
-def test_a_descriptor_that_was_closed_says_that_the_memory_was_given_back() -> None:
+def test_closed_descriptor_error_says_memory_was_freed() -> None:
     with pytest.raises(EnvironmentUnusable, match="has freed the memory") as caught:
         take(Descriptor(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
     assert "keep the memory allocated" in caught.value.hint
@@ -99,7 +99,7 @@ def test_permission_error_has_hint(code: int, hint: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_process_knows_itself_and_not_its_child() -> None:
+def test_process_id_differs_after_fork() -> None:
     assert this_process() == this_process()
     with child() as descriptor:
         assert descriptor.process != this_process()

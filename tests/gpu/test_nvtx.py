@@ -16,7 +16,7 @@ from cudakit.gpu.nvtx import Range
 
 
 class Listener:
-    """An NVTX domain that keeps what it hears."""
+    """An NVTX domain that records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -34,7 +34,7 @@ class Listener:
         return str(described)
 
 
-def test_a_range_lasts_as_long_as_its_block() -> None:
+def test_range_covers_block() -> None:
     listener = Listener()
 
     with Range(listener, "block"):
@@ -43,7 +43,7 @@ def test_a_range_lasts_as_long_as_its_block() -> None:
     assert listener.heard == ["push block", "mark within", "pop"]
 
 
-def test_a_range_ends_when_its_block_fails_and_lets_the_failure_through() -> None:
+def test_range_ends_on_exception_and_propagates_it() -> None:
     listener = Listener()
 
     with pytest.raises(ZeroDivisionError), Range(listener, "block"):
@@ -52,7 +52,7 @@ def test_a_range_ends_when_its_block_fails_and_lets_the_failure_through() -> Non
     assert listener.heard == ["push block", "pop"]
 
 
-def test_a_range_can_be_entered_again_within_itself() -> None:
+def test_range_is_reentrant() -> None:
     listener = Listener()
     again = Range(listener, "again")
 
@@ -62,7 +62,7 @@ def test_a_range_can_be_entered_again_within_itself() -> None:
     assert listener.heard == ["push again", "push again", "pop", "pop"]
 
 
-def test_a_decorated_function_is_in_the_range_at_every_call() -> None:
+def test_decorated_function_pushes_range_at_every_call() -> None:
     listener = Listener()
 
     @Range(listener, "step")
@@ -107,7 +107,7 @@ def test_generator_and_coroutine_functions_cannot_be_decorated(
         decorator(kind())
 
 
-def test_without_a_listener_every_range_is_the_same_silent_one() -> None:
+def test_ranges_have_no_effect_without_profiler() -> None:
     def step() -> None: ...
 
     assert cudakit.range("one") is cudakit.range("two", domain="other", color="red", payload=1)
@@ -143,7 +143,7 @@ pop cudakit
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_tool_that_listens_hears_every_range_and_mark(tmp_path: Path) -> None:
+def test_attached_profiler_receives_ranges_and_marks(tmp_path: Path) -> None:
     library = tmp_path / "listener.so"
     source = Path(__file__).with_name("listener.c")
     subprocess.run(

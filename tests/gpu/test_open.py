@@ -14,14 +14,14 @@ without_gpu = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:1", "auto:h200", "h200", "SIM"])
-def test_another_name_is_a_usage_error_that_lists_the_names(name: str) -> None:
+def test_unknown_gpu_error_lists_names(name: str) -> None:
     with pytest.raises(UsageError, match=repr(name)) as caught:
         open_gpu(name)
     assert all(word in caught.value.hint for word in ("auto", "cuda", "sim:MODEL"))
 
 
 @without_gpu
-def test_auto_without_a_gpu_simulates_nothing_and_says_how_to() -> None:
+def test_auto_without_gpu_hints_at_simulation() -> None:
     with pytest.raises(EnvironmentUnusable) as caught:
         open_gpu("auto")
     assert "--gpu sim" in caught.value.hint
@@ -29,7 +29,7 @@ def test_auto_without_a_gpu_simulates_nothing_and_says_how_to() -> None:
 
 
 @without_gpu
-def test_cuda_without_a_driver_says_what_to_install() -> None:
+def test_cuda_without_driver_hints_at_installation() -> None:
     with pytest.raises(EnvironmentUnusable, match="libcuda") as caught:
         open_gpu("cuda")
     assert "driver" in caught.value.hint
@@ -38,14 +38,14 @@ def test_cuda_without_a_driver_says_what_to_install() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_the_real_device_is_opened_where_there_is_one(name: str) -> None:
+def test_real_device_is_opened_if_present(name: str) -> None:
     gpu = open_gpu(name)
     assert not gpu.simulated
     gpu.close()
 
 
 @pytest.mark.parametrize("name", ["sim", "sim:h200"])
-def test_the_simulated_device_is_opened_by_its_name(name: str) -> None:
+def test_simulated_device_is_opened_by_name(name: str) -> None:
     gpu = open_gpu(name)
     assert gpu.simulated
     gpu.close()

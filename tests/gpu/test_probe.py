@@ -53,7 +53,7 @@ def view(
 
 
 def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
-    """Ask a child that runs a script of the test instead of asking a driver."""
+    """Return the answer of a child process that runs a test script."""
     return start_probe(
         environment=environment, command=[sys.executable, "-c", script], seconds=seconds
     ).answer()
@@ -76,7 +76,7 @@ def test_attributes_become_fields_in_their_units() -> None:
     assert facts.fields["compute_mode"] == "exclusive process"
 
 
-def test_an_attribute_that_the_driver_does_not_know_is_unavailable() -> None:
+def test_unsupported_attribute_is_unavailable() -> None:
     (facts,) = view(found(device())).devices
 
     reason = Unavailable("not supported by this driver")
@@ -84,7 +84,7 @@ def test_an_attribute_that_the_driver_does_not_know_is_unavailable() -> None:
     assert {attribute.name for attribute in attributes()} <= facts.fields.keys()
 
 
-def test_an_error_of_one_call_is_the_reason_of_its_field() -> None:
+def test_call_error_is_reason_of_field() -> None:
     refused = {"error": [999, "CUDA_ERROR_UNKNOWN", "unknown error"]}
     (facts,) = view(found(device(memory=refused, uuid=refused))).devices
 
@@ -257,7 +257,7 @@ int cuDeviceGetP2PAttribute(int *value, int what, int one, int other) { *value =
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Any:
-    """Build a library that says it is libcuda, and ask it."""
+    """Build a fake libcuda, and return its answer."""
     if not any(os.access(f"{place}/cc", os.X_OK) for place in os.environ["PATH"].split(":")):
         pytest.skip("needs a C compiler")
 

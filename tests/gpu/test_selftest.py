@@ -18,7 +18,7 @@ STEPS = ["context", "compile", "kernel", "copy"]
 
 
 class Device:
-    """Enough of a Gpu for the steps; memory is the host's, and work is done at once."""
+    """The methods of Gpu that the steps call, synchronous and on host memory."""
 
     def __init__(self, *, fault: str = "") -> None:
         self.fault = fault
@@ -96,8 +96,8 @@ def test_steps_succeed_on_working_device() -> None:
     ("fault", "words"),
     [
         ("compile", "cuda:1: NVRTC_ERROR_INVALID_OPTION: no such option"),
-        ("kernel", "cuda:1: a kernel computed 1 wrong values of 1,048,576; at 5 "),
-        ("copy", "cuda:1: a copy brought 1 wrong values of 1,048,576; at 2 "),
+        ("kernel", "cuda:1: the kernel computed 1 wrong values of 1,048,576; index 5: "),
+        ("copy", "cuda:1: the copies returned 1 wrong values of 1,048,576; index 2: "),
     ],
 )
 def test_first_failing_step_is_last_and_names_device(fault: str, words: str) -> None:
@@ -117,7 +117,7 @@ def line(name: str) -> str:
     return json.dumps({"name": name, "error": "", "hint": "", "seen": {"cuda:0": "well"}})
 
 
-def test_crashing_child_fails_its_step() -> None:
+def test_crash_fails_current_step() -> None:
     crash = f"import os; print({line('context')!r}, flush=True); os.abort()"
 
     steps = run_self_test(command=python(crash))
@@ -125,23 +125,23 @@ def test_crashing_child_fails_its_step() -> None:
     assert not isinstance(steps, Unavailable)
     assert [step.name for step in steps] == ["context", "compile"]
     assert steps[0].seen == {"cuda:0": "well"}
-    assert steps[1].error == "the step 'compile' ended its process with -6"
+    assert steps[1].error == "step 'compile' crashed: exit code -6"
 
 
-def test_hanging_child_fails_its_step() -> None:
+def test_timeout_fails_current_step() -> None:
     hang = f"import time; print({line('context')!r}, flush=True); time.sleep(60)"
 
     steps = run_self_test(command=python(hang), seconds=1)
 
     assert not isinstance(steps, Unavailable)
-    assert steps[1].error == "the step 'compile' did not end in time"
+    assert steps[1].error == "step 'compile' timed out"
 
 
 def test_stderr_of_child_is_quoted() -> None:
     steps = run_self_test(command=python("raise SystemExit('no such library')"))
 
     assert not isinstance(steps, Unavailable)
-    assert steps[0].error == "the step 'context' ended its process with 1: no such library"
+    assert steps[0].error == "step 'context' crashed: exit code 1: no such library"
 
 
 def test_missing_child_has_reason() -> None:

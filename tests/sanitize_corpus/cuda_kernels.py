@@ -1,4 +1,4 @@
-"""What the programs with cuda-python share: a device, kernels from source, and calls that raise."""
+"""Functions that the programs with cuda-python share: open a device, compile kernels, check errors."""
 
 import numpy as np
 from cuda.bindings import driver, nvrtc
@@ -76,7 +76,7 @@ def launch(kernel, on, blocks, threads, *arguments, attributes=()):
     config.hStream = on
     config.attrs, config.numAttrs = list(attributes), len(attributes)
     call(driver.cuLaunchKernelEx(config, kernel, places.ctypes.data, 0))
-    del words  # until here the launch has read them
+    del words  # the launch has copied them by now
 
 
 def wait(waiting, awaited):

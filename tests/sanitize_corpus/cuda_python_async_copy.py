@@ -1,7 +1,7 @@
-"""race: A kernel copies into shared memory asynchronously what another stream writes.
+"""race: A kernel copies bytes into shared memory asynchronously while another stream writes them.
 
 fixed: A kernel copies one half of an array into shared memory asynchronously; another stream writes the
-  other.
+  other half.
 """
 
 import sys
@@ -31,7 +31,7 @@ numbers, staged = zeros(4 * 2048), zeros(4 * 256)
 
 launch(function(module, "stage"), first, 1, 256, numbers, staged)
 if race:
-    # WRONG: it may be copied before or after this.
+    # WRONG: the kernel may copy the bytes before or after this.
     launch(function(module, "fill"), second, 1, 256, numbers)
 else:
     launch(function(module, "fill"), second, 1, 256, numbers + 4 * 1024)

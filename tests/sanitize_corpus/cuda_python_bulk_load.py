@@ -1,6 +1,6 @@
-"""race: A kernel loads a range in bulk, of which another stream writes the last element.
+"""race: A kernel bulk-loads a range whose last element another stream writes.
 
-fixed: A kernel loads a range in bulk, right behind which another stream writes.
+fixed: A kernel bulk-loads a range; another stream writes directly behind it.
 """
 
 import sys
@@ -35,6 +35,6 @@ open_device()
 first, second, module = stream(), stream(), compiled(SOURCE)
 numbers, loaded = zeros(4 * 2048), zeros(4 * 256)
 launch(function(module, "load"), first, 1, 256, numbers, loaded)
-# WRONG if race: one too early
+# WRONG if race: one element too early
 launch(function(module, "fill"), second, 1, 256, numbers + 4 * (1023 if race else 1024))
 call(driver.cuCtxSynchronize())

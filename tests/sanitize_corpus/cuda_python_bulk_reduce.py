@@ -1,6 +1,6 @@
-"""race: A kernel adds a range in bulk to one that another stream reads.
+"""race: A kernel adds to a range with a bulk reduction while another stream reads it.
 
-fixed: Two kernels on two streams add a range in bulk to the same one: each element is added to atomically.
+fixed: Two kernels on two streams add to the same range with bulk reductions, which are atomic per element.
 """
 
 import sys
@@ -35,7 +35,7 @@ numbers, copied = zeros(4 * 1024), zeros(4 * 256)
 
 launch(function(module, "accumulate"), first, 1, 256, numbers)
 if race:
-    launch(function(module, "copy"), second, 1, 256, numbers, copied)  # WRONG: sums in the making
+    launch(function(module, "copy"), second, 1, 256, numbers, copied)  # WRONG: incomplete sums
 else:
     launch(function(module, "accumulate"), second, 1, 256, numbers)
 call(driver.cuCtxSynchronize())

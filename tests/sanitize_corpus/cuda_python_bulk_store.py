@@ -1,6 +1,6 @@
-"""race: A kernel stores a range in bulk, the last element of which another stream reads.
+"""race: A kernel bulk-stores a range whose last element another stream reads.
 
-fixed: A kernel stores a range in bulk, and another stream reads from right behind it.
+fixed: A kernel bulk-stores a range; another stream reads directly behind it.
 """
 
 import sys
@@ -33,6 +33,6 @@ first, second, module = stream(), stream(), compiled(SOURCE)
 numbers, copied = zeros(4 * 2048), zeros(4 * 256)
 
 launch(function(module, "store"), first, 1, 256, numbers)
-# WRONG if race: one too early
+# WRONG if race: one element too early
 launch(function(module, "copy"), second, 1, 256, numbers + 4 * (1023 if race else 1024), copied)
 call(driver.cuCtxSynchronize())

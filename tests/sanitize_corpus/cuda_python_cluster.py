@@ -1,6 +1,6 @@
-"""race: The blocks of a cluster write what another stream reads at the same time.
+"""race: The blocks of a cluster write memory that another stream reads at the same time.
 
-fixed: The blocks of a cluster write one half of an array, and another stream reads the other half.
+fixed: The blocks of a cluster write one half of an array; another stream reads the other half.
 """
 
 import sys
@@ -29,6 +29,6 @@ cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim
 numbers, copied = zeros(4 * 2048), zeros(4 * 1024)
 
 launch(function(module, "fill"), first, 8, 128, numbers, attributes=[cluster])
-# WRONG if race: the last of what is read is in the half that is written.
+# WRONG if race: the last element that is read is in the half that is written.
 launch(function(module, "copy"), second, 1, 1024, numbers + 4 * (1023 if race else 1024), copied)
 call(driver.cuCtxSynchronize())

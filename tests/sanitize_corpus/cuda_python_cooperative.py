@@ -1,6 +1,6 @@
-"""race: A kernel that is launched cooperatively adds to what another stream multiplies.
+"""race: A cooperatively launched kernel adds to memory that another stream multiplies.
 
-fixed: A kernel that is launched cooperatively adds to what another stream multiplies once that is done.
+fixed: A cooperatively launched kernel adds to memory; another stream waits for it and then multiplies.
 """
 
 import sys

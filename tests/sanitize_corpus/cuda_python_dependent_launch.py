@@ -1,7 +1,7 @@
-"""race: A kernel that begins before its predecessor's end is waited for by nobody; another stream reads its
-  result.
+"""race: A kernel may begin before its predecessor ends; another stream reads the result without waiting for
+  either.
 
-fixed: A kernel may begin before its predecessor's end, and waits for it by itself before it reads its result.
+fixed: A kernel may begin before its predecessor ends, and waits in its own code before it reads the result.
 """
 
 import sys
@@ -35,7 +35,7 @@ numbers, copied = zeros(4 * 256), zeros(4 * 256)
 
 launch(function(module, "fill"), first, 1, 256, numbers)
 launch(function(module, "add"), first, 1, 256, numbers, attributes=[early])
-# WRONG if race: the second stream waits for neither of the two.
+# WRONG if race: the second stream waits for neither kernel.
 if not race:
     wait(second, first)
 launch(function(module, "copy"), second, 1, 256, numbers, copied)

@@ -1,6 +1,6 @@
-"""race: Two kernels of a graph change the same array, and no edge orders them.
+"""race: Two kernels of a graph modify the same array, and no edge orders them.
 
-fixed: Two kernels of a graph change the same array, one after the other by an edge.
+fixed: Two kernels of a graph modify the same array, and an edge orders them.
 """
 
 import sys
@@ -31,7 +31,7 @@ module, graph = compiled(SOURCE), call(driver.cuGraphCreate(0))
 numbers = zeros(4 * 256)
 first = add_node(graph, [], function(module, "add"), numbers)
 if race:
-    add_node(graph, [], function(module, "multiply"), numbers)  # WRONG: after nothing
+    add_node(graph, [], function(module, "multiply"), numbers)  # WRONG: no edge
 else:
     add_node(graph, [first], function(module, "multiply"), numbers)
 executable = call(driver.cuGraphInstantiate(graph, 0))

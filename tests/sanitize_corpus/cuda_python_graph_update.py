@@ -1,6 +1,6 @@
-"""race: The kernel of an executable graph is given another array, which a second stream writes.
+"""race: The kernel of an executable graph gets another array, which a second stream writes.
 
-fixed: The kernel of an executable graph is given another array: the first one is free for a second stream.
+fixed: The kernel of an executable graph gets another array, so a second stream may write the first one.
 """
 
 import sys
@@ -31,6 +31,6 @@ call(driver.cuCtxSynchronize())
 words[0] = others
 call(driver.cuGraphExecKernelNodeSetParams(executable, added, node))
 call(driver.cuGraphLaunch(executable, first))
-# WRONG if race: the graph changes this array by now.
+# WRONG if race: the updated graph modifies this array.
 launch(add, second, 1, 256, others if race else numbers)
 call(driver.cuCtxSynchronize())

@@ -1,7 +1,7 @@
-"""race: A kernel walks along a list in memory, and changes a node of it that another stream reads.
+"""race: A kernel walks a linked list and modifies a node that another stream reads.
 
-fixed: A kernel walks along a list in memory, and changes the nodes in it; another stream reads what is in
-  none.
+fixed: A kernel walks a linked list and modifies its nodes; another stream reads memory outside all
+  nodes.
 """
 
 import sys

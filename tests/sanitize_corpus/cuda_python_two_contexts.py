@@ -1,6 +1,6 @@
-"""race: The host waits for one of two contexts, and not for the one whose streams share memory.
+"""race: The host synchronizes one of two contexts, but not the one whose streams share memory.
 
-fixed: The host waits for that of two contexts whose streams share memory.
+fixed: The host synchronizes the context whose streams share memory.
 """
 
 import sys
@@ -14,7 +14,7 @@ race = sys.argv[1] == "race"
 SOURCE = 'extern "C" __global__ void add(int *numbers) { numbers[threadIdx.x] += 1; }'
 
 primary = open_device()
-own = call(driver.cuCtxCreate(None, 0, call(driver.cuDeviceGet(0))))  # current from here on
+own = call(driver.cuCtxCreate(None, 0, call(driver.cuDeviceGet(0))))  # becomes the current context
 first, second = stream(), stream()
 add, numbers = function(compiled(SOURCE), "add"), zeros(4 * 256)
 

@@ -1,6 +1,6 @@
-"""race: A stream waits for a word in memory that another one writes before the kernel it is meant to stand for.
+"""race: A stream waits for a memory word that another stream writes before the kernel, not after it.
 
-fixed: A stream waits for a word in memory that another one writes behind its kernel.
+fixed: A stream waits for a memory word that another stream writes after its kernel.
 """
 
 import sys
@@ -18,7 +18,7 @@ first, second = stream(), stream()
 add, numbers, word = function(compiled(SOURCE), "add"), zeros(4 * 256), zeros(4)
 equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
 
-# WRONG if race: the word says nothing of what comes after it.
+# WRONG if race: the word does not cover the kernel after it.
 if not race:
     launch(add, first, 1, 256, numbers)
 call(driver.cuStreamWriteValue32(first, word, 1, 0))

@@ -16,7 +16,7 @@ with owner:
 if not race:
     user.wait_event(owner.record())
 with user:
-    # WRONG if race: in the order of the streams the memory is not there yet.
+    # WRONG if race: in stream order, the memory is not allocated yet.
     numbers.fill(1)
 owner.wait_event(user.record())
 cupy.cuda.Device().synchronize()

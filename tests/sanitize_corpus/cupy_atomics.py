@@ -1,6 +1,6 @@
-"""race: Kernels add to counters atomically, and a plain kernel on another stream reads them meanwhile.
+"""race: Kernels add to counters atomically while a plain kernel on another stream reads them.
 
-fixed: Kernels on two streams add to the same counters, all of them atomically: that is what atomics are for.
+fixed: Kernels on two streams add to the same counters, all of them atomically.
 """
 
 import sys
@@ -26,7 +26,7 @@ with first:
     count((16,), (256,), (counters,))
 with second:
     if race:
-        # WRONG: what is read is neither the counts before nor those after.
+        # WRONG: the kernel may read incomplete counts.
         doubled = counters * 2
     else:
         count((16,), (256,), (counters,))

@@ -1,6 +1,6 @@
-"""race: Two kernels write alternating bytes of the same words, and one byte is written by both.
+"""race: Two kernels write alternating bytes of the same words, and both write one byte.
 
-fixed: Two kernels write the even and the odd bytes of the same words: four bytes are never one unit.
+fixed: Two kernels write the even and the odd bytes of the same words.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""race: A third stream waits for the second, which forgot to wait for the first.
+"""race: A third stream waits for the second, which does not wait for the first.
 
-fixed: A third stream waits for the second, and by that for the first, which the second waited for.
+fixed: A third stream waits for the second, which waits for the first.
 """
 
 import sys
@@ -21,6 +21,6 @@ with second:
     others += 1
 third.wait_event(second.record())
 with third:
-    # WRONG if race: nothing leads from the first stream to this one.
+    # WRONG if race: nothing orders this stream after the first one.
     numbers += others
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: Two kernels write a column of one matrix each, and the second counts from one: its last is the first's.
+"""race: Two kernels write a column of one matrix each, and the columns overlap in one element.
 
-fixed: Two kernels write neighbouring columns of one matrix: their bytes alternate and are never the same.
+fixed: Two kernels write adjacent columns of one matrix: their bytes alternate and never overlap.
 """
 
 import sys
@@ -25,6 +25,6 @@ cupy.cuda.Device().synchronize()
 with first:
     fill((1,), (256,), (matrix, 8, 0))
 with second:
-    # WRONG if race: column 8 of eight is column 0 of the row below.
+    # WRONG if race: column 8 of 8 is column 0 of the next row.
     fill((1,), (256,), (matrix, 8, 8 if race else 1))
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: A kernel finds its array by a pointer in constant memory; another stream writes to the same array.
+"""race: A kernel reads its array's pointer from constant memory; another stream writes to the same array.
 
-fixed: A kernel finds its array by a pointer in constant memory; another stream writes to another array.
+fixed: A kernel reads its array's pointer from constant memory; another stream writes to another array.
 """
 
 import sys
@@ -25,7 +25,7 @@ with first:
     module.get_function("fill_target")((1,), (256,), ())
 with second:
     if race:
-        # WRONG: the kernel has no argument, and writes here all the same.
+        # WRONG: the kernel has no arguments, but writes to this array.
         numbers += 1
     else:
         others += 1

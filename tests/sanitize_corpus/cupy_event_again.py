@@ -1,4 +1,4 @@
-"""race: A stream waits for an event whose record comes only after the wait: a later record changes nothing.
+"""race: A stream waits for an event whose last record comes after the wait, where it has no effect.
 
 fixed: A stream waits for an event that was recorded twice: the last record before the wait counts.
 """
@@ -20,7 +20,7 @@ if not race:
     first.record(done)
 second.wait_event(done)
 if race:
-    # WRONG: too late, the wait was for the record before.
+    # WRONG: too late, the wait used the earlier record.
     first.record(done)
 with second:
     numbers *= 2

@@ -1,6 +1,6 @@
-"""race: A stream waits for an event that was recorded before the kernel it is meant to stand for.
+"""race: A stream waits for an event that was recorded before the kernel, not after it.
 
-fixed: A stream waits for an event that is recorded behind the kernel it stands for.
+fixed: A stream waits for an event that was recorded after the kernel.
 """
 
 import sys
@@ -14,7 +14,7 @@ numbers, results = cupy.ones(10_000, "f4"), cupy.zeros(10_000, "f4")
 cupy.cuda.Device().synchronize()
 
 if race:
-    # WRONG: the event stands for what is in the stream by now, which is nothing.
+    # WRONG: the event covers the stream's work so far, which is none.
     done = first.record()
 with first:
     cupy.multiply(numbers, 2, out=results)

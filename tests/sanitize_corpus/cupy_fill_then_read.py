@@ -1,6 +1,6 @@
-"""race: A kernel reads what a fill on another stream writes.
+"""race: A kernel reads memory that a fill on another stream writes.
 
-fixed: A kernel reads what a fill on another stream wrote, and waits for it.
+fixed: A kernel reads memory after waiting for the fill on another stream.
 """
 
 import sys
@@ -17,6 +17,6 @@ numbers.data.memset_async(0, numbers.nbytes, first)
 if not race:
     second.wait_event(first.record())
 with second:
-    # WRONG if race: the ones may still be there.
+    # WRONG if race: the fill may not have started.
     roots = cupy.sqrt(numbers)
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: A kernel gathers through an index that reaches into the half which another stream fills.
+"""race: A kernel gathers through an index that includes the half which another stream fills.
 
-fixed: A kernel gathers through an index that stays out of the half which another stream fills.
+fixed: A kernel gathers through an index that excludes the half which another stream fills.
 """
 
 import sys
@@ -27,6 +27,6 @@ cupy.cuda.Device().synchronize()
 with first:
     gather((1,), (256,), (numbers, index, chosen))
 with second:
-    # WRONG if race: the index names elements beyond 1000.
+    # WRONG if race: the index contains positions beyond 1000.
     numbers[1000:] *= 2
 cupy.cuda.Device().synchronize()

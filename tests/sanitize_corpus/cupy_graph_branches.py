@@ -1,6 +1,6 @@
-"""race: Two branches of a captured graph change overlapping parts of one array.
+"""race: Two branches of a captured graph modify overlapping parts of one array.
 
-fixed: Two branches of a captured graph change the two halves of one array.
+fixed: Two branches of a captured graph modify the two halves of one array.
 """
 
 import sys
@@ -12,7 +12,7 @@ race = sys.argv[1] == "race"
 first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 numbers = cupy.ones(10_000, "f4")
 low = numbers[:5000]
-# WRONG if race: one element too many, and no edge between the branches
+# WRONG if race: one shared element, and no edge between the branches
 high = numbers[(4999 if race else 5000) :]
 cupy.cuda.Device().synchronize()
 with first:

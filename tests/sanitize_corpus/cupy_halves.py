@@ -1,6 +1,6 @@
-"""race: Two kernels write a half of one array each, and the second begins one element too early.
+"""race: Two kernels write one half of an array each, and the second half begins one element too early.
 
-fixed: Two kernels are given the same array and write one half of it each: no byte is shared.
+fixed: Two kernels get the same array and write one half of it each, without shared bytes.
 """
 
 import sys
@@ -27,6 +27,6 @@ cupy.cuda.Device().synchronize()
 with first:
     fill((8,), (128,), (numbers, 0, 1000, cupy.float32(1)))
 with second:
-    # WRONG if race: element 999 is the first kernel's.
+    # WRONG if race: the first kernel also writes element 999.
     fill((8,), (128,), (numbers, 999 if race else 1000, 2000, cupy.float32(2)))
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: A function of the host says that the stream has got to it; the kernel comes behind it.
+"""race: A host function signals that the stream has reached it, but the kernel comes after it.
 
-fixed: A function of the host says that the kernel before it is done, and the host waits to be told.
+fixed: A host function signals that the kernel before it is done, and the host waits for the signal.
 """
 
 import sys

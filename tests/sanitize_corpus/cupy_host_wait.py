@@ -1,6 +1,6 @@
-"""race: The host waits for a stream before the kernel is put there, and then hands its array to another stream.
+"""race: The host waits for a stream before enqueueing the kernel there, then uses the array on another.
 
-fixed: The host waits for a stream, and then hands its array to another one.
+fixed: The host waits for a stream, and then uses its array on another one.
 """
 
 import sys
@@ -20,6 +20,6 @@ with first:
 if not race:
     first.synchronize()
 with second:
-    # WRONG if race: the host has waited for what was there before the kernel.
+    # WRONG if race: the host waited for the work before the kernel only.
     numbers *= 2
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: An array is changed in place on two streams, which know nothing of one another.
+"""race: An array is modified in place on two unordered streams.
 
-fixed: An array is changed in place on two streams, the second of which waits for the first.
+fixed: An array is modified in place on two streams, the second of which waits for the first.
 """
 
 import sys
@@ -18,6 +18,6 @@ with first:
 if not race:
     second.wait_event(first.record())
 with second:
-    # WRONG if race: whether one is added before or after this is left to chance.
+    # WRONG if race: the addition may run before or after this.
     numbers *= 2
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: A kernel of a non-blocking stream runs beside one of the legacy default stream.
+"""race: A kernel on a non-blocking stream runs concurrently with one on the legacy default stream.
 
-fixed: Kernels of two ordinary streams have one of the legacy default stream between them, which orders all.
+fixed: A kernel on the legacy default stream orders the kernels of two blocking streams around it.
 """
 
 import sys
@@ -15,7 +15,7 @@ cupy.cuda.Device().synchronize()
 
 with first:
     numbers += 1
-# WRONG if race: the default stream waits for ordinary streams only.
+# WRONG if race: the default stream waits for blocking streams only.
 others *= 2
 with second:
     numbers += others

@@ -1,6 +1,6 @@
-"""race: Two slices of bytes meet at an odd place, and overlap there by a single byte.
+"""race: Two slices of bytes overlap by one byte at an odd address.
 
-fixed: Two slices of bytes meet in the middle of a word, and share none of them.
+fixed: Two slices of bytes meet in the middle of a word, without shared bytes.
 """
 
 import sys

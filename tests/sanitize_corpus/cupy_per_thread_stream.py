@@ -1,6 +1,6 @@
-"""race: A kernel of the per-thread default stream runs beside one of an ordinary stream.
+"""race: A kernel on the per-thread default stream runs concurrently with one on a blocking stream.
 
-fixed: The legacy default stream runs between the per-thread default stream and an ordinary one.
+fixed: Work on the legacy default stream orders the per-thread default stream and a blocking stream.
 """
 
 import sys
@@ -18,6 +18,6 @@ with own:
 if not race:
     others *= 2  # on the legacy default stream
 with side:
-    # WRONG if race: the thread's own default stream is an ordinary stream like this one.
+    # WRONG if race: the per-thread default stream is a blocking stream like this one.
     numbers *= 2
 cupy.cuda.Device().synchronize()

@@ -1,6 +1,6 @@
-"""race: A kernel writes through pointers that it loads from memory, one of them to what another stream writes.
+"""race: A kernel writes through pointers loaded from memory, one to memory that another stream writes.
 
-fixed: A kernel writes through pointers that it loads from memory, none of them to what another stream writes.
+fixed: A kernel writes through pointers loaded from memory, none to memory that another stream writes.
 """
 
 import sys
@@ -27,6 +27,6 @@ cupy.cuda.Device().synchronize()
 with first:
     fill((3,), (128,), (table, 1000))
 with second:
-    # WRONG if race: the table has a pointer to this array, which is no argument of the kernel.
+    # WRONG if race: the table has a pointer to this array, which is not an argument.
     arrays[2 if race else 3] += 1
 cupy.cuda.Device().synchronize()

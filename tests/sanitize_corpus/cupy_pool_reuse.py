@@ -1,6 +1,6 @@
-"""race: An array is dropped while another stream still reads it, and its memory handed out again.
+"""race: An array is deleted while another stream still reads it, and the pool reuses its memory.
 
-fixed: An array is dropped after its own stream has waited for the one that reads it.
+fixed: An array is deleted after its own stream has waited for the stream that reads it.
 """
 
 import sys
@@ -16,7 +16,7 @@ reader.wait_event(owner.record())
 with reader:
     roots = cupy.sqrt(numbers)
 
-# WRONG if race: the pool knows of the owner's stream alone.
+# WRONG if race: the pool knows only the stream that owns the memory.
 if not race:
     owner.wait_event(reader.record())
 del numbers

@@ -1,6 +1,6 @@
-"""race: The host asks until an event is reached, which was recorded in another stream than the kernel's.
+"""race: The host polls an event that was recorded on another stream than the kernel's.
 
-fixed: The host asks until an event is reached, and only then enqueues what needs it.
+fixed: The host polls an event until it is done, and then enqueues the dependent work.
 """
 
 import sys
@@ -15,7 +15,7 @@ cupy.cuda.Device().synchronize()
 
 with first:
     numbers += 1
-# WRONG if race: nothing is there that anybody waits for.
+# WRONG if race: the event's stream has no work to wait for.
 done = (third if race else first).record()
 while not done.done:
     pass

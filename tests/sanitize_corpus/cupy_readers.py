@@ -1,6 +1,6 @@
-"""race: Two kernels read one array; a third one changes it on the stream of one of them, beside the other.
+"""race: Two kernels read an array; a third modifies it on the stream of one, unordered with the other.
 
-fixed: Two kernels on two streams read one array, which nobody changes: readers need no order.
+fixed: Two kernels on two streams read one array that no kernel modifies: readers need no order.
 """
 
 import sys
@@ -18,7 +18,7 @@ with first:
 with second:
     squares = cupy.square(numbers)
     if race:
-        # WRONG: the first stream may still read.
+        # WRONG: the first stream may still be reading.
         numbers *= 2
     else:
         squares *= 2

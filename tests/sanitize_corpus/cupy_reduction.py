@@ -1,6 +1,6 @@
-"""race: Two sums on two streams are written to the same cell.
+"""race: Two sums on two streams are written to the same element.
 
-fixed: Two sums on two streams are written to neighbouring cells of one array.
+fixed: Two sums on two streams are written to adjacent elements of one array.
 """
 
 import sys
@@ -16,6 +16,6 @@ cupy.cuda.Device().synchronize()
 with first:
     cupy.sum(numbers[0], out=totals[0])
 with second:
-    # WRONG if race: the cell is the first sum's.
+    # WRONG if race: the first sum writes the same element.
     cupy.sum(numbers[1], out=totals[0 if race else 1])
 cupy.cuda.Device().synchronize()

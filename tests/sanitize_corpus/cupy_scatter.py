@@ -1,6 +1,6 @@
-"""race: Two kernels scatter into one array through the two parts of an index in which one place stands twice.
+"""race: Two kernels scatter into one array through two parts of an index that contains one position twice.
 
-fixed: Two kernels scatter into one array through the two halves of a permutation: no place is in both.
+fixed: Two kernels scatter into one array through the two halves of a permutation.
 """
 
 import sys
@@ -22,7 +22,7 @@ first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 numbers = cupy.zeros(512, "f4")
 places = cupy.arange(512, dtype="i4") * 77 % 512
 if race:
-    places[300] = places[30]  # WRONG: the place is in both halves of the index
+    places[300] = places[30]  # WRONG: the position is in both halves of the index
 cupy.cuda.Device().synchronize()
 
 with first:

@@ -1,6 +1,6 @@
-"""race: A kernel writes four elements at a time, and beyond its end into what another stream writes.
+"""race: A kernel writes four elements at a time, past its end into memory that another stream writes.
 
-fixed: A kernel writes four elements at a time and its tail one by one: what follows is another stream's.
+fixed: A kernel writes four elements at a time and the remaining ones singly, never past its end.
 """
 
 import sys
@@ -28,7 +28,7 @@ numbers = cupy.zeros(2000, "f4")
 cupy.cuda.Device().synchronize()
 
 with first:
-    # WRONG if race: 1001 is no multiple of four, and the kernel does not look.
+    # WRONG if race: 1001 is not a multiple of four, which the kernel does not check.
     fill((2,), (128,), (numbers, 1001, 1001 if race else 998))
 with second:
     numbers[1001:] += 2

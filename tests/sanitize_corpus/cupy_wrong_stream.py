@@ -1,6 +1,6 @@
-"""race: A stream waits for one of two others: not for the one whose result it reads.
+"""race: A stream waits for one of two streams, but reads the result of the other.
 
-fixed: A stream waits for one of two others: the one whose result it reads.
+fixed: A stream waits for the stream whose result it reads.
 """
 
 import sys
@@ -17,7 +17,7 @@ with first:
     numbers += 1
 with second:
     others += 1
-# WRONG if race: the array comes from the first stream.
+# WRONG if race: the first stream computes the array.
 third.wait_event((second if race else first).record())
 with third:
     doubled = numbers * 2

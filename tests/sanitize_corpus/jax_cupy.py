@@ -1,6 +1,6 @@
-"""race: A result of JAX is handed to CuPy on the default stream, and changed on a non-blocking one.
+"""race: A JAX array is passed to CuPy on the default stream, and modified on a non-blocking one.
 
-fixed: A result of JAX is handed to CuPy on the stream that changes it.
+fixed: A JAX array is passed to CuPy on the stream that modifies it.
 """
 
 import os
@@ -16,14 +16,14 @@ race = sys.argv[1] == "race"
 
 side = cupy.cuda.Stream(non_blocking=True)
 many_waves = jax.jit(lambda: jnp.sin(jnp.arange(1 << 28, dtype=jnp.float32)))
-many_waves().block_until_ready()  # so that both kernels are compiled
+many_waves().block_until_ready()  # compile both kernels first
 few = cupy.ones(8, "f4")
 few *= 2
 cupy.cuda.Device().synchronize()
 
-wave = many_waves()  # is at work while the rest is enqueued
+wave = many_waves()  # still runs while the rest is enqueued
 if race:
-    result = cupy.from_dlpack(wave)  # WRONG: for the default stream
+    result = cupy.from_dlpack(wave)  # WRONG: on the default stream
 with side:
     if not race:
         result = cupy.from_dlpack(wave)

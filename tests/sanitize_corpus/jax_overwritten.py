@@ -1,6 +1,6 @@
-"""race: Memory of JAX is changed by PyTorch while JAX still computes with it.
+"""race: PyTorch modifies a JAX array while JAX still computes with it.
 
-fixed: Memory of JAX is changed by PyTorch when JAX has computed with it.
+fixed: PyTorch modifies a JAX array after JAX has computed with it.
 """
 
 import os
@@ -18,14 +18,14 @@ side = torch.cuda.Stream()
 numbers = jnp.arange(1 << 28, dtype=jnp.float32).block_until_ready()
 shared = torch.from_dlpack(numbers)
 waves_of = jax.jit(lambda x: jnp.sin(x) * 2)
-waves_of(numbers).block_until_ready()  # so that it is compiled, and the kernel of torch is loaded
+waves_of(numbers).block_until_ready()  # compile it, and load the kernel of torch
 torch.ones(8, device="cuda").mul_(2)
 torch.cuda.synchronize()
 
-wave = waves_of(numbers)  # is at work while the rest is enqueued
+wave = waves_of(numbers)  # still runs while the rest is enqueued
 if not race:
     wave.block_until_ready()
 with torch.cuda.stream(side):
-    shared.mul_(2)  # WRONG if race: JAX was not waited for
+    shared.mul_(2)  # WRONG if race: nothing waits for JAX
 torch.cuda.synchronize()
 wave.block_until_ready()

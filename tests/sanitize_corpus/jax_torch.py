@@ -1,6 +1,6 @@
-"""race: A result of JAX is handed to PyTorch on one stream, and read by a kernel on another one.
+"""race: A JAX array is passed to PyTorch on one stream, and a kernel on another one reads it.
 
-fixed: A result of JAX is handed to PyTorch on the stream of the kernel that reads it.
+fixed: A JAX array is passed to PyTorch on the stream of the kernel that reads it.
 """
 
 import os
@@ -16,13 +16,13 @@ race = sys.argv[1] == "race"
 
 side = torch.cuda.Stream()
 many_waves = jax.jit(lambda: jnp.sin(jnp.arange(1 << 28, dtype=jnp.float32)))
-many_waves().block_until_ready()  # so that it is compiled, and the kernel of torch is loaded
+many_waves().block_until_ready()  # compile it, and load the kernel of torch
 torch.ones(8, device="cuda").mul(2)
 torch.cuda.synchronize()
 
-wave = many_waves()  # is at work while the rest is enqueued
+wave = many_waves()  # still runs while the rest is enqueued
 if race:
-    result = torch.from_dlpack(wave)  # WRONG: for the current stream, which is not the side stream
+    result = torch.from_dlpack(wave)  # WRONG: on the current stream, not the side stream
 with torch.cuda.stream(side):
     if not race:
         result = torch.from_dlpack(wave)

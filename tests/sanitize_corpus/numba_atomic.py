@@ -28,7 +28,7 @@ cuda.synchronize()
 
 count[4, 256, first](counters)
 if race:
-    double[1, 32, second](counters, doubled)  # WRONG: counts in the making
+    double[1, 32, second](counters, doubled)  # WRONG: the counts are incomplete
 else:
     count[4, 256, second](counters)
 cuda.synchronize()

@@ -1,7 +1,7 @@
-"""race: A kernel's stream waits for an event that stands for the copy to the device, and not for the kernel
-  after it.
+"""race: A kernel's stream waits for an event recorded after the copy to the device, but before the other
+  stream's kernel.
 
-fixed: A kernel's stream waits for an event that stands for the kernel before.
+fixed: A kernel's stream waits for an event recorded after the other stream's kernel.
 """
 
 import sys

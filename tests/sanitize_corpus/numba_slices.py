@@ -1,6 +1,6 @@
-"""race: Two kernels change every other and every fourth element of one array: some are both.
+"""race: Two kernels modify every second and every fourth element of one array, which overlap.
 
-fixed: Two kernels change the even and the odd elements of one array, through slices with a step.
+fixed: Two kernels modify the even and the odd elements of one array, through strided slices.
 """
 
 import sys
@@ -21,7 +21,7 @@ def add(numbers):
 first, second = cuda.stream(), cuda.stream()
 numbers = cuda.to_device(np.zeros(2048, np.float32))
 if race:
-    some, others = numbers[::2], numbers[4::4]  # WRONG: every fourth is an even one
+    some, others = numbers[::2], numbers[4::4]  # WRONG: every fourth element is an even one
 else:
     some, others = numbers[::2], numbers[1::2]
 cuda.synchronize()

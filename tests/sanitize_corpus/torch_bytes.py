@@ -1,6 +1,6 @@
-"""race: Two streams fill two slices of bytes, whose ends overlap by one byte in the middle of a vector.
+"""race: Two streams fill two slices of bytes that overlap by one byte in the middle of a vector store.
 
-fixed: Two streams fill two slices of bytes that meet in the middle of a vector.
+fixed: Two streams fill two slices of bytes that meet in the middle of a vector store.
 """
 
 import sys

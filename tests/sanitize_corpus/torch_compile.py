@@ -1,7 +1,7 @@
-"""race: A compiled function reads on a side stream what another call of it writes.
+"""race: A compiled function on a side stream reads memory that another call of it writes.
 
-fixed: A compiled function reads on a side stream what another call of it wrote, and the stream waits for
-  that.
+fixed: A compiled function on a side stream reads memory that another call of it wrote, after the stream
+  has waited for that call.
 """
 
 import os
@@ -21,13 +21,13 @@ def wave(numbers, results):
 
 side, main = torch.cuda.Stream(), torch.cuda.current_stream()
 numbers, once, twice = (torch.ones(10_000, device="cuda") for _ in range(3))
-wave(numbers, once)  # compiles it
+wave(numbers, once)  # compile it first
 torch.cuda.synchronize()
 
 wave(numbers, once)
 if not race:
     side.wait_stream(main)
 with torch.cuda.stream(side):
-    # WRONG if race: the first result may not be there.
+    # WRONG if race: the first result may not be complete.
     wave(once, twice)
 torch.cuda.synchronize()

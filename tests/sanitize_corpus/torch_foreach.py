@@ -1,7 +1,7 @@
-"""race: One kernel changes a list of tensors through a table of pointers; another stream reads one of them.
+"""race: One kernel modifies a list of tensors through a pointer table; another stream reads one of them.
 
-fixed: One kernel changes a list of tensors through a table of pointers; another stream reads one that is not
-  in it.
+fixed: One kernel modifies a list of tensors through a pointer table; another stream reads a tensor outside
+  the list.
 """
 
 import sys
@@ -16,6 +16,6 @@ torch.cuda.synchronize()
 
 torch._foreach_add_(weights[:8], 1.0)
 with torch.cuda.stream(side):
-    # WRONG if race: it is one of the eight
+    # WRONG if race: the list contains this tensor
     doubled = weights[5 if race else 8] * 2
 torch.cuda.synchronize()

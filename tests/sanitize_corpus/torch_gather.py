@@ -1,6 +1,6 @@
-"""race: Rows are chosen by an index that reaches into those which another stream changes.
+"""race: Rows are gathered by an index that includes rows which another stream modifies.
 
-fixed: Rows are chosen by an index that stays out of those which another stream changes.
+fixed: Rows are gathered by an index that excludes the rows which another stream modifies.
 """
 
 import sys

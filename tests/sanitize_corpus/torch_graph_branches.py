@@ -1,6 +1,6 @@
-"""race: Two branches of a graph change overlapping parts of one tensor.
+"""race: Two branches of a graph modify overlapping parts of one tensor.
 
-fixed: Two branches of a graph change the two halves of one tensor, and a third step after both all of it.
+fixed: Two branches of a graph modify the two halves of one tensor, and a later step all of it.
 """
 
 import sys
@@ -11,7 +11,7 @@ race = sys.argv[1] == "race"
 
 side = torch.cuda.Stream()
 numbers = torch.ones(10_000, device="cuda")
-# WRONG if race: nothing orders the two on the element in both
+# WRONG if race: nothing orders the accesses to the shared element
 low, high = numbers[:5000], numbers[(4999 if race else 5000) :]
 for part in (low, high):
     part.add_(1).mul_(2)

@@ -1,6 +1,6 @@
-"""race: A kernel on a side stream changes the input of a graph while the graph may read it.
+"""race: A kernel on a side stream modifies the input of a graph while a replay may read it.
 
-fixed: A kernel on a side stream changes the input of a graph between two replays, in order with both.
+fixed: A kernel on a side stream modifies the input of a graph between two replays, ordered with both.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""race: Rows are added to atomically on a side stream, and read meanwhile.
+"""race: Rows are added to atomically on a side stream, and read concurrently.
 
-fixed: Rows are added to on a side stream, and read after it.
+fixed: Rows are added to on a side stream, and read afterwards.
 """
 
 import sys

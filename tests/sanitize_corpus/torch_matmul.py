@@ -1,6 +1,6 @@
-"""race: A product is computed while another stream rewrites part of an operand.
+"""race: A GEMM runs while another stream overwrites part of an operand.
 
-fixed: A product is computed of the left half of a matrix while another stream rewrites the right half.
+fixed: A GEMM reads the left half of a matrix while another stream overwrites the right half.
 """
 
 import sys
@@ -16,6 +16,6 @@ torch.cuda.synchronize()
 
 product = left @ right[:, :4096]
 with torch.cuda.stream(side):
-    # WRONG if race: the first two of these columns are of the left half.
+    # WRONG if race: the first two of these columns are in the left half.
     right[:, (4094 if race else 4096) :].fill_(2)
 torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""race: A product is used on a side stream before it is complete.
+"""race: The result of a GEMM is used on a side stream before it is complete.
 
-fixed: A product is used on a side stream that waits for it.
+fixed: The result of a GEMM is used on a side stream that waits for it.
 """
 
 import sys
@@ -17,6 +17,6 @@ product = left @ right
 if not race:
     side.wait_stream(main)
 with torch.cuda.stream(side):
-    # WRONG if race: the product belongs to the other stream, and may not be there.
+    # WRONG if race: the other stream may not have computed the result.
     positive = torch.relu(product)
 torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""race: A tensor of one stream is dropped while a kernel of another one reads it, and its memory is used again.
+"""race: A tensor is deleted while another stream's kernel reads it, and the allocator reuses its memory.
 
-fixed: A tensor of one stream is dropped while a kernel of another one reads it, and the allocator is told.
+fixed: A tensor is deleted while another stream's kernel reads it, after record_stream.
 """
 
 import sys
@@ -15,7 +15,7 @@ with torch.cuda.stream(side):
 main.wait_stream(side)
 doubled = first * 2
 
-# WRONG if race: the block goes back to the side stream, which knows nothing of the kernel above.
+# WRONG if race: the block returns to the side stream, which does not wait for the kernel above.
 if not race:
     first.record_stream(main)
 del first

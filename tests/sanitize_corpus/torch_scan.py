@@ -1,6 +1,6 @@
-"""race: A running sum, whose blocks wait for one another through memory, is read by another stream.
+"""race: A running sum, whose blocks wait for each other through memory, is read by another stream.
 
-fixed: Two running sums on two streams: the blocks of each wait for one another through memory of their own.
+fixed: Two running sums on two streams, whose blocks wait for each other through separate memory.
 """
 
 import sys
@@ -16,7 +16,7 @@ torch.cuda.synchronize()
 with torch.cuda.stream(side):
     first = torch.cumsum(numbers[0], 0)
 if race:
-    second = first * 2  # WRONG: it may not be there yet
+    second = first * 2  # WRONG: the sum may be incomplete
 else:
     second = torch.cumsum(numbers[1], 0)
 torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""race: Two sums, each by many blocks, are written to the same cell on two streams.
+"""race: Two sums, each by many blocks, are written to the same element on two streams.
 
-fixed: Two sums, each by many blocks, are written to neighbouring cells on two streams.
+fixed: Two sums, each by many blocks, are written to adjacent elements on two streams.
 """
 
 import sys
@@ -15,6 +15,6 @@ torch.cuda.synchronize()
 
 with torch.cuda.stream(side):
     torch.sum(numbers[0], 0, out=totals[0])
-# WRONG if race: the cell is the other sum's
+# WRONG if race: the other sum writes the same element
 torch.sum(numbers[1], 0, out=totals[0 if race else 1])
 torch.cuda.synchronize()

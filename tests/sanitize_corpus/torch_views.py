@@ -1,6 +1,6 @@
-"""race: Two streams change columns of one matrix through views, and one column is in both views.
+"""race: Two streams modify columns of one matrix through views that share one column.
 
-fixed: Two streams change the even and the odd columns of one matrix through views of the same memory.
+fixed: Two streams modify the even and the odd columns of one matrix through views of the same memory.
 """
 
 import sys
@@ -16,7 +16,7 @@ torch.cuda.synchronize()
 with torch.cuda.stream(side):
     matrix[:, ::2].add_(1)
 if race:
-    # WRONG: columns 4 and 8 are even ones.
+    # WRONG: columns 4 and 8 are in both views.
     matrix[:, 4::4].mul_(2)
 else:
     matrix[:, 1::2].mul_(2)

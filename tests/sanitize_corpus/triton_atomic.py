@@ -1,6 +1,6 @@
-"""race: A histogram is counted atomically on one stream, and read on another one.
+"""race: A histogram is computed atomically on one stream, and read on another one.
 
-fixed: A histogram is counted on two streams at once, atomically.
+fixed: A histogram is computed on two streams concurrently, with atomics.
 """
 
 import sys
@@ -26,7 +26,7 @@ torch.cuda.synchronize()
 count[(16,)](numbers, counters, BLOCK=256)
 with torch.cuda.stream(side):
     if race:
-        doubled = counters * 2  # WRONG: counts in the making
+        doubled = counters * 2  # WRONG: the counts are incomplete
     else:
         count[(16,)](numbers, counters, BLOCK=256)
 torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""race: A kernel loads boxes of a matrix by its tensor map while another one changes some of their columns.
+"""race: A kernel loads boxes of a matrix through a tensor map while another kernel modifies some columns.
 
-fixed: A kernel loads boxes of a matrix by its tensor map, and another one changes the columns beside them.
+fixed: A kernel loads boxes of a matrix through a tensor map; another kernel modifies adjacent columns.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""race: A product in a pipelined loop reads an operand that another stream rewrites from the middle on.
+"""race: A pipelined GEMM reads an operand whose second half another stream overwrites.
 
-fixed: A product in a pipelined loop reads the first half of an operand; another stream rewrites the second.
+fixed: A pipelined GEMM reads the first half of an operand; another stream overwrites the second half.
 """
 
 import sys
@@ -31,6 +31,6 @@ torch.cuda.synchronize()
 
 multiply[(1,)](left, right, product, left.shape[1], SIZE=64)
 with torch.cuda.stream(side):
-    # WRONG if race: the loop goes on to the end of the operand.
+    # WRONG if race: the loop continues to the end of the operand.
     right[512:].mul_(2)
 torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""race: A kernel fills a slice in whole blocks, and beyond its end into that of another stream.
+"""race: A kernel fills a slice in whole blocks, past its end into the slice of another stream.
 
-fixed: A kernel fills a slice in blocks, the last one behind a mask: what follows is another stream's.
+fixed: A kernel fills a slice in blocks, the last one with a mask.
 """
 
 import sys
@@ -16,7 +16,7 @@ race = sys.argv[1] == "race"
 def fill(numbers, begin, end, value, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     places = begin + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WHOLE:
-        end += BLOCK - (end - begin) % BLOCK  # WRONG: the last block is whole
+        end += BLOCK - (end - begin) % BLOCK  # WRONG: the last block is not masked
     tl.store(numbers + places, value, mask=places < end)
 
 

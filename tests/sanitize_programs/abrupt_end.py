@@ -1,4 +1,4 @@
-"""A program that ends by ``os._exit`` with status 3, in its ``race`` after one."""
+"""The program ends by ``os._exit`` with status 3; with ``race``, after a race."""
 
 from __future__ import annotations
 

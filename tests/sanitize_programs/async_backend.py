@@ -1,4 +1,4 @@
-"""Use stream-ordered memory of torch on another stream; ``race`` leaves out the wait for the allocation."""
+"""Use stream-ordered memory of torch on another stream; ``race`` omits the wait for the allocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefetch into memory that torch maps piece by piece; ``race`` leaves out the wait."""
+"""Prefetch into expandable segments of torch; ``race`` omits the wait for the copy."""
 
 from __future__ import annotations
 

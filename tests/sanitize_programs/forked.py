@@ -1,4 +1,4 @@
-"""A forked child uses CUDA, and so does its parent afterwards; with ``race`` the child's streams race."""
+"""A forked child uses CUDA, then its parent does; with ``race`` the streams of the child race."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train with a CUDA graph whose input a side stream brings; ``race`` leaves out the wait for it."""
+"""Train with a CUDA graph whose input a side stream copies; ``race`` omits the wait for the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that is killed, in its ``race`` after one: what was recorded by then counts."""
+"""The program is killed by a signal; with ``race``, after a race, which must be reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The host asks whether an upload is done; ``race`` goes on although it is not.
+"""The host polls an upload; ``race`` continues although the upload is not done.
 
-The upload is held up by a word in memory, so that the answer is known: a query that says "not ready" orders
+A memory word holds up the upload, so that the first query certainly returns "not ready", which orders
 nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Two host threads, each with its stream, hand buffers to and fro; ``race`` leaves out the events."""
+"""Two host threads, each with its own stream, pass buffers back and forth; ``race`` omits the events."""
 
 from __future__ import annotations
 

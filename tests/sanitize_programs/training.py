@@ -1,4 +1,4 @@
-"""Train for 300 steps on batches that a prefetch stream brings; ``race`` leaves out its wait."""
+"""Train for 300 steps on batches that a prefetch stream copies; ``race`` omits the wait for the copy."""
 
 from __future__ import annotations
 

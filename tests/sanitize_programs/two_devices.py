@@ -1,4 +1,4 @@
-"""A tensor goes from one device to another, and is used there; ``race`` leaves out the wait."""
+"""A tensor is copied from one device to another and used there; ``race`` omits the wait."""
 
 from __future__ import annotations
 

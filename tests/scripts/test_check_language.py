@@ -82,7 +82,7 @@ def test_unknown_format_is_not_read(tmp_path: Path) -> None:
     assert words(tmp_path / "room.bin", "a room") == []
 
 
-def test_exception_holds_for_its_path_and_word(tmp_path: Path) -> None:
+def test_exception_applies_to_path_and_word(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("A room, a twin.\n", encoding="utf-8")
     exceptions = {("quoted/", "room")}

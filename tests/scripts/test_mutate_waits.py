@@ -9,8 +9,8 @@ from pathlib import Path
 import mutate_waits
 import pytest
 import race_logs
+from check_races import Case
 from core.sanitize.brute_force import Found, unordered
-from judge_races import Case
 from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
 from race_logs import Chain
 
@@ -43,7 +43,7 @@ def codes(source: str) -> list[str]:
         "while not event.done: time.sleep(0)",
     ],
 )
-def test_a_statement_that_waits_is_found(statement: str) -> None:
+def test_waiting_statement_is_found(statement: str) -> None:
     assert codes(f"if ordered:\n    {statement}\nprint(1)") == [statement]
 
 
@@ -62,14 +62,14 @@ def test_statement_without_wait_is_no_mutant(statement: str) -> None:
     assert codes(statement) == []
 
 
-def test_a_wait_goes_and_all_else_stays() -> None:
+def test_mutation_removes_only_wait() -> None:
     source = "ä = 1; side.wait_stream(\n    main\n)  # why\nrest()\n"
 
     (wait,) = waits(source)
     assert without(source, wait) == "ä = 1; pass  # why\nrest()\n"
 
 
-def test_wait_that_returns_its_argument_is_replaced_by_it() -> None:
+def test_wait_expression_is_replaced_by_argument() -> None:
     source = "x = (f(1).block_until_ready(), 2)\ny = jax.block_until_ready(g(x, x))\n"
 
     first, second = waits(source)
@@ -78,7 +78,7 @@ def test_wait_that_returns_its_argument_is_replaced_by_it() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.script.stem for case in CASES])
-def test_a_mutant_of_a_program_differs_in_one_statement(case: Case) -> None:
+def test_mutant_differs_in_single_statement(case: Case) -> None:
     source = case.script.read_text(encoding="utf-8")
     found = mutants(case)
 
@@ -118,14 +118,14 @@ def test_inexact_run_proves_nothing() -> None:
     assert outcome([lost]) == Outcome("unproven", "2 x accesses are lost")
 
 
-def test_a_disagreement_is_a_miss_or_an_alarm() -> None:
+def test_disagreement_is_miss_or_false_positive() -> None:
     (pair,) = unordered(unpack(RACE.records, RACE.strings)).pairs
 
-    assert compared(race_logs.analysed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
-    assert compared(race_logs.analysed([RACE]), Found([], Counter())).verdict == "ALARM"
+    assert compared(race_logs.analyzed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
+    assert compared(race_logs.analyzed([RACE]), Found([], Counter())).verdict == "ALARM"
 
 
-def test_the_mutants_of_a_simulated_program_are_reported_or_redundant(tmp_path: Path) -> None:
+def test_simulated_mutants_are_reported_or_redundant(tmp_path: Path) -> None:
     script = [sys.executable, mutate_waits.__file__, "sim_kernels*", "--keep", str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
 

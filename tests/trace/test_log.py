@@ -185,7 +185,7 @@ def test_trace_continues_in_another_file_with_the_same_numbers(tmp_path: Path) -
     first, second = tmp_path / "0", tmp_path / "1"
     with Writer(first, clock=Clock.VIRTUAL) as writer:
         writer.write(Event(Launch(stream=1, name="k"), site=writer.stack((frame,))))
-        writer.go_on(second)
+        writer.continue_in(second)
         sites = [writer.stack((frame,)), writer.stack((frame, frame))]
         for site in sites:
             writer.write(Event(Launch(stream=1, name="k"), site=site))

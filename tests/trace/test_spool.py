@@ -13,7 +13,7 @@ import pytest
 from cudakit.trace.events import Event, Launch, Mark
 from cudakit.trace.layout import unpack
 from cudakit.trace.log import Clock, Frame, Stack
-from cudakit.trace.spool import Batch, Spool, SpoolWriter, complain
+from cudakit.trace.spool import Batch, Spool, SpoolWriter, report_failure
 
 END_AT = 24
 
@@ -255,7 +255,7 @@ def test_interrupted_trace_is_reported(tmp_path: Path) -> None:
 
 
 def test_failure_line_is_one_line(tmp_path: Path) -> None:
-    complain(tmp_path, "first\nsecond")
-    complain(tmp_path, "third")
+    report_failure(tmp_path, "first\nsecond")
+    report_failure(tmp_path, "third")
 
     assert (tmp_path / f"{os.getpid()}.failed").read_text() == "first second\nthird\n"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from cudakit.cli.devices.options import View
 from cudakit.cli.devices.show import counts_activity, report_of
 from cudakit.cli.output import Output, is_capable_terminal
+from cudakit.cli.report import Report
 from cudakit.core.devices.present import FIELDS
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult
@@ -132,14 +133,17 @@ class Writer:
     def redraw(self, result: DevicesResult, live: Live) -> None:
         """Write the last result again if this is the report on a terminal."""
         if self._is_live:
-            from cudakit.core.devices.present.live import live as document
-            from cudakit.render import console
+            from cudakit.core.devices.present.live import live_report
 
-            width = self.target.width
-            page = document(
-                self._shown(result), live.history, live.view, width=width, keys=live.keys
+            page = live_report(
+                self._shown(result),
+                live.history,
+                live.view,
+                width=self.target.width,
+                keys=live.keys,
             )
-            self._replace(console.render(page, width=width, color=self.target.color))
+            report = Report(result=result, document=lambda: page)
+            self._replace("".join(report.text("txt", self.target)))
 
     @property
     def _is_live(self) -> bool:
@@ -155,7 +159,7 @@ class Writer:
             from cudakit.render import json
 
             return json.render_line(report.result)
-        text = "".join(report.text(self.form, width=self.target.width, color=self.target.color))
+        text = "".join(report.text(self.form, self.target))
         return text.partition("\r\n")[2] if self.form == "csv" and not first else text
 
     def _replace(self, text: str) -> None:

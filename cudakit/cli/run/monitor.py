@@ -1,4 +1,4 @@
-"""The state of a running program: its races so far, and the parts that cannot be recorded."""
+"""Monitor a running program: collect its races, and the reasons why parts of it are not recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """Consumes the records and lines of a program's processes; ``warn`` prints problems at once."""
+    """Consumes the records and messages of a program's processes; ``warn`` prints a warning at once."""
 
     def __init__(
         self,
@@ -55,20 +55,20 @@ class Monitor:
         self.stopped = True
 
     def notify(self, notice: Notice) -> None:
-        """Consume a line of an agent."""
+        """Consume a message of an agent."""
         if notice.about is About.SNAPSHOTS:
             self.snapshots.append(notice.text)
         else:
             self.add_note(notice.text)
 
     def add_note(self, reason: str) -> None:
-        """Record why a part of the program is not checked; print each reason once."""
+        """Add a reason why part of the program is not checked, and print it the first time."""
         if reason not in self._notes:
             self._warn(reason)
         self._notes[reason] += 1
 
     def finish(self) -> None:
-        """Check the events that still wait for others: no more will come."""
+        """Analyze the records that were held back, as no more will come."""
         if self._failure is None:
             self._detector.finish(self._report)
 

@@ -1,4 +1,4 @@
-"""One run: check everything, start the program, report the findings."""
+"""Run a program: check options and environment, start it, report the findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cudakit.cli.failure import ExitCode, before_the_start, report_error
+from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import printable, standard_error
 from cudakit.cli.report import Outputs, Report, Text, open_outputs
@@ -71,11 +71,11 @@ class _Prepared:
 
 
 def run_program(spec: RunSpec) -> int:
-    """Run the program; return its exit code, or 1 for races, or end by the signal that ended it."""
+    """Run the program; return its exit code or 1 for races, or end by the signal that ended the program."""
     status, code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
-            with before_the_start(as_json=spec.output.json):
+            with errors_before_start(as_json=spec.output.json):
                 prepared = _prepare(spec, stack)
             monitor = prepared.monitor
             status = supervise(
@@ -128,12 +128,12 @@ def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     if _has_device():
         if spec.on_missing == "refuse":
             raise found.error()
-        monitor.add_note(f"CUDA is not watched: {found.message}; {found.hint}")
+        monitor.add_note(f"CUDA is not recorded: {found.message}; {found.hint}")
     return None
 
 
 def _has_device() -> bool:
-    """Return whether the machine has a device: without one there is nothing to record."""
+    """Return whether the machine has a CUDA device."""
     from cudakit.gpu.cuda.current import device_count
 
     return device_count() > 0
@@ -153,7 +153,7 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
         prepared.outputs.write(races, terminal=stderr)
     except EnvironmentUnusable:
         # No file has the findings: print all of them.
-        stderr.write(races.text("txt", width=stderr.width, color=stderr.color))
+        stderr.write(races.text("txt", stderr))
         raise
     return ExitCode.FINDINGS if findings(result) else ExitCode.OK
 
@@ -173,9 +173,9 @@ def _ignore(line: str) -> None:
 def _print_snapshots(paths: Sequence[str]) -> None:
     """Print the paths of memory snapshots, and the command that reads them."""
     for path in paths:
-        _warn(f"memory recorded; look at it with: cudakit memviz {path}")
+        _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:
-        _warn("no memory was recorded: torch did not use CUDA in this program")
+        _warn("no memory snapshot was written: the program did not use CUDA through PyTorch")
 
 
 # --- files
@@ -186,13 +186,15 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
     target = Path(path)
     stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
-        raise UsageError(f"there is no directory {target.parent}", hint="make it, or name another")
+        raise UsageError(
+            f"no such directory: {target.parent}", hint="create it, or choose another file"
+        )
     if target.is_dir():
-        raise UsageError(f"{path} is a directory", hint="name a file in it: --snapshot FILE")
+        raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
     for name in (path, f"{stem}-oom{suffix}"):
         if Path(name).exists() and not force:
             raise UsageError(
-                f"{name} exists", hint="use --force to replace it, or --snapshot FILE for another"
+                f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"
             )
     return target
 

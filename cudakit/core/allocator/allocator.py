@@ -117,7 +117,7 @@ class CachingAllocator:
         with state.inside():
             state.engine.configure(settings, limit)
             unlocks = settings.release_lock_on_cudamalloc
-            state.engine.malloc = self._malloc_unlocked if unlocks else state.upstream.malloc
+            state.cache.malloc = self._malloc_unlocked if unlocks else state.upstream.malloc
             state.set_slow("settings", on=not state.engine.is_simple)
 
     def set_memory_fraction(self, fraction: float) -> None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pinned_supply import GpuHostUpstream
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.core.allocator.pinned.upstream import GpuHostUpstream
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.upstream import CaptureGraph, GpuUpstream
 from cudakit.errors import EnvironmentUnusable

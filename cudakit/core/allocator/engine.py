@@ -1,14 +1,10 @@
-"""The engine: best fit, splitting, merging, and segments of one device.
+"""The engine: best fit, splitting and merging of the blocks of one device.
 
-Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp, in plain Python and with its names: get_free_block,
-alloc_block, alloc_found_block, free_block, release_block, release_cached_blocks,
-release_available_cached_blocks, garbage_collect_cached_blocks. The caller holds the allocator's guard.
+Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp with its names: get_free_block, should_split,
+alloc_found_block, free_block. The caller holds the allocator's guard.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from itertools import takewhile
 
 from cudakit.core.allocator.blocks import (
     PLAIN_TYPES,
@@ -17,7 +13,6 @@ from cudakit.core.allocator.blocks import (
     BlockTypes,
     Pools,
     RawStack,
-    Request,
     SegmentSource,
 )
 from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
@@ -25,25 +20,19 @@ from cudakit.core.allocator.history import (
     ALLOC,
     FREE_COMPLETED,
     FREE_REQUESTED,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
     History,
 )
 from cudakit.core.allocator.pool_stats import DeviceStats
-from cudakit.core.allocator.private_pools import PrivatePool, PrivatePools
-from cudakit.core.allocator.segments import Segment, Segments, is_whole_segment
-from cudakit.core.allocator.upstream import OUT_OF_MEMORY
-from cudakit.errors import CudaError, Unsupported
+from cudakit.core.allocator.private_pools import PrivatePools
+from cudakit.core.allocator.segments import Segments
+from cudakit.errors import Unsupported
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
 
 
 class Engine:
-    """The blocks, pools and segments of one device.
-
-    ``malloc`` takes a segment from the device. ``trace`` is the history while events are recorded.
-    """
+    """The blocks, pools and segments of one device. ``trace`` is the history while events are recorded."""
 
     __slots__ = (
         "collects_garbage",
@@ -51,7 +40,6 @@ class Engine:
         "divisions",
         "expandable",
         "limit_bytes",
-        "malloc",
         "max_split_bytes",
         "private",
         "reserved_bytes",
@@ -67,7 +55,6 @@ class Engine:
         self, upstream: SegmentSource, settings: Settings, types: BlockTypes = PLAIN_TYPES
     ) -> None:
         self.upstream = upstream
-        self.malloc: Callable[[int, int], int] = upstream.malloc
         self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED, types.counters)
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
@@ -256,55 +243,6 @@ class Engine:
                 free.counters.inactive_split_bytes -= merged_bytes
         return block
 
-    # Segments.
-
-    def alloc_block(self, request: Request) -> Block | None:
-        """Take a segment from the device; None beyond the limit, and if the device is out of memory.
-
-        The block is in no list. Raises CudaError for every other failure of the driver.
-        """
-        size, pool = request.segment_bytes, request.pool
-        if self.reserved_bytes + size > self.limit_bytes:
-            return None
-        if self.expandable is not None and self.expands(pool):
-            return self.expandable.alloc_block(self, request)
-        source = self.private.source(pool.id)
-        malloc = self.malloc if source is None else source.malloc
-        self.reserved_bytes += size
-        try:
-            ptr = malloc(size, request.stream)
-        except BaseException as error:
-            self.reserved_bytes -= size
-            if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
-                return None
-            raise
-        block = pool.free_blocks(request.stream).new_block(ptr, size)
-        self.segments[ptr] = Segment(block, request.stack)
-        self.stats.num_device_alloc += 1
-        pool.stats.count_segments(1)
-        self._count_reserved(pool, size)
-        if size >= self.max_split_bytes:
-            self.stats.oversize_segments.increase()
-        if self.trace is not None:
-            self.trace.record(SEGMENT_ALLOC, ptr, size, request.stream, request.stack, pool.id)
-        return block
-
-    def release_block(self, block: Block, stack: RawStack | None) -> None:
-        """Return a free block that is a whole segment to the device. Raises CudaError, and keeps it."""
-        pool, size = block.pool, block.size
-        (self.private.source(pool.id) or self.upstream).free(block.ptr)
-        block.free_blocks.remove(block)
-        segment = self.segments.pop(block.ptr)
-        self.reserved_bytes -= size
-        self.stats.num_device_free += 1
-        pool.stats.count_segments(-1)
-        self._count_reserved(pool, -size)
-        if size >= self.max_split_bytes:
-            self.stats.oversize_segments.decrease()
-        if self.trace is not None:
-            seen = stack or segment.stack
-            self.trace.record(SEGMENT_FREE, block.ptr, size, block.stream, seen, pool.id)
-
     def count_mapped(self, pool: BlockPool, size: int) -> None:
         """Count memory mapped into an expandable segment, or with a negative size unmapped memory."""
         self.reserved_bytes += size
@@ -312,85 +250,13 @@ class Engine:
             self.stats.num_device_alloc += 1
         else:
             self.stats.num_device_free += 1
-        self._count_reserved(pool, size)
+        self.count_reserved(pool, size)
 
-    def _count_reserved(self, pool: BlockPool, size: int) -> None:
+    def count_reserved(self, pool: BlockPool, size: int) -> None:
+        """Count memory taken from the device for a pool, or with a negative size returned memory."""
         pool.stats.count_reserved(size)
         for stat in pool.reserved:
             if size > 0:
                 stat.increase(size)
             else:
                 stat.decrease(-size)
-
-    # Cached memory.
-
-    def release_cached_blocks(self, stack: RawStack | None) -> None:
-        """Release all cached segments, except those of private pools that are held.
-
-        If the driver raises CudaError, the remaining segments stay cached.
-        """
-        for pool in self.default:
-            self._release_blocks(pool, stack)
-        for private in self.private:
-            self.release_private_pool(private, stack)
-
-    def release_private_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
-        """Release the cached segments of a pool that is not held; forget a pool without segments."""
-        if pool.uses:
-            return
-        for kind in pool:
-            self._release_blocks(kind, stack)
-        if all(segment.pool.id != pool.id for segment in self.segments.values()):
-            self.private.forget(pool)
-
-    def release_available_cached_blocks(self, request: Request) -> bool:
-        """Release oversize segments until a request fits; return whether they suffice.
-
-        Releases the smallest one that suffices alone, else several, the largest first. Does nothing without
-        a max_split_size.
-        """
-        limit = self.max_split_bytes
-        if limit == UNLIMITED:
-            return False
-        needed = max(request.size, limit)
-        blocks = list(request.pool.by_stream.get(request.stream) or ())
-        candidates = [b for b in blocks if is_whole_segment(b) or b.expandable_segment is not None]
-        enough = next((block for block in candidates if block.size >= needed), None)
-        if enough is not None and enough.expandable_segment is None:
-            self.release_block(enough, request.stack)
-            return True
-        released = 0
-        smaller = [block for block in blocks if block.size < needed and is_whole_segment(block)]
-        for block in takewhile(lambda block: block.size >= limit, reversed(smaller)):
-            if released >= needed:
-                break
-            released += block.size
-            self.release_block(block, request.stack)
-        return released >= needed
-
-    def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
-        """Release old segments of the large pool, until the reserved bytes are below the threshold.
-
-        Each pass releases the segments of at least the mean age of those that remain.
-        """
-        threshold = int(self.settings.garbage_collection_threshold * self.limit_bytes)
-        pool = self.default.large
-        left = [block for block in pool if is_whole_segment(block)]
-        target = self.reserved_bytes - threshold
-        while left and target > 0:
-            mean = sum(map(pool.age, left)) / len(left)
-            # The selection of a pass is complete before its first release, as in PyTorch.
-            old = [block for block in left if pool.age(block) >= mean]
-            left = [block for block in left if pool.age(block) < mean]
-            target -= sum(block.size for block in old)
-            self._release_all(old, stack)
-
-    def _release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
-        """Release every unused segment of a pool, and every unused page of expandable ones."""
-        self._release_all([block for block in pool if is_whole_segment(block)], stack)
-        if self.expandable is not None:
-            self.expandable.release_blocks(self, pool, stack)
-
-    def _release_all(self, blocks: Iterable[Block], stack: RawStack | None) -> None:
-        for block in blocks:
-            self.release_block(block, stack)

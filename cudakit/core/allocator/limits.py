@@ -181,7 +181,7 @@ class Limits:
         if state.guard.try_enter():  # else the holder trims when it leaves
             try:
                 with suppress(CudaError):  # the segment stays cached, and the next free tries again
-                    _trim_cache(state.engine, limit)
+                    _trim_cache(state, limit)
             finally:
                 state.guard.leave()
                 state.guard.drain()
@@ -222,12 +222,13 @@ def _cached_bytes(engine: Engine) -> int:
     return engine.stats.total("reserved_bytes") - engine.stats.total("active_bytes")
 
 
-def _trim_cache(engine: Engine, limit_bytes: int) -> None:
-    """Release whole segments until no more is cached than the limit. Raises CudaError."""
+def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
+    """Release whole segments until the cached bytes are within the limit. Raises CudaError."""
+    engine = state.engine
     whole = sorted(filter(_is_free, engine.segments.values()), key=lambda segment: segment.size)
     while whole and (excess := _cached_bytes(engine) - limit_bytes) > 0:
         enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
-        engine.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
+        state.cache.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
 
 
 def _is_free(segment: Segment) -> bool:

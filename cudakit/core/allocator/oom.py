@@ -132,7 +132,7 @@ class OomChain:
         segment_bytes = segment_size(size, engine.settings.large_segment_size_bytes)
         request = Request(size, requested, segment_bytes, stream, pool, stack)
         if engine.collects_garbage:
-            engine.garbage_collect_cached_blocks(stack)
+            self._state.cache.garbage_collect_cached_blocks(stack)
         # throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473): refused without any attempt.
         beyond = engine.reserved_bytes + segment_bytes > engine.limit_bytes
         rejected = beyond and engine.settings.throw_on_cudamalloc_oom
@@ -143,14 +143,14 @@ class OomChain:
 
     def _try_all(self, request: Request) -> Block | None:
         state, engine = self._state, self._state.engine
-        block = engine.alloc_block(request) or self._borrow(request)
-        if block is None and engine.release_available_cached_blocks(request):
-            block = engine.alloc_block(request)
+        block = state.cache.alloc_block(request) or self._borrow(request)
+        if block is None and state.cache.release_available_cached_blocks(request):
+            block = state.cache.alloc_block(request)
         if block is not None or state.captures.count:
             return block  # a capture permits no wait
         state.empty_cache(request.stack)
         engine.stats.num_alloc_retries += 1
-        block = engine.alloc_block(request)
+        block = state.cache.alloc_block(request)
         if block is None and self.search_again:
             pool, expands = request.pool, engine.expands(request.pool)
             block = engine.get_free_block(pool, request.size, request.stream, expands=expands)

@@ -27,6 +27,7 @@ from cudakit.core.allocator.fast_path import FastPath, SlowCalls
 from cudakit.core.allocator.guard import Gate, Guard
 from cudakit.core.allocator.history import Events, History
 from cudakit.core.allocator.private_pools import PrivatePool
+from cudakit.core.allocator.segment_cache import SegmentCache
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import Upstream, stream_number
 from cudakit.errors import Unsupported, UsageError
@@ -100,6 +101,7 @@ class AllocatorState:
         self.guard: Guard[LateFree] = Guard(lambda late: self.free_live(*late), self.gate)
         self.history = History(compiled.Events if compiled else Events)
         self.engine = Engine(upstream, settings, compiled.TYPES if compiled else PLAIN_TYPES)
+        self.cache = SegmentCache(self.engine)
         self.captures = Captures()
         self.pending = PendingFrees(upstream, self._complete, self.captures)
         self.live: dict[int, Block] = {}
@@ -161,14 +163,14 @@ class AllocatorState:
         """Wait for pending frees, and release all cached segments. Raises CudaError."""
         self.engine.stats.num_sync_all_streams += 1
         self.pending.synchronize(stack)
-        self.engine.release_cached_blocks(stack)
+        self.cache.release_cached_blocks(stack)
 
     def empty_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
         """Wait for pending frees of a private pool that nobody holds, and release it. Raises CudaError."""
         if not pool.uses:
             self.engine.stats.num_sync_all_streams += 1
             self.pending.synchronize(stack, pool=pool.id)
-            self.engine.release_private_pool(pool, stack)
+            self.cache.release_private_pool(pool, stack)
 
     # Watchers.
 

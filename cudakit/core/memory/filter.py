@@ -1,4 +1,4 @@
-"""The part of a trace that was asked for: one stream or one pool."""
+"""Select one stream or one pool of a trace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cudakit.torch_rules.actions import Action
 def filter_trace(
     snapshot: Snapshot, trace: DeviceTrace, *, stream: int | None, pool: tuple[int, int] | None
 ) -> DeviceTrace:
-    """Return the part of a trace that belongs to a stream (its number) and a pool; None keeps all.
+    """Return the part of a trace in a stream (its number) and a pool; None selects all.
 
-    Event indices stay: events of other streams and pools become markers. Raises UsageError for a stream or
-    a pool that the device does not have.
+    Events of other streams and pools become Action.UNKNOWN, so that the indices of events do not change.
+    Raises UsageError if the device lacks the stream or the pool.
     """
     if stream is None and pool is None:
         return trace
@@ -27,8 +27,8 @@ def filter_trace(
     if stream is not None:
         if not 0 <= stream < len(trace.streams):
             raise UsageError(
-                f"device {trace.device} has no stream {stream}",
-                hint=f"its streams are numbered 0 to {len(trace.streams) - 1}",
+                f"no stream {stream} in the snapshot",
+                hint=f"streams: 0 to {len(trace.streams) - 1}",
             )
         keep_event &= trace.events.stream == stream
         keep_segment &= trace.segments.stream == stream
@@ -37,9 +37,9 @@ def filter_trace(
             known = "; ".join(f"{a},{b}" for a, b in snapshot.pools)
             raise UsageError(f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {known}")
         wanted = snapshot.pools.index(pool)
-        said = trace.events.pool
-        found = segment_history(trace).pool_at(trace.events.address, np.arange(len(said)))
-        keep_event &= np.where(said >= 0, said, found) == wanted
+        recorded = trace.events.pool
+        found = segment_history(trace).pool_at(trace.events.address, np.arange(len(recorded)))
+        keep_event &= np.where(recorded >= 0, recorded, found) == wanted
         keep_segment &= trace.segments.pool == wanted
     action = np.where(
         keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN

@@ -1,7 +1,7 @@
-"""What ``memviz`` found: the Result that is also its JSON (``cudakit.memviz/1``).
+"""The results of ``memviz``, which are also its JSON documents.
 
-Sizes are bytes and names say so; an event is an index into the device's trace, -1 means "before the
-first recorded event"; times are Unix microseconds.
+Sizes are in bytes, times in Unix microseconds. An event is an index into the trace of the device; -1 is
+before the first recorded event. JSON fields with "hole" in their names are free blocks.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ DIFF_SCHEMA = "cudakit.memviz.diff/1"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How much memory was held at one moment; the meanings are those of torch's memory statistics."""
+    """The memory totals of one moment, as defined by ``torch.cuda.memory_stats``."""
 
-    allocated_bytes: int  # blocks in use, until their free is requested
-    requested_bytes: int  # as asked for, in use and pending free
+    allocated_bytes: int  # blocks in use, until the program frees them
+    requested_bytes: int  # as requested by the program, in use and pending free
     active_bytes: int  # blocks in use and pending free
-    reserved_bytes: int  # segments, taken from the device
-    pending_free_bytes: int  # freed by the program, still used by another stream
+    reserved_bytes: int  # segments
+    pending_free_bytes: int  # blocks that the program freed and that a stream may still use
     segments: int
     blocks: int  # in use and pending free
-    allocated_is_derived: bool  # some block sizes follow from rules of the allocator
+    allocated_is_derived: bool  # some block sizes are computed by the allocator's rules
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The first moment at which most was requested, and the highest value of each curve."""
+    """The first moment with the most requested memory, and the maximum of each curve."""
 
-    event: int  # the event that led to it
+    event: int  # the event before this moment
     time_us: int | None
     requested_bytes: int
     allocated_bytes: int
     active_bytes: int
     reserved_bytes: int
-    allocated_is_derived: bool  # some block sizes follow from rules of the allocator
-    highest_allocated_bytes: int  # over the whole trace, as torch.cuda.max_memory_allocated()
+    allocated_is_derived: bool  # some block sizes are computed by the allocator's rules
+    highest_allocated_bytes: int  # as torch.cuda.max_memory_allocated()
     highest_active_bytes: int
     highest_reserved_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The moment that the tables speak of."""
+    """The moment that the tables show."""
 
     name: str  # "peak", "end", "oom" or "event"
     event: int
@@ -63,12 +63,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How far the file can be trusted, and what to record differently."""
+    """The reliability of the file, and advice on recording."""
 
     contradictions: Contradictions
-    begins_complete: bool  # the trace starts from an empty allocator
-    overflowed: bool | None  # old events were dropped; null where it cannot be known
-    without_stack: float  # share of allocations that have no stack
+    begins_complete: bool  # the trace starts with no memory in use
+    overflowed: bool | None  # old events were dropped; null: unknown
+    without_stack: float  # share of allocations without a call stack
     has_times: bool
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
@@ -76,19 +76,19 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What one call stack held at the moment."""
+    """The memory of one call stack at the moment."""
 
     bytes: int  # block sizes, in use and pending free
     requested_bytes: int
     count: int
-    share: float  # of all bytes held
+    share: float  # of all bytes in use
     stack: tuple[Frame, ...]  # innermost frame first
-    site: int  # index in ``stack`` of the innermost frame outside libraries
+    site: int  # index of the call site in ``stack``
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one line of source held at the moment: the innermost frame outside libraries."""
+    """The memory of one call site at the moment."""
 
     bytes: int
     count: int
@@ -98,7 +98,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one value of a facet (an annotation, a compile context, ...) held at the moment."""
+    """The memory of one value of a facet, such as one annotation, at the moment."""
 
     name: str
     bytes: int
@@ -108,7 +108,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """The memory held at the moment, divided by one property of the allocations."""
+    """The memory at the moment, divided by one property of the allocations."""
 
     name: str  # "annotation", "compile_context", "user_metadata", "category"
     groups: tuple[Group, ...]
@@ -119,7 +119,7 @@ class SegmentGroup:
     """The segments of one pool, stream and kind at the moment."""
 
     pool: tuple[int, int]
-    stream: int  # number of the stream, by first appearance; 0 is the default stream
+    stream: int  # in order of appearance; 0 is the default stream
     kind: str  # "small", "large", "unknown"
     expandable: bool
     segments: int
@@ -131,29 +131,29 @@ class SegmentGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Blocks of one call stack that keep segments from being given back."""
+    """Blocks of one call stack that keep segments in use, so that they cannot be released."""
 
     blocks: int
     bytes: int  # of the blocks
-    segments: int  # that hold at least one of them
-    pinned_bytes: int  # free in those segments
-    alone_bytes: int  # of that, free in segments that hold nothing else
+    segments: int  # with at least one of these blocks
+    pinned_bytes: int  # free memory in these segments
+    alone_bytes: int  # of that, in segments without blocks of other call stacks
     stack: tuple[Frame, ...]
     site: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Free memory inside reserved segments at the moment, and what keeps it there."""
+    """Free memory in segments at the moment, and the blocks that keep the segments in use."""
 
     free_bytes: int
-    free_share: float  # of what is reserved (external fragmentation)
-    rounding_bytes: int  # block sizes less requests
-    rounding_share: float  # of the blocks (internal fragmentation)
-    holes: int
+    free_share: float  # of reserved memory
+    rounding_bytes: int  # block sizes minus requested bytes
+    rounding_share: float  # of the block sizes
+    holes: int  # number of free blocks
     largest_hole_bytes: int
-    stranded_bytes: int  # free in segments that hold at least one block
-    releasable_bytes: int  # segments that hold nothing
+    stranded_bytes: int  # free in segments with at least one block in use
+    releasable_bytes: int  # in empty segments
     pins: tuple[Pin, ...]
 
 
@@ -167,10 +167,10 @@ class Oom:
     device_free_bytes: int
     state: State
     largest_hole_bytes: int
-    free_bytes: int  # inside reserved segments
-    short_bytes: int  # how much less would have to be in use for it to fit; 0 where it could fit
+    free_bytes: int  # in all segments
+    short_bytes: int  # bytes missing even if all free memory could be used; 0: enough
     fit: Fit
-    limited: bool  # the device had room: a limit of the process refused
+    limited: bool  # a limit of the process refused it: the device had enough free memory
     verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
     remedies: tuple[str, ...]  # most promising first
@@ -180,33 +180,33 @@ class Oom:
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """What one call stack allocated over the whole trace."""
+    """The allocations of one call stack over the whole trace."""
 
     bytes: int
     count: int
     share: float  # of all bytes allocated
     mean_size_bytes: int
-    mean_lifetime_us: float | None  # null without times; of those that ended
+    mean_lifetime_us: float | None  # of freed allocations; null: none, or no times
     stack: tuple[Frame, ...]
     site: int
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A call stack that holds more after each step."""
+    """A call stack that holds more memory after each step."""
 
-    bytes_per_step: int  # robust slope
+    bytes_per_step: int  # median slope over all pairs of steps (Theil-Sen)
     count_per_step: float
-    bytes: int  # held at the last step
+    bytes: int  # at the last step
     count: int
-    growth: tuple[int, ...]  # bytes held at each step
+    growth: tuple[int, ...]  # bytes at each compared moment
     stack: tuple[Frame, ...]
     site: int
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of the program that leaks are judged by."""
+    """The steps of the program, between which growth is checked."""
 
     source: str  # "annotation NAME", "snapshot markers", "repeating allocations", "none"
     count: int
@@ -214,7 +214,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The curves in at most a few thousand moments; each keeps the highest value of its span."""
+    """The curves, reduced to at most 2,000 spans of events with the maximum of each."""
 
     event: tuple[int, ...]  # first event of the span
     time_us: tuple[int, ...] | None
@@ -230,7 +230,7 @@ class DeviceMemory:
     file: str
     device: int | None  # null: pinned host memory
     events: int
-    exact: bool  # trace and final state agree in everything
+    exact: bool  # trace and final state agree
     inconsistencies: int
     end: State
     peak: Peak
@@ -264,7 +264,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryResult:
-    """What was found in all files."""
+    """The result for all files."""
 
     schema: str
     files: tuple[FileFacts, ...]
@@ -273,14 +273,17 @@ class MemoryResult:
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """What one call stack held before and after; line numbers and install paths do not tell stacks apart."""
+    """The memory of one call stack before and after.
+
+    Stacks are matched without line numbers and installation paths.
+    """
 
     change_bytes: int
     before_bytes: int
     after_bytes: int
     before_count: int
     after_count: int
-    stack: tuple[Frame, ...]  # of the later snapshot where it has it
+    stack: tuple[Frame, ...]  # of the later snapshot, or of the earlier one if the later has none
     site: int
 
 
@@ -290,7 +293,7 @@ class MomentDiff:
 
     before: Moment
     after: Moment
-    growth: float | None  # of requested bytes, 0.05 is 5 % more; null where nothing was held before
+    growth: float | None  # of requested bytes: 0.05 is 5% more; null: none were in use before
     grown: tuple[DiffRow, ...]
     shrunk: tuple[DiffRow, ...]
     appeared: tuple[DiffRow, ...]
@@ -299,7 +302,7 @@ class MomentDiff:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDiff:
-    """One device compared."""
+    """The comparison of one device."""
 
     device: int | None  # of the later snapshot; null: pinned host memory
     before_device: int | None
@@ -309,7 +312,7 @@ class DeviceDiff:
 
 @dataclass(frozen=True, slots=True)
 class DiffResult:
-    """What changed from one snapshot to another."""
+    """The changes from one snapshot to another."""
 
     schema: str
     before: FileFacts
@@ -317,7 +320,10 @@ class DiffResult:
     devices: tuple[DeviceDiff, ...]
 
     def grew_beyond(self, limit: float) -> bool:
-        """Say whether any device held more than ``limit`` (0.05 is 5 %) more, at its peak or its end."""
+        """Return whether requested memory grew by more than ``limit``, at the peak or end of any device.
+
+        A limit of 0.05 is 5%.
+        """
         moments = [moment for device in self.devices for moment in (device.peak, device.end)]
         return any(
             moment.after.state.requested_bytes > moment.before.state.requested_bytes * (1 + limit)

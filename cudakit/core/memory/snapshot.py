@@ -1,8 +1,7 @@
-"""A memory snapshot as columns: the state of an allocator at the end, and the trace that led there.
+"""A memory snapshot as columns: the final state of an allocator, and the trace of events before it.
 
-All modules but ``load`` read this model, never raw dictionaries. Addresses and sizes are
-bytes, times Unix microseconds. A stack, a text or a pool is an index into the tables of the Snapshot;
-index 0 is the empty stack, the empty text, the default pool.
+Addresses and sizes are in bytes, times in Unix microseconds. A call stack, a text or a pool is an index into
+the tables of the Snapshot; index 0 is the empty stack, the empty text and the default pool.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from cudakit.document import Frame
 from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, PYTORCH_CALLS, AllocatorCalls
 
-# The device number of the pinned host allocator's memory.
+# The device number of pinned host memory.
 HOST = -1
 
 
@@ -27,11 +26,11 @@ class BlockState(IntEnum):
 
     INACTIVE = 0
     ALLOCATED = 1
-    PENDING_FREE = 2  # freed by the program, still used by another stream
+    PENDING_FREE = 2  # freed by the program; a stream may still use it
 
 
 class SegmentKind(IntEnum):
-    """The pool of requests up to 1 MiB, and that of larger ones (c10/cuda/CUDACachingAllocator)."""
+    """The size class of a segment: for requests up to 1 MiB, or for larger ones."""
 
     SMALL = 0
     LARGE = 1
@@ -40,15 +39,15 @@ class SegmentKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The trace of one device, oldest first; every array has one item an event."""
+    """The trace of one device, oldest event first; every array has one item per event."""
 
     action: npt.NDArray[np.uint8]
-    address: npt.NDArray[np.uint64]  # of an OOM: bytes free on the device
-    size: npt.NDArray[np.int64]  # of alloc and free: as requested, before rounding
+    address: npt.NDArray[np.uint64]  # of an OOM event: free bytes of the device
+    size: npt.NDArray[np.int64]  # of alloc and free: bytes requested by the program
     stream: npt.NDArray[np.int32]  # index into DeviceTrace.streams
-    time_us: npt.NDArray[np.int64]  # all 0 where the file has no times
+    time_us: npt.NDArray[np.int64]  # all 0 if the file has no times
     stack: npt.NDArray[np.int32]
-    pool: npt.NDArray[np.int32]  # -1 if the file does not say
+    pool: npt.NDArray[np.int32]  # -1: not recorded
     compile_context: npt.NDArray[np.int32]
     user_metadata: npt.NDArray[np.int32]
     category: npt.NDArray[np.int32]
@@ -59,7 +58,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The memory reserved from the device, by address."""
+    """The segments of the final state, by address; every array has one item per segment."""
 
     address: npt.NDArray[np.uint64]
     size: npt.NDArray[np.int64]
@@ -75,12 +74,12 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks that segments are divided into, in address order within each."""
+    """The blocks of the final state, by address; every array has one item per block."""
 
     segment: npt.NDArray[np.int32]  # index into Segments
     address: npt.NDArray[np.uint64]
     size: npt.NDArray[np.int64]
-    requested: npt.NDArray[np.int64]  # 0 where inactive
+    requested: npt.NDArray[np.int64]  # 0 if inactive
     state: npt.NDArray[np.uint8]  # BlockState
     stack: npt.NDArray[np.int32]
 
@@ -96,7 +95,7 @@ _Arrays = TypeVar("_Arrays", bound=_Dataclass)
 
 
 def take(arrays: _Arrays, which: npt.NDArray[Any]) -> _Arrays:
-    """Select items of every array of a dataclass, by indices or by truth values."""
+    """Select items of every array of a dataclass, by indices or by a mask."""
     return type(arrays)(*(getattr(arrays, field.name)[which] for field in fields(arrays)))
 
 
@@ -114,14 +113,16 @@ class DeviceTrace:
     events: Events
     segments: Segments
     blocks: Blocks
-    streams: tuple[int, ...]  # raw handles in order of first appearance; 0 is the default stream
-    overflowed: bool | None = None  # whether old events were dropped; None if the file does not say
+    streams: tuple[
+        int, ...
+    ]  # raw stream handles, in order of appearance; the first is 0, the default stream
+    overflowed: bool | None = None  # whether old events were dropped; None: not recorded
     warnings: tuple[str, ...] = ()  # defects found while reading
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """One end of a named range of the program (``record_function`` and the like)."""
+    """The start or end of a named range, such as one of ``record_function``."""
 
     name: str
     start: bool

@@ -156,7 +156,7 @@ class Peers(Protocol):
         """Free an allocation of ``peer_malloc`` after all work of this device (cuMemFree)."""
 
     def enable_peer(self, ordinal: int) -> None:
-        """Let a peer access all current and future ``malloc`` memory, permanently (cuCtxEnablePeerAccess).
+        """Give a peer access to all ``malloc`` memory, permanently (cuCtxEnablePeerAccess).
 
         Raises CUDA_ERROR_PEER_ACCESS_UNSUPPORTED. Does not apply to mapped memory: see ``set_access``.
         """

@@ -1,4 +1,4 @@
-"""The libraries that multiply matrices on a real device: cuBLASLt, cuBLAS, torch and CuPy."""
+"""GEMM libraries on a real device: cuBLASLt, cuBLAS, torch and CuPy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Blas:
-    """Open a library, which is imported only now.
+    """Import and open a library.
 
-    Raises MissingDependency with what to install, EnvironmentUnusable for a torch without CUDA.
+    Raises MissingDependency with the package to install, EnvironmentUnusable if torch was built without CUDA.
     """
     from cudakit.gpu.blas import vendor
 

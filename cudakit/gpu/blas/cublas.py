@@ -1,4 +1,4 @@
-"""cuBLAS by cublasGemmEx and cublasGemmStridedBatchedEx, through the bindings of nvmath-python."""
+"""cuBLAS: cublasGemmEx and cublasGemmStridedBatchedEx, through the nvmath-python bindings."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from cudakit.units import Unavailable, format_bytes
 
 _LARGEST_INT = 2**31 - 1
 
-# Of a workspace (cuBLAS Library, "cublasSetWorkspace"), which needs an address even if it is empty.
+# Alignment and minimum size of a workspace: cuBLAS needs a valid address even for 0 bytes (cuBLAS Library,
+# "cublasSetWorkspace").
 _ALIGNMENT_BYTES = 256
 
 
 class Cublas(WithoutAlgorithms):
-    """cuBLAS on one device; each GEMM sets the stream, workspace and math mode of the handle."""
+    """cuBLAS on one device. Each GEMM sets stream, workspace and math mode of the shared handle."""
 
     library: Library = "cublas"
     title = "cuBLAS"
@@ -38,7 +39,7 @@ class Cublas(WithoutAlgorithms):
         cublas = vendor.cublas
         self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
         self._handle: int = self.call(cublas.create, what="cublasCreate")
-        # Atomic operations add in varying order (cuBLAS Library, "Reproducibility").
+        # Atomics make results irreproducible (cuBLAS Library, "Reproducibility").
         self.call(
             cublas.set_atomics_mode,
             self._handle,
@@ -49,7 +50,7 @@ class Cublas(WithoutAlgorithms):
 
     @property
     def handle(self) -> int:
-        """The handle of cuBLAS. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """The cuBLAS handle. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
             raise closed(self.library)
         return self._handle
@@ -61,10 +62,10 @@ class Cublas(WithoutAlgorithms):
         except self.vendor.cublas.cuBLASError as error:
             raise refused_call(error.status, what) from error
 
-    def adopt(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
-        """Set the state of the handle for the next call; an unchanged state costs next to nothing.
+    def set_state(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
+        """Set stream, workspace and math mode of the handle for the next call, unless unchanged.
 
-        The stream comes first: to set it takes the workspace away (cuBLAS Library, "cublasSetStream").
+        The stream is set first, because cublasSetStream resets the workspace (cuBLAS Library).
         """
         state = (stream, workspace, workspace_bytes, math_mode)
         if state == self._state:
@@ -78,37 +79,37 @@ class Cublas(WithoutAlgorithms):
         self.call(cublas.set_math_mode, handle, math_mode, what="cublasSetMathMode")
         self._state = state
 
-    def forget(self) -> None:
-        """Forget the state of the handle: a workspace is about to be freed."""
+    def invalidate_state(self) -> None:
+        """Invalidate the cached state, because a workspace is about to be freed."""
         self._state = ()
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> CublasMultiplication:
-        """Prepare a GEMM. Raises Unsupported for an algorithm: cuBLAS takes none."""
+    ) -> CublasGemm:
+        """Prepare a GEMM. Raises Unsupported if an algorithm is given: cuBLAS does not accept one."""
         if not self._handle:
             raise closed(self.library)
         refuse_for_cublas(gemm)
         if algorithm is not None:
             raise self.no_choice()
-        return CublasMultiplication(self, gemm, settings)
+        return CublasGemm(self, gemm, settings)
 
     def close(self) -> None:
-        """Destroy the handle. A second time, or after the device was closed, has no effect."""
+        """Destroy the handle. Has no effect the second time, or after the device was closed."""
         if self._handle and not self.cuda.closed:
             self.cuda.ask(self.vendor.cublas.destroy, self._handle)
         self._handle = 0
 
 
-class CublasMultiplication:
-    """One call of cublasGemmEx, or cublasGemmStridedBatchedEx, prepared except for operands and stream."""
+class CublasGemm:
+    """A prepared call of cublasGemmEx or cublasGemmStridedBatchedEx."""
 
     def __init__(self, blas: Cublas, gemm: Gemm, settings: GemmSettings) -> None:
         self.algorithm = Unavailable(f"cuBLAS {CHOOSES_ITSELF}")
         self._blas = blas
         self._workspace_bytes = settings.workspace_bytes
         names = type_names(gemm)
-        self._scalars = np.array([1, 0], names.scalar)  # kept alive: only addresses are passed on
+        self._scalars = np.array([1, 0], names.scalar)  # kept alive, because calls pass addresses
         self._call = _Call(blas.vendor, gemm, self._scalars)
         self._math_mode = _math_mode(blas.vendor, settings)
         self.settings: Mapping[str, str] = MappingProxyType(
@@ -125,12 +126,12 @@ class CublasMultiplication:
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises CudaError, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """Enqueue one GEMM. Raises CudaError; CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if self._closed:
             raise closed("the cuBLAS GEMM")
         blas = self._blas
         handle = blas.handle
-        blas.adopt(
+        blas.set_state(
             blas.cuda.stream_address(stream),
             self._workspace,
             self._workspace_bytes,
@@ -140,17 +141,17 @@ class CublasMultiplication:
         blas.call(call.function, *call.arguments(handle, operands), what=call.name)
 
     def close(self) -> None:
-        """Free the workspace. A second time, or after the device was closed, has no effect."""
+        """Free the workspace. Has no effect the second time, or after the device was closed."""
         if self._closed:
             return
         self._closed = True
-        self._blas.forget()
+        self._blas.invalidate_state()
         if not self._blas.cuda.closed:
             self._blas.cuda.free(self._workspace)
 
 
 class _Call:
-    """The function to call, and its arguments; a batch also has strides and a count."""
+    """The cuBLAS function for a GEMM and its arguments; batches add strides and a count."""
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
@@ -158,7 +159,7 @@ class _Call:
         batched = gemm.batch > 1
         plain = "gemm_strided_batched_ex" if batched else "gemm_ex"
         self.name = "cublasGemmStridedBatchedEx" if batched else "cublasGemmEx"
-        self.function = getattr(cublas, plain if _fits(gemm) else f"{plain}_64")
+        self.function = getattr(cublas, plain if _fits_int32(gemm) else f"{plain}_64")
         transposed = (cublas.Operation[letter.upper()] for letter in gemm.layout)
         alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
         self._sizes = (*transposed, gemm.m, gemm.n, gemm.k, alpha)
@@ -169,7 +170,7 @@ class _Call:
         self._rest = (*count, types.compute, cublas.GemmAlgo.DFALT)
 
     def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
-        """Return the arguments in the order of the function."""
+        """Return the arguments in the order of the function's parameters."""
         return (
             handle,
             *self._sizes,
@@ -187,14 +188,14 @@ def _shape(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int, ...]:
     return (kind, matrix.leading, matrix.stride) if batched else (kind, matrix.leading)
 
 
-def _fits(gemm: Gemm) -> bool:
-    """Return whether the sizes fit the functions without ``_64``."""
+def _fits_int32(gemm: Gemm) -> bool:
+    """Return whether all sizes fit 32-bit integers; larger ones need the ``_64`` functions."""
     leading = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
     return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _LARGEST_INT
 
 
 def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:
-    """Return the math mode (cuBLAS Library, "cublasMath_t"); tf32 is a compute type instead."""
+    """Return the math mode (cuBLAS Library, "cublasMath_t"); tf32 is selected by compute type."""
     modes = vendor.cublas.Math
     if settings.reduced_precision:
         return int(modes.DEFAULT_MATH)

@@ -1,4 +1,4 @@
-"""cuBLASLt through the bindings of nvmath-python: it lists its algorithms, and takes any of them."""
+"""cuBLASLt, through the nvmath-python bindings: lists algorithms and runs a selected one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cudakit.gpu.blas.search import allowed_reductions, configurations, round_ro
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import format_bytes
 
-_TAKE_ANOTHER = "let the library choose, or tune again"
+_CHOOSE_ANOTHER = "let the library choose, or tune again"
 
-# More than any combination of types has.
-_MOST_IDS = 1000
+# More than the number of algorithms of any combination of types.
+_MAX_IDS = 1000
 
-# The scale is one float in a memory line of its own.
+# Allocation for the scale factor 1.0.
 _ONE_BYTES = 256
 
 
@@ -51,7 +51,7 @@ class CublasLt:
 
     @property
     def handle(self) -> int:
-        """The handle of cuBLASLt. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
+        """The cuBLASLt handle. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
             raise closed(self.library)
         return self._handle
@@ -63,35 +63,35 @@ class CublasLt:
         except self.vendor.lt.cuBLASLtError as error:
             raise refused_call(error.status, what) from error
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> LtMultiplication:
-        """Prepare a GEMM. Raises Unsupported for an algorithm that the library or the settings refuse."""
+    ) -> LtGemm:
+        """Prepare a GEMM. Raises Unsupported for an algorithm that library or settings do not allow."""
         with ExitStack() as owned:
             problem = owned.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
-                structure, chosen = self._recommended(problem, 1)[0]
+                structure, chosen = self._heuristic_results(problem, 1)[0]
             else:
-                structure, chosen = self._configured(problem, algorithm)
+                structure, chosen = self._checked_structure(problem, algorithm)
             given = algorithm is not None
-            product = LtMultiplication(self, problem, structure, chosen, given=given)
-            owned.pop_all()  # owned by the GEMM from now on
+            product = LtGemm(self, problem, structure, chosen, given=given)
+            owned.pop_all()  # now owned by the prepared GEMM
             return product
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, the best by its estimate first."""
+        """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, best estimate first."""
         with closing(self._problem(gemm, settings)) as problem:
-            return [algorithm for _, algorithm in self._recommended(problem, most)]
+            return [algorithm for _, algorithm in self._heuristic_results(problem, most)]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
-        """Yield every configuration that cublasLtMatmulAlgoCheck accepts, of all algorithms in turn."""
+        """Yield every configuration that cublasLtMatmulAlgoCheck accepts, round-robin over algorithms."""
         refuse_for_cublaslt(gemm, self._capability)
         return self._search(gemm, settings, is_over)
 
     def close(self) -> None:
-        """Destroy the handle. A second time, or after the device was closed, has no effect."""
+        """Destroy the handle. Has no effect the second time, or after the device was closed."""
         if self._handle and not self.cuda.closed:
             self.cuda.ask(self.vendor.lt.destroy, self._handle)
             if self._one is not None:
@@ -103,14 +103,14 @@ class CublasLt:
         if not self._handle:
             raise closed(self.library)
         if self._one is None:
-            self._one = _one(self.cuda)
+            self._one = _upload_one(self.cuda)
         try:
             return Problem(self.vendor, gemm, settings, self._one)
         except self.vendor.lt.cuBLASLtError as error:
             raise refused_call(error.status, "the description of the GEMM") from error
 
-    def _recommended(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
-        """Return algorithms of the heuristics, as structures and numbers. Raises Unsupported without any."""
+    def _heuristic_results(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
+        """Return heuristic results as structures and Algorithms. Raises Unsupported if there is none."""
         lt = self.vendor.lt
         results = np.zeros(most, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
@@ -131,27 +131,27 @@ class CublasLt:
         usable = [result for result in results[: count[0]] if not result["state"]]
         if not usable:
             raise no_algorithm(problem.gemm, f"cuBLASLt {self.version}", self._capability)
-        return [self._numbered(result) for result in usable]
+        return [self._read_result(result) for result in usable]
 
-    def _numbered(self, result: Any) -> tuple[Any, Algorithm]:
+    def _read_result(self, result: Any) -> tuple[Any, Algorithm]:
         structure = np.array([result["algo"]], self.vendor.lt.matmul_algo_dtype)
         numbers = self.configurations.read(structure.ctypes.data)
         return structure, replace(numbers, workspace_bytes=int(result["workspace_size"]))
 
-    def _configured(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
-        """Return the checked structure of an algorithm, given its numbers."""
+    def _checked_structure(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
+        """Return the checked structure of a given algorithm. Raises Unsupported."""
         scheme = algorithm.reduction
         if scheme and scheme not in allowed_reductions(problem.gemm, problem.settings):
             raise Unsupported(
                 f"algorithm {algorithm.id} uses reduction scheme {scheme}, which deterministic mode or "
                 "disabled reduced precision does not allow",
-                hint=_TAKE_ANOTHER,
+                hint=_CHOOSE_ANOTHER,
             )
         check = _AlgorithmCheck(self, problem, algorithm.id)
         if not (checked := check.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} does not accept {algorithm} for this GEMM",
-                hint=_TAKE_ANOTHER,
+                hint=_CHOOSE_ANOTHER,
             )
         return check.structure, checked
 
@@ -166,18 +166,18 @@ class CublasLt:
                 types.compute,
                 types.scale,
                 *types.matrices,
-                _MOST_IDS,
+                _MAX_IDS,
                 what="cublasLtMatmulAlgoGetIds",
             )
-            asked = (self._configurations_of(problem, number) for number in ids)
-            yield from round_robin(asked, is_over)
+            searches = (self._configurations_of(problem, number) for number in ids)
+            yield from round_robin(searches, is_over)
 
     def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm | None]:
         check = _AlgorithmCheck(self, problem, number)
         if not check.initialized:
             return
         allowed = allowed_reductions(problem.gemm, problem.settings)
-        able = self.call(
+        supported = self.call(
             choices,
             self.vendor.lt,
             number,
@@ -186,11 +186,11 @@ class CublasLt:
             self._capability,
             what="cublasLtMatmulAlgoCapGetAttribute",
         )
-        yield from configurations(able, check.accepts)
+        yield from configurations(supported, check.accepts)
 
 
-class LtMultiplication:
-    """One call of cublasLtMatmul, prepared except for operands and stream."""
+class LtGemm:
+    """A prepared call of cublasLtMatmul."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class LtMultiplication:
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
-        self._structure = structure  # kept alive: only its address is passed on
+        self._structure = structure  # kept alive, because calls pass its address
         self._algorithm_at: int = structure.ctypes.data
         self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
@@ -216,15 +216,15 @@ class LtMultiplication:
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises CudaError, and CUDA_ERROR_INVALID_HANDLE after ``close``.
+        """Enqueue one GEMM. Raises CudaError; CUDA_ERROR_INVALID_HANDLE after ``close``.
 
-        The operands begin at multiples of 256 bytes, as what cuMemAlloc returns does.
+        Operands must be aligned to 256 bytes, as cuMemAlloc guarantees.
         """
         if self._closed:
             raise closed("the cuBLASLt GEMM")
         problem, cuda = self._problem, self._blas.cuda
         if problem.gemm.has_bias:
-            problem.place_bias(operands.bias)
+            problem.set_bias(operands.bias)
         self._blas.call(
             self._matmul,
             self._blas.handle,
@@ -247,7 +247,7 @@ class LtMultiplication:
         )
 
     def close(self) -> None:
-        """Free the workspace. A second time, or after the device was closed, has no effect."""
+        """Free the workspace. Has no effect the second time, or after the device was closed."""
         if self._closed:
             return
         self._closed = True
@@ -258,8 +258,8 @@ class LtMultiplication:
 
 def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[str, str]:
     gemm, settings = problem.gemm, problem.settings
-    words = {
-        "chosen_by": "the user" if given else "the heuristics of cuBLASLt",
+    described = {
+        "chosen_by": "the user" if given else "cuBLASLt heuristics",
         "compute_type": f"CUBLAS_{problem.names.compute}",
         "scale_type": problem.names.scale,
         "workspace": (
@@ -270,13 +270,13 @@ def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[st
         "reduction_schemes": " ".join(map(str, allowed_reductions(gemm, settings))),
     }
     if gemm.dtype.startswith("fp8"):
-        words["scales"] = "1 for each factor"
-        words["fast_accumulate"] = "yes" if settings.fast_accumulate else "no"
-    return words
+        described["scales"] = "1 for each factor"
+        described["fast_accumulate"] = "yes" if settings.fast_accumulate else "no"
+    return described
 
 
 class _AlgorithmCheck:
-    """One algorithm id, whose configurations are checked one after the other."""
+    """Checks configurations of one algorithm id."""
 
     def __init__(self, blas: CublasLt, problem: Problem, number: int) -> None:
         lt = blas.vendor.lt
@@ -293,7 +293,7 @@ class _AlgorithmCheck:
         self.initialized = self._initialize(number)
 
     def accepts(self, algorithm: Algorithm) -> Algorithm | None:
-        """Return the algorithm with the workspace that it needs; None if it cannot run here."""
+        """Return the algorithm with its workspace size; None if it is not supported."""
         blas, lt = self._blas, self._blas.vendor.lt
         if not self.initialized:
             return None
@@ -324,8 +324,8 @@ class _AlgorithmCheck:
         return True
 
 
-def _one(cuda: CudaDevice) -> Ptr:
-    """Return an fp32 of 1 in device memory."""
+def _upload_one(cuda: CudaDevice) -> Ptr:
+    """Return the address of a new fp32 1.0 in device memory."""
     value = np.float32(1).tobytes()
     place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))
     cuda.host_view(pinned, len(value))[:] = value

@@ -1,4 +1,4 @@
-"""A GEMM by CuPy on the same memory, called as its users do."""
+"""GEMM through CuPy's public functions, on memory of cudakit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Operands,
 )
-from cudakit.gpu.blas.frameworks import Switch, View, run_with, views
+from cudakit.gpu.blas.frameworks import Setting, View, run_with, views
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.gpu.external_streams import stream_of_cupy
@@ -47,13 +47,13 @@ class CupyBlas(WithoutAlgorithms):
 
     @property
     def cublas_version(self) -> str:
-        """The version of the cuBLAS that CuPy has loaded (cublasGetVersion): "131000"."""
+        """The version of the cuBLAS that CuPy loaded (cublasGetVersion), such as "131000"."""
         cuda = self.cupy.cuda
         with cuda.Device(self.cuda.ordinal):
             return str(cuda.cublas.getVersion(cuda.get_cublas_handle()))
 
     def stream(self, stream: Stream) -> Any:
-        """Return CuPy's object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
+        """Return the CuPy object of a stream. Raises CUDA_ERROR_INVALID_HANDLE if it was destroyed."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
             raise closed(self.library)
@@ -61,75 +61,79 @@ class CupyBlas(WithoutAlgorithms):
             self._streams[stream] = stream_of_cupy(self.cupy, handle)
         return self._streams[stream]
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> CupyMultiplication:
-        """Prepare a GEMM. Raises Unsupported if CuPy cannot compute it in place, and for an algorithm."""
+    ) -> CupyGemm:
+        """Prepare a GEMM. Raises Unsupported if CuPy needs copies for it, or if an algorithm is given."""
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
             raise self.no_choice()
         _check(gemm, settings)
-        return CupyMultiplication(self, gemm)
+        return CupyGemm(self, gemm)
 
     def close(self) -> None:
-        """Forget the streams. A second time has no effect."""
+        """Release the stream objects. Has no effect the second time."""
         self._closed = True
         self._streams.clear()
 
 
-class CupyMultiplication:
-    """One call of cupy.matmul, which writes into D and copies nothing."""
+class CupyGemm:
+    """A prepared call of cupy.matmul that writes directly into D."""
 
     def __init__(self, blas: CupyBlas, gemm: Gemm) -> None:
         self.algorithm = Unavailable(f"CuPy {CHOOSES_ITSELF}")
         self._blas = blas
         self._views = views(gemm)
         self._dtype = _dtype(gemm)
-        self._switches = _switches(gemm)
+        self._framework_settings = _framework_settings(gemm)
         self._arrays: dict[tuple[Ptr, Ptr, Ptr], tuple[Any, Any, Any]] = {}
         self.settings: Mapping[str, str] = MappingProxyType(
             {
                 "chosen_by": "CuPy",
                 "call": "cupy.matmul",
                 "cublas": blas.cublas_version,
-                "compute_type": "TF32" if gemm.dtype == "tf32" else "the default of CuPy",
-                "workspace": "cuBLAS's own",
+                "compute_type": "TF32" if gemm.dtype == "tf32" else "CuPy default",
+                "workspace": "allocated by cuBLAS",
             }
         )
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises Unsupported with CuPy's reason if it refuses only now."""
+        """Enqueue one GEMM. Raises Unsupported with CuPy's reason if the call fails."""
         if self._closed:
             raise closed("the CuPy GEMM")
         cupy = self._blas.cupy
         try:
             with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
                 left, right, result = self._arrays_of(operands)
-                run_with(self._switches, lambda: cupy.matmul(left, right, out=result))
+                run_with(self._framework_settings, lambda: cupy.matmul(left, right, out=result))
         except (RuntimeError, ValueError, TypeError) as error:
             raise Unsupported(f"cupy.matmul failed: {error}") from error
 
     def close(self) -> None:
-        """Forget the arrays, which own no memory. A second time has no effect."""
+        """Release the array objects, which own no memory. Has no effect the second time."""
         self._closed = True
         self._arrays.clear()
 
     def _arrays_of(self, operands: Operands) -> tuple[Any, Any, Any]:
-        places = (operands.b, operands.a, operands.d)
-        if places not in self._arrays:
-            seen = self._views
+        addresses = (operands.b, operands.a, operands.d)
+        if addresses not in self._arrays:
+            operand_views = self._views
             left, right, result = (
-                self._array(view, place)
-                for view, place in zip((seen.left, seen.right, seen.result), places, strict=True)
+                self._array(view, address)
+                for view, address in zip(
+                    (operand_views.left, operand_views.right, operand_views.result),
+                    addresses,
+                    strict=True,
+                )
             )
-            self._arrays[places] = left, right, result
-        return self._arrays[places]
+            self._arrays[addresses] = left, right, result
+        return self._arrays[addresses]
 
-    def _array(self, view: View, place: Ptr) -> Any:
+    def _array(self, view: View, address: Ptr) -> Any:
         cuda = self._blas.cupy.cuda
-        memory = cuda.UnownedMemory(int(place), view.size_bytes, self, self._blas.cuda.ordinal)
+        memory = cuda.UnownedMemory(int(address), view.size_bytes, self, self._blas.cuda.ordinal)
         size_bytes = view.element.size_bytes
         return self._blas.cupy.ndarray(
             view.shape,
@@ -140,17 +144,17 @@ class CupyMultiplication:
 
 
 def _check(gemm: Gemm, settings: GemmSettings) -> None:
-    """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or not without copies.
+    """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or only with copies.
 
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.
     """
-    if reason := _objection(gemm):
+    if reason := _rejection_reason(gemm):
         raise Unsupported(f"CuPy {reason}", hint="use another library")
     if not settings.reduced_precision and gemm.dtype in ("fp16", "bf16"):
         raise Unsupported("CuPy cannot disable reduced-precision sums", hint="use --vs torch")
 
 
-def _objection(gemm: Gemm) -> str:
+def _rejection_reason(gemm: Gemm) -> str:
     if gemm.dtype not in _DTYPES:
         return f"does not support {gemm.dtype}"
     if gemm.output != DATA_TYPES[gemm.dtype].outputs[0].name:
@@ -169,7 +173,7 @@ def _objection(gemm: Gemm) -> str:
 
 
 def _dtype(gemm: Gemm) -> np.dtype[Any]:
-    """Return numpy's dtype of elements; bf16 needs ml_dtypes, found by CuPy."""
+    """Return the numpy dtype of the elements; bf16 needs ml_dtypes, which CuPy registers."""
     try:
         return np.dtype(_DTYPES[gemm.dtype])
     except TypeError as error:
@@ -178,14 +182,14 @@ def _dtype(gemm: Gemm) -> np.dtype[Any]:
         ) from error
 
 
-def _switches(gemm: Gemm) -> tuple[Switch, ...]:
-    """Return the switch between fp32 and tf32, which CUPY_TF32 sets at process start."""
+def _framework_settings(gemm: Gemm) -> tuple[Setting, ...]:
+    """Return the setting that selects fp32 or tf32, whose default is CUPY_TF32."""
     if gemm.dtype not in ("fp32", "tf32"):
         return ()
     linalg = import_module("cupy._core._routines_linalg")
     wanted = linalg.COMPUTE_TYPE_TF32 if gemm.dtype == "tf32" else linalg.COMPUTE_TYPE_DEFAULT
     return (
-        Switch(
+        Setting(
             read=lambda: linalg.get_compute_type(np.float32),
             write=lambda value: linalg.set_compute_type(np.float32, value),
             value=wanted,

@@ -1,4 +1,4 @@
-"""The structures that cuBLASLt takes by address: the description of a product, and algorithms."""
+"""cuBLASLt structures: the descriptors of a GEMM, and algorithm configurations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _EPILOGUES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# The alignment that cuMemAlloc guarantees (CUDA C++ Programming Guide, "Device Memory Accesses"). It is also
-# the default of the preference, but set explicitly because the choice of an algorithm depends on it.
+# The alignment that cuMemAlloc guarantees (CUDA C++ Programming Guide, "Device Memory Accesses"). It is the
+# default of the preference; set explicitly, because the heuristics depend on it.
 _ALIGNMENT_BYTES = 256
 
-# Fields of Algorithm, and their names in cublasLtMatmulAlgoConfigAttributes_t.
+# Names in cublasLtMatmulAlgoConfigAttributes_t, by field of Algorithm.
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
         "tile": "TILE_ID",
@@ -49,12 +49,12 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 # Thread block clusters exist since Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
 _CLUSTERS_SINCE = (9, 0)
 
-# Some algorithms accept any number, of which only the first few differ in effect.
-_MOST_CUSTOM_OPTIONS = 64
+# Some algorithms accept any value, but only the first few differ.
+_MAX_CUSTOM_OPTIONS = 64
 
 
-class Cell:
-    """Memory for the value of one attribute, of the type that the bindings give."""
+class AttributeBuffer:
+    """A buffer for the value of one attribute."""
 
     def __init__(self, attribute: int, kind: type[np.generic]) -> None:
         self.attribute = attribute
@@ -72,10 +72,10 @@ class Cell:
 
 
 class Problem:
-    """The descriptors of one GEMM, until ``close``; C is D, which is not read because beta is 0.
+    """The descriptors of one GEMM, until ``close``. C aliases D and is not read, because beta is 0.
 
-    ``one`` is where on the device an fp32 of 1 is: the scale of the factors in fp8, and until a product is
-    computed, the place of the bias, since the heuristics may look at whether there is one.
+    ``one`` is the device address of an fp32 1.0: the fp8 scale, and a placeholder for the bias pointer during
+    the heuristics, which depend on whether it is set.
     """
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, settings: GemmSettings, one: Ptr) -> None:
@@ -88,8 +88,8 @@ class Problem:
         self.alpha: int = self._scalars[:1].ctypes.data
         self.beta: int = self._scalars[1:].ctypes.data
         pointer = vendor.lt.MatmulDescAttribute["BIAS_POINTER"]
-        self._bias = Cell(pointer, vendor.lt.get_matmul_desc_attribute_dtype(pointer))
-        self._bias_at = one
+        self._bias = AttributeBuffer(pointer, vendor.lt.get_matmul_desc_attribute_dtype(pointer))
+        self._bias_address = one
         with ExitStack() as owned:
             self._owned = owned
             self.operation = self._operation(one)
@@ -106,23 +106,23 @@ class Problem:
 
     @property
     def reads_c(self) -> bool:
-        """Whether C is passed: C cannot be fp8, so that an fp8 D cannot serve as C."""
+        """Whether to pass D as C: not if D is fp8, because C cannot be fp8."""
         return not is_fp8_output(self.gemm)
 
-    def place_bias(self, bias: Ptr) -> None:
-        """Set the address of the bias; an unchanged address costs next to nothing."""
-        if bias != self._bias_at:
-            self._bias.number = self._bias_at = bias
+    def set_bias(self, bias: Ptr) -> None:
+        """Set the bias address, unless unchanged."""
+        if bias != self._bias_address:
+            self._bias.number = self._bias_address = bias
             self._lt.matmul_desc_set_attribute(
                 self.operation, self._bias.attribute, self._bias.address, self._bias.size_bytes
             )
 
     def preference(self) -> int:
-        """Return a preference that limits the heuristics; ``close`` destroys it."""
+        """Return a preference with the limits for the heuristics; ``close`` destroys it."""
         lt = self._lt
         preference: int = lt.matmul_preference_create()
         self._owned.callback(lt.matmul_preference_destroy, preference)
-        put = self._putting(
+        put = self._attribute_setter(
             preference,
             lt.matmul_preference_set_attribute,
             lt.MatmulPreferenceAttribute,
@@ -135,7 +135,7 @@ class Problem:
         return preference
 
     def close(self) -> None:
-        """Destroy the descriptors. A second time has no effect."""
+        """Destroy the descriptors. Has no effect the second time."""
         self._owned.close()
 
     def _operation(self, one: Ptr) -> int:
@@ -143,7 +143,7 @@ class Problem:
         attributes, kind = lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype
         operation: int = lt.matmul_desc_create(self.types.compute, self.types.scale)
         self._owned.callback(lt.matmul_desc_destroy, operation)
-        put = self._putting(operation, lt.matmul_desc_set_attribute, attributes, kind)
+        put = self._attribute_setter(operation, lt.matmul_desc_set_attribute, attributes, kind)
         for letter, name in zip(gemm.layout, ("TRANSA", "TRANSB"), strict=True):
             put(name, self._vendor.cublas.Operation[letter.upper()])
         put("EPILOGUE", lt.Epilogue[_EPILOGUES[gemm.epilogue]])
@@ -166,7 +166,7 @@ class Problem:
         layout: int = lt.matrix_layout_create(kind, matrix.rows, matrix.columns, matrix.leading)
         self._owned.callback(lt.matrix_layout_destroy, layout)
         if matrix.batch > 1:
-            put = self._putting(
+            put = self._attribute_setter(
                 layout,
                 lt.matrix_layout_set_attribute,
                 lt.MatrixLayoutAttribute,
@@ -177,81 +177,81 @@ class Problem:
         return layout
 
     @staticmethod
-    def _putting(
+    def _attribute_setter(
         descriptor: int, setter: Any, attributes: Any, kind: Any
     ) -> Callable[[str, int], None]:
-        """Return a function that sets an attribute of a descriptor by its name."""
+        """Return a function that sets an attribute of a descriptor by name."""
 
         def put(name: str, number: int) -> None:
-            cell = Cell(attributes[name], kind(attributes[name]))
-            cell.number = number
-            setter(descriptor, cell.attribute, cell.address, cell.size_bytes)
+            buffer = AttributeBuffer(attributes[name], kind(attributes[name]))
+            buffer.number = number
+            setter(descriptor, buffer.attribute, buffer.address, buffer.size_bytes)
 
         return put
 
 
 class Configurations:
-    """Reads and writes a cublasLtMatmulAlgo_t, given its address."""
+    """Reads and writes the configuration of a cublasLtMatmulAlgo_t by address."""
 
     def __init__(self, lt: Any) -> None:
         self._lt = lt
-        self._written = Cell(0, np.uint64)
+        self._written = AttributeBuffer(0, np.uint64)
         attributes = lt.MatmulAlgoConfigAttribute
-        self._cells = {
-            field: Cell(
+        self._buffers = {
+            field: AttributeBuffer(
                 attributes[name], lt.get_matmul_algo_config_attribute_dtype(attributes[name])
             )
             for field, name in {"id": "ID", **FIELDS}.items()
         }
 
     def read(self, address: int) -> Algorithm:
-        """Return the numbers; the structure does not have the workspace size."""
-        numbers = {field: self._read(address, cell) for field, cell in self._cells.items()}
+        """Return the configuration, without the workspace size, which the structure lacks."""
+        numbers = {field: self._read(address, buffer) for field, buffer in self._buffers.items()}
         if numbers["split_k"] > 1:
             return Algorithm(**numbers)
-        # The heuristics use -1 for no split, with a reduction scheme that is refused together with 1.
+        # The heuristics return split_k -1 with a reduction scheme that the check rejects for 1.
         return Algorithm(**numbers | {"split_k": 1, "reduction": NO_REDUCTION})
 
     def write(self, address: int, algorithm: Algorithm) -> None:
-        """Set the numbers except the id, which cublasLtMatmulAlgoInit has set.
+        """Set all fields except the id, which cublasLtMatmulAlgoInit sets.
 
-        Raises Unsupported for a number that is too large to be one.
+        Raises Unsupported for a value that does not fit its attribute.
         """
         for field in FIELDS:
-            cell = self._cells[field]
+            buffer = self._buffers[field]
             try:
-                cell.number = getattr(algorithm, field)
+                buffer.number = getattr(algorithm, field)
             except OverflowError:
                 raise Unsupported(
                     f"{field} {getattr(algorithm, field)} is out of range for cuBLASLt"
                 ) from None
             self._lt.matmul_algo_config_set_attribute(
-                address, cell.attribute, cell.address, cell.size_bytes
+                address, buffer.attribute, buffer.address, buffer.size_bytes
             )
 
-    def _read(self, address: int, cell: Cell) -> int:
+    def _read(self, address: int, buffer: AttributeBuffer) -> int:
         self._lt.matmul_algo_config_get_attribute(
-            address, cell.attribute, cell.address, cell.size_bytes, self._written.address
+            address, buffer.attribute, buffer.address, buffer.size_bytes, self._written.address
         )
-        return cell.number
+        return buffer.number
 
 
 class Capabilities:
-    """The capabilities of an algorithm, read from the structure of cublasLtMatmulAlgoInit at an address."""
+    """Reads the capabilities of an initialized algorithm structure by address."""
 
     def __init__(self, lt: Any, address: int) -> None:
         self._lt = lt
         self._address = address
-        self._written = Cell(0, np.uint64)
+        self._written = AttributeBuffer(0, np.uint64)
 
     def number(self, name: str) -> int:
-        """Return the value of an attribute, as ``SPLITK_SUPPORT``."""
-        cell = Cell(*self._attribute(name))
-        self._get(cell.attribute, cell.address, cell.size_bytes)
-        return cell.number
+        """Return the value of an attribute, such as ``SPLITK_SUPPORT``."""
+        buffer = AttributeBuffer(*self._attribute(name))
+        self._get(buffer.attribute, buffer.address, buffer.size_bytes)
+        return buffer.number
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return the values of an attribute that has many, as ``TILE_IDS``."""
+        """Return the values of an array attribute, such as ``TILE_IDS``."""
         attribute, kind = self._attribute(name)
         self._get(attribute, 0, 0)
         values = np.zeros(self._written.number // np.dtype(kind).itemsize, kind)
@@ -272,17 +272,17 @@ class Capabilities:
 def choices(
     lt: Any, algorithm_id: int, address: int, allowed: Sequence[int], capability: tuple[int, int]
 ) -> Choices:
-    """Return the choices to configure an algorithm with, reduction schemes only of ``allowed`` ones."""
-    able = Capabilities(lt, address)
-    schemes = able.number("REDUCTION_SCHEME_MASK")
-    most_custom = min(able.number("CUSTOM_OPTION_MAX"), _MOST_CUSTOM_OPTIONS)
+    """Return the parameter values of an algorithm, with reduction schemes from ``allowed`` only."""
+    capabilities = Capabilities(lt, address)
+    schemes = capabilities.number("REDUCTION_SCHEME_MASK")
+    most_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
     return Choices(
         id=algorithm_id,
-        tiles=able.numbers("TILE_IDS") or (0,),
-        stages=able.numbers("STAGES_IDS") or (0,),
+        tiles=capabilities.numbers("TILE_IDS") or (0,),
+        stages=capabilities.numbers("STAGES_IDS") or (0,),
         customs=range(max(most_custom, 0) + 1),
-        swizzles=(0, 1) if able.number("CTA_SWIZZLING_SUPPORT") else (0,),
-        splits=SPLITS if able.number("SPLITK_SUPPORT") else (),
+        swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
+        splits=SPLITS if capabilities.number("SPLITK_SUPPORT") else (),
         reductions=tuple(scheme for scheme in allowed if scheme & schemes),
         clusters=_sorted(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
         inners=_sorted(lt.MatmulInnerShape),

@@ -1,8 +1,7 @@
-"""Common to calls of torch and CuPy: operands in row-major order, and process-wide settings.
+"""Row-major views of GEMM operands, and process-wide settings, for torch and CuPy.
 
-Read row by row, column-major memory holds the transpose. D = op(A) op(B) is therefore the product of
-op(B) transposed and op(A) transposed, in this order, which gives D transposed: the same call of cuBLAS in
-the end, as those libraries swap the factors themselves.
+Column-major memory read in row-major order is the transpose. D = op(A) op(B) is therefore computed as
+Dᵀ = op(B)ᵀ op(A)ᵀ. The libraries swap the operands back, so that cuBLAS receives the same call.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from cudakit.gpu.api.gemm import Gemm, Matrix
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An array over memory; strides are in elements, a batch dimension comes first."""
+    """Shape and strides of an array, in elements; the batch dimension comes first."""
 
     element: Element
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    size_bytes: int  # of the memory from the first element on
+    size_bytes: int  # from the first element to the end of the operand
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """``left`` (n by k) times ``right`` (k by m) is ``result`` (n by m)."""
+    """The operands of ``result`` (n by m) = ``left`` (n by k) @ ``right`` (k by m) + ``bias`` (m)."""
 
     left: View
     right: View
@@ -37,7 +36,7 @@ class Views:
 
 
 def views(gemm: Gemm) -> Views:
-    """Return the views of a GEMM's operands; ``bias`` applies if the epilogue has one."""
+    """Return row-major views of a GEMM's operands; ``bias`` is valid only if the epilogue has one."""
     bias = View(gemm.bias, (gemm.m,), (1,), gemm.m * gemm.bias.size_bytes)
     return Views(
         left=_view(gemm.b, (gemm.n, gemm.k), transposed=gemm.layout[1] == "t"),
@@ -57,29 +56,29 @@ def _view(matrix: Matrix, shape: tuple[int, int], *, transposed: bool) -> View:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
-    """A setting, and the value that it must have."""
+class Setting:
+    """A process-wide setting and its required value."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
     value: Any
 
 
-def attribute(holder: Any, name: str, value: Any) -> Switch:
-    """Return a switch for an attribute of an object."""
-    return Switch(partial(getattr, holder, name), partial(setattr, holder, name), value)
+def attribute(holder: Any, name: str, value: Any) -> Setting:
+    """Return the setting for an attribute of an object."""
+    return Setting(partial(getattr, holder, name), partial(setattr, holder, name), value)
 
 
-def run_with(switches: Sequence[Switch], work: Callable[[], object]) -> None:
-    """Run ``work`` with every switch at its value, and restore changed ones in any case."""
-    changed: list[tuple[Switch, Any]] = []
+def run_with(settings: Sequence[Setting], work: Callable[[], object]) -> None:
+    """Run ``work`` with all settings applied; restore changed ones afterwards."""
+    changed: list[tuple[Setting, Any]] = []
     try:
-        for switch in switches:
-            before = switch.read()
-            if before != switch.value:
-                changed.append((switch, before))
-                switch.write(switch.value)
+        for setting in settings:
+            before = setting.read()
+            if before != setting.value:
+                changed.append((setting, before))
+                setting.write(setting.value)
         work()
     finally:
-        for switch, before in reversed(changed):
-            switch.write(before)
+        for setting, before in reversed(changed):
+            setting.write(before)

@@ -1,4 +1,4 @@
-"""Errors for what the libraries do not compute, raised before a call or from its status."""
+"""Errors for unsupported GEMMs, raised before a call or from its status."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 CHOOSES_ITSELF = "chooses its algorithm internally"
 TAKE_CUBLASLT = "use cublaslt, which can list and select algorithms"
 
-# cuBLAS Library, "cublasLtMatmul": in fp8 A must be transposed and B not on Ada (8.9), Hopper (9.0) and
-# Blackwell GeForce (12.x).
+# Major compute capabilities with all fp8 layouts. Ada (8.9), Hopper (9.0) and Blackwell GeForce (12.x)
+# support only A transposed, B not (cuBLAS Library, "cublasLtMatmul").
 _FP8_ALL_LAYOUTS = range(10, 12)
 _INT8_ALIGNMENT = 4
 
@@ -34,19 +34,19 @@ class BlasStatus(IntEnum):
     LICENSE_ERROR = 16
 
 
-# The statuses for what a library cannot compute.
+# Status codes of unsupported calls.
 UNSUPPORTED = frozenset(
     {BlasStatus.INVALID_VALUE, BlasStatus.ARCH_MISMATCH, BlasStatus.NOT_SUPPORTED}
 )
 
 
 class WithoutAlgorithms:
-    """A library that chooses an algorithm itself: it lists none, and takes none."""
+    """A library that selects algorithms internally: it neither lists nor accepts them."""
 
     title: str  # in messages
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
-        """Raise Unsupported: the library does not list its algorithms."""
+        """Raise Unsupported: the library does not list algorithms."""
         raise self.no_choice()
 
     def algorithms(
@@ -55,16 +55,16 @@ class WithoutAlgorithms:
         settings: GemmSettings,  # noqa: ARG002
         is_over: Callable[[], bool] = never,  # noqa: ARG002
     ) -> Iterator[Algorithm]:
-        """Raise Unsupported: the library does not list its algorithms."""
+        """Raise Unsupported: the library does not list algorithms."""
         raise self.no_choice()
 
     def no_choice(self) -> Unsupported:
-        """Return the error for the choice of an algorithm."""
+        """Return the error for listing or selecting an algorithm."""
         return Unsupported(f"{self.title} {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)
 
 
 def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
-    """Raise Unsupported for what cuBLASLt never computes; its heuristics decide about the rest."""
+    """Raise Unsupported for GEMMs that cuBLASLt documents as unsupported; its heuristics check the rest."""
     _check_accumulator(gemm)
     all_layouts = capability.major in _FP8_ALL_LAYOUTS
     if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
@@ -76,7 +76,7 @@ def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
 
 
 def refuse_for_cublas(gemm: Gemm) -> None:
-    """Raise Unsupported for what cublasGemmEx does not compute (cuBLAS Library, "cublasGemmEx")."""
+    """Raise Unsupported for GEMMs that cublasGemmEx does not support (cuBLAS Library, "cublasGemmEx")."""
     _check_accumulator(gemm)
     if gemm.dtype.startswith("fp8"):
         raise Unsupported(f"cuBLAS does not support {gemm.dtype}", hint="use cublaslt")
@@ -95,15 +95,15 @@ def refuse_for_cublas(gemm: Gemm) -> None:
 
 
 def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupported:
-    """Return the error for a GEMM that the library has no algorithm for."""
+    """Return the error for a GEMM without any supported algorithm."""
     return Unsupported(
         f"{library} has no algorithm for {describe(gemm)} on compute capability {capability}",
-        hint=_known_to_work(gemm),
+        hint=_requirements(gemm),
     )
 
 
 def refused_call(status: int, what: str) -> CudakitError:
-    """Return the error for the status of a call: Unsupported, or CudaError for a failure."""
+    """Return the error for a failed status: Unsupported, or CudaError for other failures."""
     known = status in list(BlasStatus)
     name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if known else f"CUBLAS_STATUS {status}"
     if status in UNSUPPORTED:
@@ -114,12 +114,12 @@ def refused_call(status: int, what: str) -> CudakitError:
 
 
 def closed(what: str) -> CudaError:
-    """Return the error for the use of a closed object, as for every other handle."""
+    """Return CUDA_ERROR_INVALID_HANDLE for the use of a closed object."""
     return cuda_error(Status.INVALID_HANDLE, seen=f"{what} was closed")
 
 
 def describe(gemm: Gemm) -> str:
-    """Describe a GEMM in a message."""
+    """Return a description of a GEMM for messages."""
     types = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
     rest = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
     rest += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
@@ -135,8 +135,8 @@ def _check_accumulator(gemm: Gemm) -> None:
         )
 
 
-def _known_to_work(gemm: Gemm) -> str:
-    """Return what works with a data type, from the tables of cuBLAS Library, "cublasLtMatmul"."""
+def _requirements(gemm: Gemm) -> str:
+    """Return a hint with the requirements of a data type (cuBLAS Library, "cublasLtMatmul", tables)."""
     if gemm.dtype.startswith("fp8"):
         output = ", output bf16" if is_fp8_output(gemm) else ""
         return (

@@ -1,8 +1,8 @@
-"""The search for all configurations of an algorithm that cuBLASLt accepts.
+"""Enumeration of all configurations of an algorithm that cuBLASLt supports.
 
-What can be chosen freely is known from the algorithm's capabilities (cuBLAS Library,
-"cublasLtMatmulAlgoCapAttributes_t"), but not which choices go together, nor which cluster and inner shapes
-an algorithm has: that is found out by asking, with cublasLtMatmulAlgoCheck.
+The capabilities of an algorithm (cuBLAS Library, "cublasLtMatmulAlgoCapAttributes_t") list the values of each
+parameter, but neither the valid combinations nor the supported cluster and inner shapes. The search checks
+these with cublasLtMatmulAlgoCheck.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
 NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
 SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
 
-# Split-k factors: the library takes any number, and larger ones gain nothing.
+# Split-k factors to try: the library accepts any, but larger ones do not help.
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 
-# Least number of accepted tiles and stages that a value is tried with.
-_ASKED = 16
+# Approximate number of tile and stage combinations with which each cluster and inner shape is tried.
+_SAMPLES = 16
 
-# Returns the algorithm with the workspace that it needs; None if the library refuses it.
+# Returns the algorithm with its workspace size, or None if the library does not support it.
 Accepts = Callable[[Algorithm], "Algorithm | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The values that one algorithm can be configured with, the default first."""
+    """The parameter values of an algorithm, defaults first."""
 
     id: int
     tiles: Sequence[int] = (0,)
@@ -44,71 +44,69 @@ class Choices:
 
 
 def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
-    """Return the reduction schemes that settings allow.
+    """Return the reduction schemes that the settings allow.
 
-    Deterministic is what adds in a separate step, in an order that is fixed. In place, the parts take turns
-    at D by a counter, and no document says that the turns come in the same order every time: not allowed.
-    Without reduced precision the parts of a D of 16 bits are kept in the type of the sums, which only the
-    scheme of the compute type does: as torch has it (aten/src/ATen/cuda/CUDABlas.cpp, where it disallows
-    reduced precision but allows split-k).
+    Deterministic mode excludes the in-place scheme: partial sums are added to D in an order that NVIDIA does
+    not document as fixed. Disabled reduced precision excludes schemes that store partial sums of a 16-bit D
+    in 16 bits, as in torch (aten/src/ATen/cuda/CUDABlas.cpp).
     """
-    refused = {IN_PLACE} if settings.deterministic else set()
+    excluded = {IN_PLACE} if settings.deterministic else set()
     if not settings.reduced_precision and gemm.d.element in (FP16, BF16):
-        refused |= {IN_PLACE, IN_OUTPUT_TYPE}
-    return tuple(scheme for scheme in SCHEMES if scheme not in refused)
+        excluded |= {IN_PLACE, IN_OUTPUT_TYPE}
+    return tuple(scheme for scheme in SCHEMES if scheme not in excluded)
 
 
 def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | None]:
-    """Yield each accepted configuration once, and None for each refused one.
+    """Yield each supported configuration once, and None for each unsupported one.
 
-    Clusters and inner shapes that none of a few tiles and stages accept are left out, and so is the choice
-    where every value is accepted: then it changes nothing. Swizzles and splits are tried where the rest is
-    accepted without them. Tiles and stages come first: they are found at once, and differ the most.
+    Tiles and stages come first, because they are found fast and differ the most. A cluster or inner shape is
+    tried only if a sample of tiles and stages supports it; if every value is supported, the parameter has no
+    effect and is skipped. Swizzle and split-k are tried on configurations that are supported without them.
     """
     shapes = [
         Algorithm(id=choices.id, tile=tile, stages=stages)
         for tile, stages in product(choices.tiles, choices.stages)
     ]
-    alone: list[Algorithm] = []
+    supported: list[Algorithm] = []
     for shape in shapes:
         if accepted := accepts(shape):
-            alone.append(shape)
+            supported.append(shape)
         yield accepted
-    asked_of = _sampled(alone or shapes)
-    clusters = _effective("cluster", choices.clusters, asked_of, accepts)
-    inners = _effective("inner", choices.inners, asked_of, accepts)
+    samples = _sample(supported or shapes)
+    clusters = _effective("cluster", choices.clusters, samples, accepts)
+    inners = _effective("inner", choices.inners, samples, accepts)
     for shape, custom, cluster, inner in product(shapes, choices.customs, clusters, inners):
-        asked = replace(shape, custom=custom, cluster=cluster, inner=inner)
-        accepted = accepts(asked)
-        yield accepted if asked != shape else None
+        candidate = replace(shape, custom=custom, cluster=cluster, inner=inner)
+        accepted = accepts(candidate)
+        yield accepted if candidate != shape else None
         if accepted:
-            yield from map(accepts, _variants(asked, choices))
+            yield from map(accepts, _variants(candidate, choices))
 
 
 def round_robin(
     iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never
 ) -> Iterator[Algorithm]:
-    """Yield the first of each, then the second of each, so that an early stop has seen all iterators.
+    """Yield from all iterators in turn, so that a search that stops early has seen each of them.
 
-    None is a turn in vain, so that nobody waits for one that finds nothing.
+    An iterator yields None to pass its turn.
     """
-    going = list(iterators)
-    while going:
-        for iterator in [*going]:
+    active = list(iterators)
+    while active:
+        for iterator in [*active]:
             if is_over():
                 return
             try:
                 found = next(iterator)
             except StopIteration:
-                going.remove(iterator)
+                active.remove(iterator)
             else:
                 if found:
                     yield found
 
 
-def _sampled(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
-    """Choose a few from first to last: trying all takes seconds per algorithm."""
-    return shapes[:: max(1, len(shapes) // _ASKED)]
+def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
+    """Return an evenly spaced sample: trying all shapes takes seconds per algorithm."""
+    return shapes[:: max(1, len(shapes) // _SAMPLES)]
 
 
 def _effective(
@@ -124,12 +122,12 @@ def _effective(
     return found if found and len(found) < len(values) else values[:1]
 
 
-def _variants(asked: Algorithm, choices: Choices) -> Iterator[Algorithm]:
-    """Yield the configurations that differ in swizzle and split-k, without ``asked`` itself."""
-    whole = [(1, NO_REDUCTION)]
+def _variants(candidate: Algorithm, choices: Choices) -> Iterator[Algorithm]:
+    """Yield the variants of a configuration in swizzle and split-k."""
+    unsplit = [(1, NO_REDUCTION)]
     for swizzle, (split, reduction) in product(
-        choices.swizzles, [*whole, *product(choices.splits, choices.reductions)]
+        choices.swizzles, [*unsplit, *product(choices.splits, choices.reductions)]
     ):
-        variant = replace(asked, swizzle=swizzle, split_k=split, reduction=reduction)
-        if variant != asked:
+        variant = replace(candidate, swizzle=swizzle, split_k=split, reduction=reduction)
+        if variant != candidate:
             yield variant

@@ -1,4 +1,4 @@
-"""A GEMM by torch on the same memory, called as its users do."""
+"""GEMM through torch's functions, on memory of cudakit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands
-from cudakit.gpu.blas.frameworks import Switch, attribute, run_with
+from cudakit.gpu.blas.frameworks import Setting, attribute, run_with
 from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed
 from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
 
-# torch/csrc and aten/src/ATen/Context.cpp: what torch requires for deterministic results.
+# Values that torch requires for deterministic results (aten/src/ATen/Context.cpp).
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC = (":4096:8", ":16:8")
 
@@ -32,12 +32,12 @@ class TorchBlas(WithoutAlgorithms):
         self.version = str(torch.__version__)
         self.device = torch.device("cuda", cuda.ordinal)
         self._streams: dict[Stream, Any] = {
-            LEGACY: torch.cuda.default_stream(self.device)  # torch's own is the legacy stream
+            LEGACY: torch.cuda.default_stream(self.device)  # torch's default is the legacy stream
         }
         self._closed = False
 
     def stream(self, stream: Stream) -> Any:
-        """Return torch's object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
+        """Return the torch object of a stream. Raises CUDA_ERROR_INVALID_HANDLE if it was destroyed."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
             raise closed(self.library)
@@ -45,27 +45,27 @@ class TorchBlas(WithoutAlgorithms):
             self._streams[stream] = self.torch.cuda.ExternalStream(handle, device=self.device)
         return self._streams[stream]
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> TorchMultiplication:
-        """Prepare a GEMM. Raises Unsupported for one that torch has no call for, and for an algorithm."""
+    ) -> TorchGemm:
+        """Prepare a GEMM. Raises Unsupported if torch has no function for it, or if an algorithm is given."""
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
             raise self.no_choice()
-        return TorchMultiplication(self, gemm, settings)
+        return TorchGemm(self, gemm, settings)
 
     def close(self) -> None:
-        """Forget the streams. A second time has no effect."""
+        """Release the stream objects. Has no effect the second time."""
         self._closed = True
         self._streams.clear()
 
 
-class TorchMultiplication:
-    """One call of torch, which writes into D and allocates only the workspace of its cuBLAS.
+class TorchGemm:
+    """A prepared torch call that writes into D.
 
-    That workspace belongs to the stream and comes with the first call there: one must have been made before
-    a capture begins. torch's settings are in force while a call is enqueued, and as they were before after.
+    torch allocates a cuBLAS workspace at the first call on a stream, so a warm-up call must precede a stream
+    capture. torch's global settings are changed during ``enqueue`` only.
     """
 
     def __init__(self, blas: TorchBlas, gemm: Gemm, settings: GemmSettings) -> None:
@@ -74,48 +74,46 @@ class TorchMultiplication:
         self._blas = blas
         self._call: Call = choose_call(torch, gemm, settings, blas.device)
         self._tensors = Tensors(torch, gemm, blas.device)
-        self._switches = _switches(torch, gemm, settings)
+        self._framework_settings = _framework_settings(torch, gemm, settings)
         self.settings: Mapping[str, str] = MappingProxyType(
             {
                 "chosen_by": "torch",
                 "call": self._call.name,
                 "cuda": f"CUDA {torch.version.cuda}",
-                "workspace": "torch's own",
+                "workspace": "allocated by torch",
                 "deterministic": "yes" if settings.deterministic else "no",
-                **{
-                    switch_name: str(switch.value) for switch_name, switch in self._switches.items()
-                },
+                **{name: str(setting.value) for name, setting in self._framework_settings.items()},
             }
         )
-        self._in_force = tuple(self._switches.values())
+        self._settings_to_apply = tuple(self._framework_settings.values())
         self._closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Compute once. Raises Unsupported with torch's reason if it refuses only now."""
+        """Enqueue one GEMM. Raises Unsupported with torch's reason if the call fails."""
         if self._closed:
             raise closed("the torch GEMM")
         torch, call = self._blas.torch, self._call
         tensors = self._tensors.of(operands)
         try:
             with torch.cuda.stream(self._blas.stream(stream)):
-                run_with(self._in_force, lambda: call.run(tensors))
+                run_with(self._settings_to_apply, lambda: call.run(tensors))
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]
             raise Unsupported(f"{call.name} failed: {reason}") from error
 
     def close(self) -> None:
-        """Forget the tensors, which own no memory. A second time has no effect."""
+        """Release the tensor objects, which own no memory. Has no effect the second time."""
         self._closed = True
         self._tensors.clear()
 
 
-def _switches(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Switch]:
-    """Return the settings of torch.backends.cuda.matmul that a GEMM depends on, by name."""
+def _framework_settings(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Setting]:
+    """Return the torch settings that a GEMM depends on, by name."""
     matmul = torch.backends.cuda.matmul
     wanted: dict[str, Any] = {}
     match gemm.dtype:
         case "fp32" | "tf32":
-            # Since torch 2.9 there is fp32_precision, and allow_tf32 warns.
+            # torch 2.9 replaced allow_tf32, which now warns, by fp32_precision.
             if hasattr(matmul, "fp32_precision"):
                 wanted["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
             else:
@@ -125,10 +123,10 @@ def _switches(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Switc
             wanted |= _fp16_accumulation(torch, matmul, gemm)
         case "bf16":
             wanted["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
-    switches = {name: attribute(matmul, name, value) for name, value in wanted.items()}
+    required = {name: attribute(matmul, name, value) for name, value in wanted.items()}
     if settings.deterministic:
-        switches["use_deterministic_algorithms"] = _deterministic(torch)
-    return switches
+        required["use_deterministic_algorithms"] = _deterministic(torch)
+    return required
 
 
 def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
@@ -142,12 +140,12 @@ def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
     return {}
 
 
-def _deterministic(torch: Any) -> Switch:
+def _deterministic(torch: Any) -> Setting:
     if os.environ.get(_WORKSPACE) not in _DETERMINISTIC:
         raise Unsupported(
             f"torch is deterministic only if {_WORKSPACE} is set before it starts",
             hint=f"set {_WORKSPACE}={_DETERMINISTIC[0]}",
         )
-    return Switch(
+    return Setting(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, value=True
     )

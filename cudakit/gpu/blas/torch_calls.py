@@ -1,4 +1,4 @@
-"""The function of torch that computes a product, and torch's tensors over memory that is not torch's."""
+"""The torch function for a GEMM, and tensors over memory that torch does not own."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _INT8_ROWS_ABOVE = 16
 
 @dataclass(frozen=True, slots=True)
 class TensorSet:
-    """The operands of one GEMM: ``result`` is ``left`` times ``right`` plus ``bias``."""
+    """The tensors of a GEMM: ``result`` is ``left @ right + bias``."""
 
     left: Any
     right: Any
     result: Any
-    bias: Any  # None where there is none
+    bias: Any  # None without a bias
 
 
 class Tensors:
-    """Tensors over the operands of a GEMM, created once for each set of addresses."""
+    """Tensors over the operands of a GEMM, cached by their addresses."""
 
     def __init__(self, torch: Any, gemm: Gemm, device: Any) -> None:
         self._torch, self._device = torch, device
@@ -52,45 +52,45 @@ class Tensors:
         self._known: dict[tuple[Ptr, ...], TensorSet] = {}
 
     def of(self, operands: Operands) -> TensorSet:
-        """Return tensors over operands, which own and copy nothing."""
-        places = (operands.a, operands.b, operands.d, operands.bias)
-        known = self._known.get(places)
+        """Return tensors over operands, without ownership or copies."""
+        addresses = (operands.a, operands.b, operands.d, operands.bias)
+        known = self._known.get(addresses)
         if known is None:
-            known = self._known[places] = self._made(operands)
+            known = self._known[addresses] = self._create(operands)
         return known
 
     def clear(self) -> None:
         self._known.clear()
 
-    def _made(self, operands: Operands) -> TensorSet:
-        seen = self._views
+    def _create(self, operands: Operands) -> TensorSet:
+        operand_views = self._views
         return TensorSet(
-            left=self._tensor(seen.left, operands.b),
-            right=self._tensor(seen.right, operands.a),
-            result=self._tensor(seen.result, operands.d),
-            bias=self._tensor(seen.bias, operands.bias) if self._has_bias else None,
+            left=self._tensor(operand_views.left, operands.b),
+            right=self._tensor(operand_views.right, operands.a),
+            result=self._tensor(operand_views.result, operands.d),
+            bias=self._tensor(operand_views.bias, operands.bias) if self._has_bias else None,
         )
 
-    def _tensor(self, view: View, place: Ptr) -> Any:
-        memory = _Memory(place, view.size_bytes)
+    def _tensor(self, view: View, address: Ptr) -> Any:
+        memory = _Memory(address, view.size_bytes)
         octets = self._torch.as_tensor(memory, device=self._device)
         elements = octets.view(dtype(self._torch, view.element.name))
         return elements.as_strided(view.shape, view.strides)
 
 
 def dtype(torch: Any, element: str) -> Any:
-    """Return torch's type of elements."""
+    """Return the torch dtype of an element type."""
     return getattr(torch, DTYPES[element])
 
 
 class _Memory:
-    """Bytes of the device (CUDA Array Interface, version 3)."""
+    """Device bytes (CUDA Array Interface, version 3)."""
 
-    def __init__(self, place: Ptr, size_bytes: int) -> None:
+    def __init__(self, address: Ptr, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
             "shape": (size_bytes,),
             "typestr": "|u1",
-            "data": (int(place), False),
+            "data": (int(address), False),
             "strides": None,
             "version": 3,
         }
@@ -98,41 +98,41 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of torch: its name, and how to call it."""
+    """A torch function: its name, and a callable that runs it on tensors."""
 
     name: str
     run: Callable[[TensorSet], object]
 
 
 def choose_call(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
-    """Choose the function for a GEMM. Raises Unsupported, with the reason, if torch has none."""
+    """Return the torch function for a GEMM. Raises Unsupported, with the reason, if there is none."""
     if gemm.dtype.startswith("fp8"):
-        return _scaled(torch, gemm, settings, device)
+        return _scaled_mm(torch, gemm, settings, device)
     if gemm.dtype == "int8":
-        return _integers(torch, gemm)
+        return _int_mm(torch, gemm)
     if gemm.output != DATA_TYPES[gemm.dtype].outputs[0].name:
-        return _widened(torch, gemm)
+        return _mm_fp32_output(torch, gemm)
     match gemm.epilogue:
         case "none":
-            return _plain(torch, gemm)
+            return _mm(torch, gemm)
         case "bias":
-            return _biased(torch, gemm)
+            return _addmm(torch, gemm)
         case "relu-bias" | "gelu-bias":
-            return _activated(torch, gemm)
+            return _addmm_activation(torch, gemm)
     raise Unsupported(
         f"torch fuses {gemm.epilogue} only together with a bias",
         hint=f"use epilogue {gemm.epilogue}-bias",
     )
 
 
-def _plain(torch: Any, gemm: Gemm) -> Call:
+def _mm(torch: Any, gemm: Gemm) -> Call:
     if gemm.batch > 1:
         return Call("torch.bmm", lambda at: torch.bmm(at.left, at.right, out=at.result))
     return Call("torch.mm", lambda at: torch.mm(at.left, at.right, out=at.result))
 
 
-def _widened(torch: Any, gemm: Gemm) -> Call:
-    """16-bit factors with an fp32 result: the argument ``out_dtype`` exists since torch 2.8."""
+def _mm_fp32_output(torch: Any, gemm: Gemm) -> Call:
+    """Return the call for 16-bit operands with fp32 output; needs ``out_dtype`` of torch 2.8."""
     if gemm.epilogue != "none":
         raise Unsupported(
             f"torch has no epilogue {gemm.epilogue} for {gemm.dtype} to {gemm.output}",
@@ -146,7 +146,7 @@ def _widened(torch: Any, gemm: Gemm) -> Call:
     )
 
 
-def _biased(torch: Any, gemm: Gemm) -> Call:
+def _addmm(torch: Any, gemm: Gemm) -> Call:
     if gemm.batch > 1:
         return Call(
             "torch.baddbmm", lambda at: torch.baddbmm(at.bias, at.left, at.right, out=at.result)
@@ -154,8 +154,8 @@ def _biased(torch: Any, gemm: Gemm) -> Call:
     return Call("torch.addmm", lambda at: torch.addmm(at.bias, at.left, at.right, out=at.result))
 
 
-def _activated(torch: Any, gemm: Gemm) -> Call:
-    """torch.nn.Linear fused with an activation; its gelu is the tanh form, as in cuBLASLt."""
+def _addmm_activation(torch: Any, gemm: Gemm) -> Call:
+    """Return the call with a fused bias and activation; its GELU is the tanh form, as in cuBLASLt."""
     if gemm.batch > 1:
         raise Unsupported(
             f"torch does not fuse {gemm.epilogue} into a batch, batch {gemm.batch} was requested",
@@ -170,10 +170,10 @@ def _activated(torch: Any, gemm: Gemm) -> Call:
     )
 
 
-def _scaled(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
-    _check_scaled(gemm)
+def _scaled_mm(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
+    _check_scaled_mm(gemm)
     one = torch.ones((), dtype=torch.float32, device=device)
-    torch.cuda.synchronize(device)  # later calls may use any stream
+    torch.cuda.synchronize(device)  # later calls may use other streams
     result_scale = one if is_fp8_output(gemm) else None
     kind, fast = dtype(torch, gemm.output), settings.fast_accumulate
     return Call(
@@ -192,7 +192,7 @@ def _scaled(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call
     )
 
 
-def _check_scaled(gemm: Gemm) -> None:
+def _check_scaled_mm(gemm: Gemm) -> None:
     if gemm.layout != "tn":
         raise Unsupported(
             f"torch supports only layout tn for {gemm.dtype}, {gemm.layout} was requested",
@@ -215,7 +215,7 @@ def _check_scaled(gemm: Gemm) -> None:
         )
 
 
-def _integers(torch: Any, gemm: Gemm) -> Call:
+def _int_mm(torch: Any, gemm: Gemm) -> Call:
     if gemm.epilogue != "none" or gemm.batch > 1 or gemm.padding:
         raise Unsupported(
             f"torch supports only epilogue none, batch 1 and padding 0 for int8; "

@@ -1,4 +1,4 @@
-"""The data types of a GEMM in cuBLAS (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
+"""cuBLAS data types of a GEMM (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DATA: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# By accumulator: the compute type of cuBLAS.
+# cublasComputeType_t by accumulator.
 _COMPUTE: Mapping[str, str] = MappingProxyType(
     {
         "fp64": "COMPUTE_64F",
@@ -42,7 +42,7 @@ _SCALARS: Mapping[str, type[np.generic]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TypeNames:
-    """The types of a GEMM: ``compute`` names a cublasComputeType_t, the others a cudaDataType_t."""
+    """Names of the cublasComputeType_t and cudaDataType_t values of a GEMM."""
 
     compute: str
     scale: str
@@ -51,14 +51,11 @@ class TypeNames:
     c: str
     d: str
     bias: str
-    scalar: type[np.generic]  # of alpha and beta, which ``scale`` names
+    scalar: type[np.generic]  # numpy type of alpha and beta, as ``scale``
 
 
 def type_names(gemm: Gemm) -> TypeNames:
-    """Return the names of a GEMM's types.
-
-    Beside a D of fp8, C is of the type of the bias: the tables have no C of 8 bits.
-    """
+    """Return the type names of a GEMM. If D is fp8, C has the bias type, because C cannot be fp8."""
     d, bias = _DATA[gemm.d.element.name], _DATA[gemm.bias.name]
     return TypeNames(
         compute=_TF32 if gemm.dtype == "tf32" else _COMPUTE[gemm.accumulate],
@@ -79,7 +76,7 @@ def is_fp8_output(gemm: Gemm) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """The types of a GEMM as the numbers that a call takes."""
+    """Enumeration values of the types of a GEMM."""
 
     compute: int
     scale: int
@@ -91,12 +88,12 @@ class Types:
 
     @property
     def matrices(self) -> tuple[int, int, int, int]:
-        """The layouts of A, B, C and D."""
+        """The data types of A, B, C and D."""
         return self.a, self.b, self.c, self.d
 
 
 def numbered(names: TypeNames, compute_types: Any, data_types: Any) -> Types:
-    """Return the numbers of types, from the enumerations of the bindings."""
+    """Return the enumeration values of type names, from the bindings."""
     return Types(
         compute=int(compute_types[names.compute]),
         **{

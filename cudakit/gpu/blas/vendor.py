@@ -1,4 +1,4 @@
-"""The vendors' libraries, loaded on demand, and the device that they run on."""
+"""Loading of vendor libraries, and the device protocol that they need."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from cudakit.gpu.api import Memory, Stream, Streams
 
 _T = TypeVar("_T")
 
-# The first torch that tunes cuBLASLt (its wheel, ATen/cuda/tunable/GemmCublaslt.h).
+# First torch with cuBLASLt tuning (ATen/cuda/tunable/GemmCublaslt.h in its wheel).
 FIRST_TUNING_TORCH = "2.15"
 
 
 class CudaDevice(Memory, Streams, Protocol):
-    """What the libraries need of a real device: its memory and streams, and calls in its context."""
+    """A real device with memory, streams, and calls in its context."""
 
     @property
     def ordinal(self) -> int:
-        """CUDA's number of the device."""
+        """The CUDA device index."""
 
     @property
     def closed(self) -> bool:
-        """Whether the device was closed, and with it the memory that libraries had of it."""
+        """Whether the device was closed, which frees its memory."""
 
     def ask(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with the device's context current in this thread."""
 
     def stream_address(self, stream: Stream) -> int:
-        """Return the driver's handle of a stream as a number."""
+        """Return the driver handle of a stream as an int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nvmath:
-    """The bindings of nvmath-python: ``data_types`` is cudaDataType_t."""
+    """The nvmath-python bindings; ``data_types`` is cudaDataType_t."""
 
     lt: Any
     cublas: Any
@@ -45,10 +45,9 @@ class Nvmath:
 
 
 def load_nvmath() -> Nvmath:
-    """Load the bindings and cuBLAS. Raises MissingDependency for the missing one.
+    """Load nvmath-python and cuBLAS. Raises MissingDependency for the missing one.
 
-    cuBLAS is looked for where the wheels of NVIDIA, and with them torch and CuPy, and the CUDA toolkit put
-    it (cuda.pathfinder, "load_nvidia_dynamic_lib").
+    cuBLAS is found in NVIDIA's wheels or the CUDA toolkit (cuda.pathfinder, "load_nvidia_dynamic_lib").
     """
     try:
         nvmath = import_module("nvmath")
@@ -59,7 +58,7 @@ def load_nvmath() -> Nvmath:
         ) from error
     try:
         lt.get_version(), cublas.get_property(0)
-    except RuntimeError as error:  # the bindings load it at the first call
+    except RuntimeError as error:  # the bindings load cuBLAS at the first call
         raise MissingDependency(
             "cuBLAS", purpose="computing GEMMs", requirement=_cublas_requirement()
         ) from error
@@ -67,7 +66,7 @@ def load_nvmath() -> Nvmath:
 
 
 def load_torch() -> Any:
-    """Load torch. Raises MissingDependency without torch, EnvironmentUnusable without its CUDA."""
+    """Import torch. Raises MissingDependency, or EnvironmentUnusable if it was built without CUDA."""
     try:
         torch = import_module("torch")
     except ImportError as error:
@@ -81,9 +80,9 @@ def load_torch() -> Any:
 
 
 def torch_validators() -> Mapping[str, str]:
-    """Return the validators of torch (``torch.cuda.tunable.get_validators``), by name.
+    """Return the tuning validators of torch by name (``torch.cuda.tunable.get_validators``).
 
-    Raises MissingDependency without torch, Unsupported where it is built without CUDA.
+    Raises MissingDependency without torch, Unsupported if it was built without CUDA.
     """
     try:
         torch = import_module("torch")
@@ -104,7 +103,7 @@ def torch_validators() -> Mapping[str, str]:
 
 
 def load_cupy() -> Any:
-    """Load CuPy. Raises MissingDependency without CuPy."""
+    """Import CuPy. Raises MissingDependency if it is not installed."""
     try:
         return import_module("cupy")
     except ImportError as error:
@@ -119,5 +118,5 @@ def _cublas_requirement() -> str:
 
 
 def _cuda_major() -> int:
-    """Return the CUDA release of the installed cuda-bindings."""
+    """Return the CUDA major version of the installed cuda-bindings."""
     return int(version("cuda-bindings").partition(".")[0])

@@ -1,7 +1,8 @@
-"""Query the CUDA driver in a short child process.
+"""Query the CUDA driver in a child process.
 
-A process that has initialised CUDA can no longer fork, and a driver can hang or crash: neither may happen
-here. If CUDA_VISIBLE_DEVICES hides devices, a second child without the variable names the hidden ones.
+A process that has initialized CUDA cannot fork and use it in the child, and a broken driver can hang or
+crash; a child process protects the caller. If CUDA_VISIBLE_DEVICES is set, a second child without the
+variable lists the hidden devices.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ _T = TypeVar("_T")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 
-# Profilers and checkers that are injected into every CUDA process must not enter this one.
+# Profilers and checkers that inject themselves into CUDA processes must not affect the child.
 INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-# The first cuInit can take seconds if no process keeps the driver loaded; a hanging one never ends.
+# cuInit can take seconds without persistence mode.
 DEFAULT_SECONDS = 30
 _CHILD = Path(__file__).with_name("child.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Child processes that query the driver while the caller continues."""
+    """Child processes that query the driver in the background."""
 
     environment: Mapping[str, str]
-    children: tuple[subprocess.Popen[str] | str, ...]  # the second one sees hidden devices
+    children: tuple[
+        subprocess.Popen[str] | str, ...
+    ]  # or the reason why one did not start; the second lists hidden devices
     seconds: float
 
     def answer(self) -> CudaView | Unavailable:
-        """Wait for the driver's answer; return Unavailable with the reason without one."""
+        """Wait for the driver's answer; return Unavailable with the reason if there is none."""
         answers = [_read(child, self.seconds) for child in self.children]
         visible, *everything = answers
         return cuda_view(
@@ -60,9 +63,9 @@ def start_probe(
     command: Sequence[str] = (),
     seconds: float = DEFAULT_SECONDS,
 ) -> Probe:
-    """Start to query the driver; ``environment`` and ``command`` replace those of this process.
+    """Start the query; children are killed after ``seconds``.
 
-    The children are killed after ``seconds``.
+    ``environment`` and ``command`` replace the environment of this process and the command of the child.
     """
     environment = dict(os.environ if environment is None else environment)
     numbers = (str(attribute.number) for attribute in attributes())
@@ -75,14 +78,14 @@ def start_probe(
 
 
 def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Return an environment without some variables."""
+    """Return a copy of an environment without some variables."""
     return {name: value for name, value in environment.items() if name not in names}
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | str:
-    """Start a child process; return the reason if that fails."""
+    """Start a child process, or return the reason why it does not start."""
     try:
-        return subprocess.Popen(  # noqa: S603 this interpreter, on a file of ours
+        return subprocess.Popen(  # noqa: S603 this interpreter, with our script
             line,
             env=without(environment, *INJECTIONS),
             stdin=subprocess.DEVNULL,
@@ -96,38 +99,38 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
 
 
 def _read(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
-    """Return the answer of a child process, or the reason why there is none."""
+    """Return the answer of a child process, or the reason why it has none."""
     if isinstance(child, str):
         return child
     try:
-        text, complaints = child.communicate(timeout=seconds)
+        text, stderr = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        _abandon(child)
+        _kill(child)
         return f"the CUDA driver did not answer within {seconds:g} s"
     try:
         found = json.loads(text)
     except ValueError:
         found = None
-    return found if isinstance(found, dict) else _death(child.returncode, complaints)
+    return found if isinstance(found, dict) else _exit_reason(child.returncode, stderr)
 
 
-def _abandon(child: subprocess.Popen[str]) -> None:
+def _kill(child: subprocess.Popen[str]) -> None:
     child.kill()
     try:
         child.communicate(timeout=1)
     except subprocess.TimeoutExpired:
-        # Blocked inside the kernel, where no signal is delivered; the driver ends the wait.
+        # Blocked in an uninterruptible system call of the driver: do not wait.
         child.returncode = -signal.SIGKILL
 
 
-def last_line(complaints: str) -> str:
-    """Return the last line of what a process wrote to stderr, to append to a message."""
-    lines = complaints.strip().splitlines()
+def last_line(stderr: str) -> str:
+    """Return the last line of a process's stderr, to append to a message."""
+    lines = stderr.strip().splitlines()
     return f": {lines[-1]}" if lines else ""
 
 
-def _death(code: int, complaints: str) -> str:
-    last = last_line(complaints)
+def _exit_reason(code: int, stderr: str) -> str:
+    last = last_line(stderr)
     if code == -signal.SIGALRM:
         return "the CUDA driver did not answer in time"
     if code < 0:
@@ -136,13 +139,13 @@ def _death(code: int, complaints: str) -> str:
     return f"the process that queries the CUDA driver exited with {code}{last}"
 
 
-# --- the child's JSON as a CudaView ----------------------------------------------------------------
+# --- conversion of the child's JSON to a CudaView --------------------------------------------------
 
 
 _UNKNOWN = Unavailable("not supported by this driver")
 
 # CUcomputemode and CUdeviceNumaConfig (cuda.h).
-_WORDS: Mapping[str, Mapping[int, str]] = {
+_VALUE_NAMES: Mapping[str, Mapping[int, str]] = {
     "compute_mode": {0: "default", 2: "prohibited", 3: "exclusive process"},
     "numa_config": {0: "none", 1: "own node"},
 }
@@ -155,7 +158,7 @@ def cuda_view(
     visible_devices: str | None,
     device_order: str | None,
 ) -> CudaView | Unavailable:
-    """Combine the answers of a child with CUDA_VISIBLE_DEVICES and of one without the variable."""
+    """Return the view from the answers of a child with CUDA_VISIBLE_DEVICES and of one without it."""
     if isinstance(visible, str):
         return Unavailable(visible)
     if "missing" in visible:
@@ -212,13 +215,13 @@ def _attribute(attribute: Attribute, value: Any) -> Field:
         case "hex":
             return _field(value, lambda number: f"{number & 0xFFFFFFFF:#010x}")
         case "word":
-            words = _WORDS[attribute.name]
+            words = _VALUE_NAMES[attribute.name]
             return _field(value, lambda number: words.get(number, f"unknown ({number})"))
     return _field(value, int)
 
 
 def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
-    """Convert a value; an error that the child returned in its place becomes Unavailable."""
+    """Convert a value; an error object from the child becomes Unavailable."""
     if not isinstance(value, dict):
         return convert(value)
     _, name, explanation = value["error"]
@@ -226,7 +229,7 @@ def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
 
 
 def _uuid(device: dict[str, Any]) -> str | Unavailable:
-    # A MIG instance has its own UUID besides that of its GPU.
+    # The UUID of a MIG instance differs from that of its GPU.
     gpu = device["gpu_uuid"]
     kind = "MIG" if isinstance(gpu, str) and gpu != device["uuid"] else "GPU"
     return _field(device["uuid"], lambda own: f"{kind}-{uuid.UUID(hex=own)}")

@@ -1,8 +1,7 @@
-"""The child process: queries the CUDA driver, and writes the answer as one JSON object.
+"""The child process of the probe: queries the CUDA driver and writes one JSON object to stdout.
 
-A script that imports the standard library only, so that it starts in a few milliseconds and depends on
-nothing else. It makes no context, and so leaves nothing on any GPU. Numbers and names are those of the
-CUDA Driver API (cuda.h). The output of the driver goes to standard error.
+A script that imports only the standard library, so that it starts in milliseconds. It creates no context.
+Numbers and names are those of the CUDA Driver API (cuda.h). Output of the driver goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _INVALID_VALUE = 1
 _NATIVE_ATOMICS = 3
 
 
-class Refused(Exception):
+class DriverError(Exception):
     """The driver returned an error."""
 
     def __init__(self, code: int) -> None:
@@ -30,7 +29,7 @@ class Refused(Exception):
 
 
 class Driver:
-    """The functions of libcuda, with their results checked."""
+    """Functions of libcuda with checked status."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -38,7 +37,7 @@ class Driver:
     def call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code != _SUCCESS:
-            raise Refused(code)
+            raise DriverError(code)
 
     def number(self, name: str, *arguments: Any) -> int:
         result = ctypes.c_int()
@@ -61,27 +60,32 @@ class Driver:
         return size.value
 
     def explain(self, code: int) -> list[Any]:
-        """Return an error's code, name and explanation."""
-        return [code, *(self._word(name, code) for name in ("cuGetErrorName", "cuGetErrorString"))]
+        """Return the code, name and description of an error."""
+        return [
+            code,
+            *(self._error_text(name, code) for name in ("cuGetErrorName", "cuGetErrorString")),
+        ]
 
-    def _word(self, name: str, code: int) -> str:
+    def _error_text(self, name: str, code: int) -> str:
         found = ctypes.c_char_p()
         getattr(self._library, name)(code, ctypes.byref(found))
         return (found.value or b"unknown error").decode(errors="replace")
 
 
 def answer(numbers: list[int]) -> dict[str, Any]:
-    """Query everything; ``numbers`` are the attributes to read of each device."""
+    """Query driver, devices and peers; ``numbers`` are the device attributes to read."""
     try:
         driver = Driver()
     except OSError as error:
         return {"missing": str(error)}
-    found: dict[str, Any] = {"version": _asked(driver, driver.number, "cuDriverGetVersion")}
+    found: dict[str, Any] = {
+        "version": _value_or_error(driver, driver.number, "cuDriverGetVersion")
+    }
     try:
         driver.call("cuInit", 0)
         found["devices"] = list(_devices(driver, numbers))
         found["peers"] = list(_peers(driver, len(found["devices"])))
-    except Refused as error:
+    except DriverError as error:
         found["error"] = driver.explain(error.code)
     found["libcuda"] = _mapped_library()
     return found
@@ -90,13 +94,13 @@ def answer(numbers: list[int]) -> dict[str, Any]:
 def _devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
     for ordinal in range(driver.number("cuDeviceGetCount")):
         device = driver.number("cuDeviceGet", ordinal)
-        # The first gives the GPU of a MIG instance, the second the instance itself.
+        # For a MIG instance, the first returns the UUID of its GPU, the second its own.
         yield {
-            "gpu_uuid": _asked(driver, driver.uuid, "cuDeviceGetUuid", device),
-            "uuid": _asked(driver, driver.uuid, "cuDeviceGetUuid_v2", device),
-            "pci_bus_id": _asked(driver, driver.text, "cuDeviceGetPCIBusId", device),
-            "name": _asked(driver, driver.text, "cuDeviceGetName", device),
-            "memory": _asked(driver, driver.memory, device),
+            "gpu_uuid": _value_or_error(driver, driver.uuid, "cuDeviceGetUuid", device),
+            "uuid": _value_or_error(driver, driver.uuid, "cuDeviceGetUuid_v2", device),
+            "pci_bus_id": _value_or_error(driver, driver.text, "cuDeviceGetPCIBusId", device),
+            "name": _value_or_error(driver, driver.text, "cuDeviceGetName", device),
+            "memory": _value_or_error(driver, driver.memory, device),
             "attributes": {number: _attribute(driver, number, device) for number in numbers},
         }
 
@@ -104,13 +108,13 @@ def _devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
 def _attribute(driver: Driver, number: int, device: int) -> Any:
     try:
         return driver.number("cuDeviceGetAttribute", number, device)
-    except Refused as error:
+    except DriverError as error:
         known = error.code != _INVALID_VALUE
         return {"error": driver.explain(error.code)} if known else None
 
 
 def _peers(driver: Driver, count: int) -> Iterator[list[int]]:
-    """Yield the pairs with peer access, followed by 1 if atomics work at full speed, else 0."""
+    """Yield the pairs with peer access, and 1 if native peer atomics are supported, else 0."""
     for one in range(count):
         for other in range(count):
             if one != other and driver.number("cuDeviceCanAccessPeer", one, other):
@@ -120,21 +124,21 @@ def _peers(driver: Driver, count: int) -> Iterator[list[int]]:
 def _atomics(driver: Driver, one: int, other: int) -> int:
     try:
         return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, one, other)
-    except (Refused, AttributeError):
+    except (DriverError, AttributeError):
         return 0
 
 
-def _asked(driver: Driver, read: Any, *arguments: Any) -> Any:
+def _value_or_error(driver: Driver, read: Any, *arguments: Any) -> Any:
     try:
         return read(*arguments)
-    except Refused as error:
+    except DriverError as error:
         return {"error": driver.explain(error.code)}
     except AttributeError:
         return {"error": [-1, "", "this driver has no such function"]}
 
 
 def _mapped_library() -> str | None:
-    """Return the path of the loaded libcuda, which ``ldconfig`` may not list."""
+    """Return the path of the loaded libcuda from /proc/self/maps."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
@@ -144,7 +148,7 @@ def _mapped_library() -> str | None:
 
 
 def main(seconds: str, *numbers: str) -> None:
-    """Write the answer; SIGALRM ends this process if the driver hangs for ``seconds``."""
+    """Write the answer; SIGALRM kills this process after ``seconds`` if the driver hangs."""
     signal.alarm(int(seconds))
     pipe = os.dup(1)
     os.dup2(2, 1)

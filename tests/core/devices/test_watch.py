@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from core.devices.machines import GIB, MadeMachine, crossed, cuda, gpu, looked, moving, nvml, seen
 
-from cudakit.core.devices.present.live import live, sparkline
+from cudakit.core.devices.present.live import live_report, sparkline
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.watch import (
     History,
@@ -174,7 +174,7 @@ def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: i
     history, result = History(), three()
     history.add(result)
 
-    page = live(result, history, WatchView(), width=width, keys=True)
+    page = live_report(result, history, WatchView(), width=width, keys=True)
 
     section = next(node for node in page.nodes if isinstance(node, Section))
     (table,) = section.nodes
@@ -191,6 +191,6 @@ def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: i
 def test_live_report_without_keyboard_names_no_keys() -> None:
     result = three()
 
-    page = live(result, History(), WatchView(), width=80, keys=False)
+    page = live_report(result, History(), WatchView(), width=80, keys=False)
 
     assert not [node for node in page.nodes if isinstance(node, Note) and "keys" in node.text]

@@ -1,4 +1,4 @@
-"""How cuBLASLt is asked: on bindings that remember it."""
+"""Calls of cuBLASLt, recorded by fake bindings."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _opened(device: Device, lt: FakeLt) -> CublasLt:
     return CublasLt(device, vendor(lt), HOPPER)
 
 
-def test_the_version_is_the_librarys(device: Device) -> None:
+def test_version_is_that_of_library(device: Device) -> None:
     assert _opened(device, FakeLt()).version == "13.10.0"
 
 
-def test_a_product_is_described_as_it_is_asked_for(device: Device) -> None:
+def test_descriptors_match_gemm(device: Device) -> None:
     lt = FakeLt()
     gemm = replace(GEMM, layout="nt", batch=3, padding=8)
-    product = _opened(device, lt).multiplication(gemm, USUAL)
+    product = _opened(device, lt).prepare(gemm, USUAL)
     product.enqueue(Places(), LEGACY)
     _, operation, _, a, a_layout, b, b_layout, _, c, c_layout, d, d_layout, *rest = lt.products[0]
     assert (a, b, c, d) == (0x100, 0x200, 0x300, 0x300)
@@ -56,9 +56,9 @@ def test_a_product_is_described_as_it_is_asked_for(device: Device) -> None:
     assert rest[-2] == 0x1000 + LEGACY
 
 
-def test_the_bias_is_where_each_call_says(device: Device) -> None:
+def test_bias_address_is_set_per_call(device: Device) -> None:
     lt = FakeLt()
-    product = _opened(device, lt).multiplication(replace(GEMM, epilogue="gelu-bias"), USUAL)
+    product = _opened(device, lt).prepare(replace(GEMM, epilogue="gelu-bias"), USUAL)
     for bias in (0x400, 0x400, 0x800):
         product.enqueue(Places(bias=bias), LEGACY)
     assert [call[-1] for call in lt.products] == [0x400, 0x400, 0x800]
@@ -67,11 +67,11 @@ def test_the_bias_is_where_each_call_says(device: Device) -> None:
     assert operation["BIAS_DATA_TYPE"] == DATA_TYPES["CUDA_R_16BF"]
 
 
-def test_fp8_has_scales_of_one_and_reads_no_c(device: Device) -> None:
+def test_fp8_uses_unit_scales_and_no_c(device: Device) -> None:
     lt = FakeLt()
     gemm = Gemm(dtype="fp8_e5m2", m=16, n=16, k=16, output="fp8_e5m2")
     blas = _opened(device, lt)
-    blas.multiplication(gemm, GemmSettings(fast_accumulate=True)).enqueue(Places(), LEGACY)
+    blas.prepare(gemm, GemmSettings(fast_accumulate=True)).enqueue(Places(), LEGACY)
     _, operation, _, _, a_layout, _, b_layout, _, c, c_layout, *_ = lt.products[0]
     asked = lt.alive[operation]
     assert c == 0
@@ -87,10 +87,10 @@ def test_fp8_has_scales_of_one_and_reads_no_c(device: Device) -> None:
     assert bytes(device.host_view(pinned, 4)) == b"\x00\x00\x80\x3f"
 
 
-def test_a_workspace_is_taken_once_and_given_back(device: Device) -> None:
+def test_workspace_is_allocated_once_and_freed(device: Device) -> None:
     lt = FakeLt(lambda _: 4096)
     blas = _opened(device, lt)
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     free = device.memory_info().free_bytes
     for _ in range(3):
         product.enqueue(Places(), LEGACY)
@@ -102,10 +102,10 @@ def test_a_workspace_is_taken_once_and_given_back(device: Device) -> None:
     assert device.memory_info().free_bytes > free
 
 
-def test_closing_destroys_all_that_was_made(device: Device) -> None:
+def test_close_destroys_all_descriptors(device: Device) -> None:
     lt = FakeLt()
     with closing(_opened(device, lt)) as blas:
-        blas.multiplication(GEMM, USUAL).close()
+        blas.prepare(GEMM, USUAL).close()
         blas.heuristics(GEMM, USUAL, 8)
         list(blas.algorithms(GEMM, USUAL))
     assert lt.alive == {}
@@ -113,29 +113,29 @@ def test_closing_destroys_all_that_was_made(device: Device) -> None:
 
 def test_closed_library_is_refused(device: Device) -> None:
     blas = _opened(device, FakeLt())
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     blas.close()
     blas.close()
     for use in (
-        lambda: blas.multiplication(GEMM, USUAL),
+        lambda: blas.prepare(GEMM, USUAL),
         lambda: product.enqueue(Places(), LEGACY),
     ):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
             use()
 
 
-def test_the_algorithm_is_the_one_that_the_heuristics_hold_for_best(device: Device) -> None:
+def test_default_algorithm_is_first_of_heuristics(device: Device) -> None:
     lt = FakeLt(lambda asked: asked["tile"] * 256)
     blas = _opened(device, lt)
     proposed = blas.heuristics(GEMM, USUAL, 8)
     assert [each.id for each in proposed] == [66, 67]
     assert proposed[0] == Algorithm(id=66, tile=20, workspace_bytes=20 * 256)
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     assert product.algorithm == proposed[0]
     assert "heuristics" in product.settings["chosen_by"]
 
 
-def test_the_heuristics_know_the_settings(device: Device) -> None:
+def test_heuristics_use_settings(device: Device) -> None:
     lt = FakeLt()
     kept: list[dict[str, int]] = []
     destroy = lt.matmul_preference_destroy
@@ -148,7 +148,7 @@ def test_the_heuristics_know_the_settings(device: Device) -> None:
     assert kept[0]["MIN_ALIGNMENT_D_BYTES"] == 256
 
 
-def test_every_algorithm_that_is_yielded_is_taken_back_by_its_numbers(device: Device) -> None:
+def test_every_yielded_algorithm_can_be_selected(device: Device) -> None:
     lt = FakeLt(lambda asked: 256 * asked["split_k"] if asked["cluster"] in (0, 2) else None)
     blas = _opened(device, lt)
     found = list(blas.algorithms(GEMM, USUAL))
@@ -157,7 +157,7 @@ def test_every_algorithm_that_is_yielded_is_taken_back_by_its_numbers(device: De
     assert {each.cluster for each in found} == {0, 2}
     assert {each.split_k for each in found} > {1, 2, 16}
     for algorithm in found:
-        with closing(blas.multiplication(GEMM, USUAL, algorithm)) as product:
+        with closing(blas.prepare(GEMM, USUAL, algorithm)) as product:
             assert product.algorithm == algorithm
     assert "user" in product.settings["chosen_by"]
 
@@ -168,12 +168,12 @@ def test_algorithms_beyond_workspace_limit_are_not_listed(device: Device) -> Non
     assert max(each.workspace_bytes for each in found) == 1024
 
 
-def test_a_deterministic_product_takes_no_algorithm_that_adds_in_place(device: Device) -> None:
+def test_deterministic_gemm_rejects_in_place_reduction(device: Device) -> None:
     blas = _opened(device, FakeLt())
     settings = GemmSettings(deterministic=True)
     assert {each.reduction for each in blas.algorithms(GEMM, settings)} == {0, 2, 4}
     with pytest.raises(Unsupported, match="reduction scheme 1"):
-        blas.multiplication(GEMM, settings, Algorithm(id=66, split_k=2, reduction=1))
+        blas.prepare(GEMM, settings, Algorithm(id=66, split_k=2, reduction=1))
 
 
 @pytest.mark.parametrize(
@@ -181,19 +181,19 @@ def test_a_deterministic_product_takes_no_algorithm_that_adds_in_place(device: D
     [Algorithm(id=5), Algorithm(id=66, tile=3), Algorithm(id=66, cluster=1 << 20)],
     ids=["no such id", "refused", "too large a number"],
 )
-def test_an_algorithm_that_cannot_run_is_unsupported(device: Device, algorithm: Algorithm) -> None:
+def test_unusable_algorithm_is_unsupported(device: Device, algorithm: Algorithm) -> None:
     lt = FakeLt(lambda asked: None if asked["tile"] == 3 else 0)
     with pytest.raises(Unsupported):
-        _opened(device, lt).multiplication(GEMM, USUAL, algorithm)
+        _opened(device, lt).prepare(GEMM, USUAL, algorithm)
     assert len(lt.alive) == 1  # the handle
 
 
-def test_a_product_without_algorithm_is_unsupported_with_all_that_matters(device: Device) -> None:
+def test_error_without_algorithm_describes_gemm(device: Device) -> None:
     blas = _opened(device, FakeLt(lambda _: None))
     with pytest.raises(
         Unsupported, match=r"cuBLASLt 13.10.0 .* fp8_e4m3 .* layout tn.* 9\.0"
     ) as caught:
-        blas.multiplication(Gemm(dtype="fp8_e4m3", m=15, n=16, k=16), USUAL)
+        blas.prepare(Gemm(dtype="fp8_e4m3", m=15, n=16, k=16), USUAL)
     assert "multiples of 16" in caught.value.hint
 
 
@@ -202,7 +202,7 @@ def test_fp8_is_multiplied_along_k_only_before_blackwell(device: Device, layout:
     gemm = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout=layout)
     with pytest.raises(Unsupported, match="only layout tn"):
         _opened(device, FakeLt()).algorithms(gemm, USUAL)
-    CublasLt(device, vendor(), Capability(10, 0)).multiplication(gemm, USUAL)
+    CublasLt(device, vendor(), Capability(10, 0)).prepare(gemm, USUAL)
 
 
 def test_fp16_sums_are_stored_as_fp16(device: Device) -> None:
@@ -211,15 +211,15 @@ def test_fp16_sums_are_stored_as_fp16(device: Device) -> None:
         _opened(device, FakeLt()).heuristics(gemm, USUAL, 1)
 
 
-def test_a_call_that_fails_names_the_status(device: Device) -> None:
+def test_failed_call_error_has_status_name(device: Device) -> None:
     lt = FakeLt()
-    product = _opened(device, lt).multiplication(GEMM, USUAL)
+    product = _opened(device, lt).prepare(GEMM, USUAL)
 
     def fail(*_: int) -> None:
         raise lt.cuBLASLtError(13)
 
     lt.matmul = fail
-    other = _opened(device, lt).multiplication(GEMM, USUAL)
+    other = _opened(device, lt).prepare(GEMM, USUAL)
     product.enqueue(Places(), LEGACY)
     with pytest.raises(CudaError, match="CUBLAS_STATUS_EXECUTION_FAILED: cublasLtMatmul failed"):
         other.enqueue(Places(), LEGACY)

@@ -1,4 +1,4 @@
-"""What CuPy does not compute, or not without copies of its own."""
+"""GEMMs that CuPy cannot compute, or only with copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USUAL = GemmSettings()
         (Gemm(dtype="tf32", m=8, n=8, k=8, batch=2, layout="nn"), "not support tf32 for batches"),
     ],
 )
-def test_cupy_refuses_gemm_that_needs_copies(gemm: Gemm, reason: str) -> None:
+def test_cupy_rejects_gemm_that_needs_copies(gemm: Gemm, reason: str) -> None:
     with pytest.raises(Unsupported, match=f"CuPy .*{reason}"):
         _check(gemm, USUAL)
 
@@ -40,6 +40,6 @@ def test_cupy_has_no_switch_for_reduced_precision() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "fp16", "bf16"])
-def test_cupy_multiplies_what_it_has(dtype: str) -> None:
+def test_cupy_supports_its_dtypes(dtype: str) -> None:
     for layout in ("nn", "nt", "tn", "tt"):
         _check(Gemm(dtype=dtype, m=8, n=8, k=8, layout=layout), USUAL)

@@ -1,4 +1,4 @@
-"""Which configurations of an algorithm are tried, and which are left out."""
+"""The configurations that the search tries and skips."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_accepted_configurations_are_found_once() -> None:
     assert set(found) == set(filter(accepts, everything))
 
 
-def test_a_choice_that_changes_nothing_is_made_once() -> None:
+def test_parameter_without_effect_is_tried_once() -> None:
     found = list(filter(None, configurations(EVERYTHING, lambda asked: asked)))
     assert {each.cluster for each in found} == {0}
     assert {each.inner for each in found} == {0}
@@ -68,7 +68,7 @@ def test_nothing_is_found_where_everything_is_refused() -> None:
     assert list(filter(None, configurations(EVERYTHING, lambda _: None))) == []
 
 
-def test_parts_are_split_only_with_a_scheme_to_add_them() -> None:
+def test_split_k_needs_reduction_scheme() -> None:
     choices = Choices(id=1, splits=(2, 3))
     assert list(filter(None, configurations(choices, lambda asked: asked))) == [Algorithm(id=1)]
 
@@ -118,7 +118,7 @@ def test_round_robin_yields_first_of_each_before_second(
         ("fp64", GemmSettings(deterministic=True, reduced_precision=False), (2, 4)),
     ],
 )
-def test_settings_allow_the_schemes_that_keep_their_promise(
+def test_settings_select_reduction_schemes(
     dtype: str, settings: GemmSettings, allowed: tuple[int, ...]
 ) -> None:
     assert allowed_reductions(Gemm(dtype=dtype, m=8, n=8, k=8), settings) == allowed

@@ -1,4 +1,4 @@
-"""Which function of torch is called for a product, and what it computes: on the host, where torch is."""
+"""The torch function for each GEMM, and its result on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import LAYOUTS, Gemm, GemmSettings
 from cudakit.gpu.blas.frameworks import View, attribute, run_with, views
-from cudakit.gpu.blas.torch import _switches
+from cudakit.gpu.blas.torch import _framework_settings
 from cudakit.gpu.blas.torch_calls import TensorSet, choose_call
 
 GEMM = Gemm(dtype="fp64", m=5, n=3, k=4)
@@ -29,7 +29,7 @@ def torch() -> Any:
     [("none", 1), ("bias", 1), ("relu-bias", 1), ("gelu-bias", 1), ("none", 3), ("bias", 3)],
 )
 @pytest.mark.parametrize("padding", [0, 2])
-def test_torch_computes_the_product_into_its_place(
+def test_torch_writes_result_in_place(
     torch: Any, layout: str, epilogue: str, batch: int, padding: int
 ) -> None:
     gemm = replace(GEMM, layout=layout, epilogue=epilogue, batch=batch, padding=padding)
@@ -50,7 +50,7 @@ def test_torch_computes_the_product_into_its_place(
             if epilogue.startswith("relu")
             else activation.gelu(expected, approximate="tanh")
         )
-    # On the host torch's gelu is the one by erf.
+    # On the CPU torch computes GELU with erf.
     assert torch.allclose(result, expected, atol=2e-3 if epilogue == "gelu-bias" else 1e-12)
     assert np.isnan(d).sum() == batch * gemm.n * padding
 
@@ -81,38 +81,38 @@ def test_torch_multiplies_integers(torch: Any) -> None:
         ("fp64", USUAL, "", {}),
     ],
 )
-def test_torchs_settings_are_those_of_the_product_and_as_before_when_it_is_enqueued(
+def test_torch_settings_apply_during_enqueue_only(
     torch: Any, dtype: str, settings: GemmSettings, accumulate: str, wanted: dict[str, Any]
 ) -> None:
     gemm = Gemm(dtype=dtype, m=8, n=8, k=8, accumulate=accumulate)
     matmul = torch.backends.cuda.matmul
     before = {name: getattr(matmul, name) for name in wanted}
     during: dict[str, Any] = {}
-    switches = _switches(torch, gemm, settings)
+    required = _framework_settings(torch, gemm, settings)
     run_with(
-        tuple(switches.values()),
+        tuple(required.values()),
         lambda: during.update({name: getattr(matmul, name) for name in wanted}),
     )
     assert during == wanted
     assert {name: getattr(matmul, name) for name in wanted} == before
 
 
-def test_torch_is_deterministic_only_with_a_fixed_workspace(
+def test_torch_determinism_needs_fixed_workspace(
     torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     settings = GemmSettings(deterministic=True)
     with pytest.raises(Unsupported, match="CUBLAS_WORKSPACE_CONFIG"):
-        _switches(torch, GEMM, settings)
+        _framework_settings(torch, GEMM, settings)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    switch = _switches(torch, GEMM, settings)["use_deterministic_algorithms"]
+    setting = _framework_settings(torch, GEMM, settings)["use_deterministic_algorithms"]
     seen: list[bool] = []
-    run_with([switch], lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    run_with([setting], lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
     assert seen == [True]
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_setting_is_put_back_where_the_work_fails() -> None:
+def test_setting_is_restored_after_failure() -> None:
     class Holder:
         value = 1
 

@@ -1,4 +1,4 @@
-"""What cuBLAS calls our types, and how a row-major library sees our operands."""
+"""cuBLAS type names, and row-major views of operands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_type_names_exist_in_bindings(gemm: Gemm) -> None:
     assert sizes[types.bias] == gemm.bias.size_bytes
 
 
-def test_the_bindings_have_every_attribute_that_we_set() -> None:
+def test_bindings_have_every_used_attribute() -> None:
     lt = pytest.importorskip("nvmath.bindings.cublasLt", reason="nvmath-python is not installed")
     cublas = pytest.importorskip("nvmath.bindings.cublas")
     from gpu.blas.fake_cublas import FakeCublas, FakeLt
@@ -49,7 +49,7 @@ def test_the_bindings_have_every_attribute_that_we_set() -> None:
         assert {member.name for member in fake} <= {member.name for member in real}
 
 
-def test_the_bindings_have_every_function_that_we_call() -> None:
+def test_bindings_have_every_used_function() -> None:
     lt = pytest.importorskip("nvmath.bindings.cublasLt", reason="nvmath-python is not installed")
     cublas = pytest.importorskip("nvmath.bindings.cublas")
     from gpu.blas.fake_cublas import FakeCublas, FakeLt
@@ -62,14 +62,14 @@ def test_the_bindings_have_every_function_that_we_call() -> None:
         assert hasattr(cublas, f"{name}_64")
 
 
-def test_tf32_is_a_way_to_compute_with_fp32() -> None:
+def test_tf32_is_compute_type_of_fp32() -> None:
     tf32, fp32 = (type_names(Gemm(dtype=name, m=8, n=8, k=8)) for name in ("tf32", "fp32"))
     assert (tf32.a, tf32.d, tf32.scale) == (fp32.a, fp32.d, fp32.scale)
     assert tf32.compute == "COMPUTE_32F_FAST_TF32"
     assert fp32.compute == "COMPUTE_32F"
 
 
-def test_beside_a_result_of_fp8_c_is_of_the_type_of_the_bias() -> None:
+def test_c_of_fp8_output_has_bias_type() -> None:
     names = type_names(Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, output="fp8_e4m3"))
     assert (names.c, names.d) == ("CUDA_R_16BF", "CUDA_R_8F_E4M3")
     assert type_names(Gemm(dtype="fp16", m=8, n=8, k=8)).c == "CUDA_R_16F"
@@ -86,7 +86,7 @@ sizes = st.integers(1, 6)
     padding=st.integers(0, 3),
     layout=st.sampled_from(LAYOUTS),
 )
-def test_the_product_of_the_views_is_the_product_in_columns(
+def test_row_major_views_compute_column_major_gemm(
     m: int, n: int, k: int, batch: int, padding: int, layout: str
 ) -> None:
     gemm = Gemm(dtype="fp64", m=m, n=n, k=k, batch=batch, padding=padding, layout=layout)

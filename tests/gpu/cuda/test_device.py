@@ -19,7 +19,7 @@ from cudakit.gpu.handles import Handles
 
 
 def child(script: str) -> str:
-    """Run a script in a process of its own, and return what it prints."""
+    """Run a script in a child process; return its output."""
     command = [sys.executable, "-P", "-W", "error", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -78,7 +78,7 @@ def test_call_leaves_thread_without_context(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_call_leaves_other_context_current_even_on_error(gpu: Cuda) -> None:
+def test_call_restores_current_context_even_on_error(gpu: Cuda) -> None:
     device = check(cu.cuDeviceGet(0))
     # The constructor's arguments differ between CUDA 12 and 13; the primary context's do not.
     other = check(cu.cuDevicePrimaryCtxRetain(device))
@@ -277,7 +277,7 @@ def test_peer_access_agrees_with_torch(pair: tuple[Cuda, Cuda]) -> None:
 
 
 @pytest.mark.gpu
-def test_facts_and_telemetry_are_of_the_device(pair: tuple[Cuda, Cuda]) -> None:
+def test_facts_and_telemetry_describe_device(pair: tuple[Cuda, Cuda]) -> None:
     facts = [gpu.facts() for gpu in pair]
 
     assert [one.index for one in facts] == [0, 1]

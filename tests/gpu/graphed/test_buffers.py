@@ -17,7 +17,7 @@ CUDA, HOST = 2, 1
 
 
 class Tensor:
-    """An array of the host that says it were on a device, by DLPack."""
+    """A host array that claims to be device memory in DLPack."""
 
     def __init__(self, array: npt.NDArray[Any], kind: int = CUDA) -> None:
         self.array, self.kind, self.streams = array, kind, list[object]()
@@ -31,7 +31,7 @@ class Tensor:
 
 
 class Array:
-    """The same, by the CUDA Array Interface."""
+    """A host array that claims to be device memory in the CUDA Array Interface."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = array
@@ -51,7 +51,7 @@ def views(draw: st.DrawFn) -> npt.NDArray[Any]:
 
 
 @given(views())
-def test_an_array_is_the_same_by_either_protocol(array: npt.NDArray[Any]) -> None:
+def test_array_interface_and_dlpack_agree(array: npt.NDArray[Any]) -> None:
     dense = array.flags.c_contiguous
     expected = Layout(array.dtype.name, array.shape, array.nbytes, dense)
     for given_ in (Tensor(array), Array(array)):
@@ -60,7 +60,7 @@ def test_an_array_is_the_same_by_either_protocol(array: npt.NDArray[Any]) -> Non
         assert buffer.layout == expected
 
 
-def test_reading_enqueues_nothing_and_leaves_the_owner_what_it_has() -> None:
+def test_reading_buffer_has_no_side_effects() -> None:
     tensor = Tensor(np.arange(5))
     buffer_of(tensor, 0)
 
@@ -68,14 +68,14 @@ def test_reading_enqueues_nothing_and_leaves_the_owner_what_it_has() -> None:
     assert tensor.array.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_managed_memory_is_of_a_device_and_memory_of_the_host_is_not() -> None:
+def test_managed_memory_is_device_memory_and_host_memory_is_not() -> None:
     (managed,) = DLPACK_DEVICES - {CUDA}
     assert buffer_of(Tensor(np.zeros(2), managed), 0).layout is not None
     with pytest.raises(UsageError, match="in host memory"):
         buffer_of(Tensor(np.zeros(2), HOST), 0)
 
 
-def test_an_address_may_be_of_any_type_that_is_a_number() -> None:
+def test_address_may_be_any_integer_type() -> None:
     class Address(int):
         pass
 
@@ -84,7 +84,7 @@ def test_an_address_may_be_of_any_type_that_is_a_number() -> None:
         buffer_of(ctypes.c_void_p(4096), 0)
 
 
-def test_contents_fit_where_dtype_and_shape_are_the_same() -> None:
+def test_contents_match_with_same_dtype_and_shape() -> None:
     kept = [Array(np.zeros((2, 3), np.float32)) for _ in range(2)]
     one, same = (buffer_of(array, 0) for array in kept)
     check_contents(one, same, 0)
@@ -93,6 +93,6 @@ def test_contents_fit_where_dtype_and_shape_are_the_same() -> None:
             check_contents(buffer_of(Array(other), 4), one, 4)
 
 
-def test_a_buffer_fits_itself_whatever_its_strides() -> None:
+def test_buffer_matches_itself_with_any_strides() -> None:
     strided = buffer_of(Array(np.zeros((4, 4))[:, ::2]), 0)
     check_contents(strided, strided, 0)

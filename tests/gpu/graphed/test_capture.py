@@ -36,7 +36,7 @@ class OfCuPy(RuntimeError):
         (SPOILED, Status.STREAM_CAPTURE_INVALIDATED),
     ],
 )
-def test_the_error_of_any_library_becomes_the_drivers(raised: Exception, status: Status) -> None:
+def test_capture_error_of_any_library_becomes_cuda_error(raised: Exception, status: Status) -> None:
     found = capture_failure(raised, SPOILED)
 
     assert (found.code, found.name) == (status, f"CUDA_ERROR_{status.name}")
@@ -45,7 +45,7 @@ def test_the_error_of_any_library_becomes_the_drivers(raised: Exception, status:
     assert found.hint
 
 
-def test_other_errors_are_none_of_capturing() -> None:
+def test_other_errors_are_not_capture_errors() -> None:
     class Exit(Exception):
         code = 3
 

@@ -1,4 +1,4 @@
-"""On a real device, with the libraries that programs use there."""
+"""``cudakit.graph`` on a real device, with torch, CuPy, Numba, cuda.core and the driver API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cupy() -> Any:
 
 @contextmanager
 def words() -> Iterator[int]:
-    """Take memory of the device by the driver, in its primary context."""
+    """Allocate device memory in the primary context."""
     with cudakit.device(0):
         address = int(check(cu.cuMemAlloc(4 * WORDS)))
         check(cu.cuMemsetD32(address, 0, WORDS))
@@ -46,7 +46,7 @@ def content(address: int) -> set[int]:
     return set(found.tolist())
 
 
-def test_a_function_of_the_driver_api_is_replayed_and_updated() -> None:
+def test_driver_api_function_is_replayed_and_updated() -> None:
     value = 1
 
     def fill(address: int, stream: int) -> None:
@@ -74,7 +74,7 @@ def test_work_in_legacy_stream_is_refused() -> None:
     assert "parameter named `stream`" in caught.value.hint
 
 
-def test_a_buffer_of_cuda_core_is_one_by_dlpack() -> None:
+def test_cuda_core_buffer_is_read_through_dlpack() -> None:
     core = pytest.importorskip("cuda.core")
     device = core.Device(0)
     device.set_current()
@@ -105,7 +105,7 @@ def test_torch_tensors_take_new_contents_and_results_stay_in_place(torch: Any) -
         assert result is graphed.replay()
 
 
-def test_memory_that_torch_took_in_a_capture_is_nobody_elses(torch: Any) -> None:
+def test_torch_memory_of_capture_is_not_reused(torch: Any) -> None:
     x = torch.ones(1 << 20, device="cuda")
     with cudakit.graph(lambda x: ((x + 1) * (x + 2)).sum(), x) as graphed:
         others = [torch.full((1 << 20,), float(i), device="cuda") for i in range(64)]
@@ -113,7 +113,7 @@ def test_memory_that_torch_took_in_a_capture_is_nobody_elses(torch: Any) -> None
         assert [float(other.mean()) for other in others] == list(range(64))
 
 
-def test_torch_draws_other_random_numbers_in_each_replay(torch: Any) -> None:
+def test_torch_replays_draw_new_random_numbers(torch: Any) -> None:
     x = torch.zeros(100, device="cuda")
     with cudakit.graph(torch.rand_like, x) as graphed:
         draws = [graphed.replay().clone() for _ in range(3)]
@@ -122,7 +122,7 @@ def test_torch_draws_other_random_numbers_in_each_replay(torch: Any) -> None:
     assert not torch.equal(draws[1], draws[2])
 
 
-def test_torch_types_without_an_interface_are_buffers_too(torch: Any) -> None:
+def test_torch_bfloat16_tensor_is_buffer(torch: Any) -> None:
     x = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
     weight = torch.ones(8, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     with (
@@ -134,7 +134,7 @@ def test_torch_types_without_an_interface_are_buffers_too(torch: Any) -> None:
             graphed(x.float(), weight)
 
 
-def test_a_replay_goes_to_the_stream_that_is_current_or_given(torch: Any) -> None:
+def test_replay_uses_current_or_given_stream(torch: Any) -> None:
     x = torch.zeros(1, device="cuda")
     stream = torch.cuda.Stream()
     with cudakit.graph(lambda x: x.add_(1), x, warmup=1) as graphed:
@@ -148,7 +148,7 @@ def test_a_replay_goes_to_the_stream_that_is_current_or_given(torch: Any) -> Non
         assert x.item() == 12
 
 
-def test_an_update_with_torch_captures_anew(torch: Any) -> None:
+def test_update_with_torch_replaces_graph(torch: Any) -> None:
     x = torch.ones(4, device="cuda")
     with cudakit.graph(lambda x: x * 2, x) as graphed:
         assert graphed.replay().tolist() == [2.0] * 4
@@ -156,7 +156,7 @@ def test_an_update_with_torch_captures_anew(torch: Any) -> None:
         assert graphed.replay().item() == 12
 
 
-def test_a_synchronization_in_a_function_of_torch_is_named(torch: Any) -> None:
+def test_synchronization_in_torch_function_is_reported(torch: Any) -> None:
     x = torch.ones(4, device="cuda")
 
     def work(x: Any) -> None:
@@ -171,7 +171,7 @@ def test_a_synchronization_in_a_function_of_torch_is_named(torch: Any) -> None:
         assert graphed.replay().tolist() == [2.0] * 4
 
 
-def test_cupy_arrays_take_new_contents_and_allocate_from_a_pool_of_the_graph(cupy: Any) -> None:
+def test_cupy_function_allocates_from_private_pool(cupy: Any) -> None:
     x = cupy.zeros(1000, cupy.float32)
     with cudakit.graph(lambda x: (x * 2 + 1).sum(), x) as graphed:
         others = [cupy.full(1000, i, cupy.float32) for i in range(64)]
@@ -180,7 +180,7 @@ def test_cupy_arrays_take_new_contents_and_allocate_from_a_pool_of_the_graph(cup
         assert [int(other.mean()) for other in others] == list(range(64))
 
 
-def test_an_update_gives_a_function_of_cupy_other_parameters(cupy: Any) -> None:
+def test_update_changes_parameters_of_cupy_function(cupy: Any) -> None:
     x, factor = cupy.ones(16, cupy.float32), 2.0
     scale = cupy.ElementwiseKernel("float32 f", "float32 x", "x = f", "cudakit_test_scale")
 
@@ -195,14 +195,14 @@ def test_an_update_gives_a_function_of_cupy_other_parameters(cupy: Any) -> None:
         assert x.tolist() == [7.0] * 16
 
 
-def test_a_synchronization_in_a_function_of_cupy_is_named(cupy: Any) -> None:
+def test_synchronization_in_cupy_function_is_reported(cupy: Any) -> None:
     x = cupy.ones(16, cupy.float32)
     with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE"):
         cudakit.graph(lambda x: float((x * 2).sum()), x)
 
 
 @pytest.mark.filterwarnings("ignore:.*Grid size")
-def test_a_function_of_numba_takes_the_stream_that_it_is_given() -> None:
+def test_numba_function_receives_stream() -> None:
     cuda = pytest.importorskip("numba.cuda")
     if not numba_is_ready():
         pytest.skip(WHY_NOT)

@@ -1,4 +1,4 @@
-"""On the simulated device, which has no streams but its own."""
+"""``cudakit.graph`` on the simulated device, without frameworks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bench() -> Iterator[Workbench]:
 
 
 class Array:
-    """Integers of the simulated device, as arrays of libraries show themselves."""
+    """Integers of the simulated device with the CUDA Array Interface."""
 
     def __init__(self, bench: Workbench, *values: int) -> None:
         self.ptr = bench.ints(*values)
@@ -57,7 +57,7 @@ def test_replay_repeats_enqueued_work(bench: Workbench) -> None:
     assert bench.read(value) == [2]
 
 
-def test_the_function_runs_ahead_as_often_as_it_is_told(bench: Workbench) -> None:
+def test_function_runs_warmup_times(bench: Workbench) -> None:
     value = bench.ints(0)
     with adding(bench, value, 1):
         assert bench.read(value) == [3]
@@ -65,7 +65,7 @@ def test_the_function_runs_ahead_as_often_as_it_is_told(bench: Workbench) -> Non
         assert bench.read(value) == [13]
 
 
-def test_the_function_runs_behind_what_was_enqueued_before(bench: Workbench) -> None:
+def test_function_runs_after_earlier_work(bench: Workbench) -> None:
     value, seen, other = bench.ints(0), bench.ints(0), bench.gpu.stream(blocking=False)
     bench.spin(other)
     bench.store(value, 7, other)
@@ -73,7 +73,7 @@ def test_the_function_runs_behind_what_was_enqueued_before(bench: Workbench) -> 
         assert bench.read(seen) == [7]
 
 
-def test_new_contents_are_copied_to_the_buffers_and_worked_on(bench: Workbench) -> None:
+def test_call_copies_new_contents_and_replays(bench: Workbench) -> None:
     source, result = Array(bench, 0, 0), Array(bench, 0, 0)
 
     def work(source: Array, result: Array, stream: Stream) -> Array:
@@ -88,7 +88,7 @@ def test_new_contents_are_copied_to_the_buffers_and_worked_on(bench: Workbench) 
             assert bench.read(source.ptr, 2) == [*values]
 
 
-def test_contents_and_replay_take_their_place_in_the_order_of_a_stream(bench: Workbench) -> None:
+def test_contents_and_replay_are_stream_ordered(bench: Workbench) -> None:
     source, new, seen = Array(bench, 0), Array(bench, 0), bench.ints(0)
     stream = bench.gpu.stream(blocking=False)
 
@@ -105,7 +105,7 @@ def test_contents_and_replay_take_their_place_in_the_order_of_a_stream(bench: Wo
         assert bench.read(seen) == [6]
 
 
-def test_a_mere_address_stays_as_it_is_and_takes_no_contents(bench: Workbench) -> None:
+def test_plain_address_accepts_no_contents(bench: Workbench) -> None:
     value, other = bench.ints(4), bench.ints(5)
     with adding(bench, value, 1, warmup=0) as graphed:
         graphed(value)
@@ -124,7 +124,7 @@ def test_a_mere_address_stays_as_it_is_and_takes_no_contents(bench: Workbench) -
         ({"strides": (8,)}, r"got int32 \[2\], strided"),
     ],
 )
-def test_contents_that_do_not_fit_are_refused_before_anything_is_copied(
+def test_mismatched_contents_are_rejected_before_copies(
     bench: Workbench, change: dict[str, object], said: str
 ) -> None:
     first, second = Array(bench, 1, 1), Array(bench, 2, 2)
@@ -158,7 +158,7 @@ def test_non_buffer_is_refused(bench: Workbench, given: object, said: str) -> No
     assert "functools.partial" in caught.value.hint
 
 
-def test_an_update_changes_what_a_replay_does(bench: Workbench) -> None:
+def test_update_changes_replay(bench: Workbench) -> None:
     value, amount = bench.ints(0), 1
 
     def add(where: Ptr, stream: Stream) -> int:
@@ -176,7 +176,7 @@ def test_an_update_changes_what_a_replay_does(bench: Workbench) -> None:
         assert bench.read(value) == [7]
 
 
-def test_an_update_to_other_work_is_refused_and_the_old_graph_stays(bench: Workbench) -> None:
+def test_failed_update_keeps_old_graph(bench: Workbench) -> None:
     value = bench.ints(0)
 
     def twice(where: Ptr, stream: Stream) -> None:
@@ -225,7 +225,7 @@ def test_uncapturable_work_is_named_and_leaves_nothing_behind(
     assert bench.read(value) == [1]
 
 
-def test_an_error_that_the_function_keeps_to_itself_shows_at_the_end(bench: Workbench) -> None:
+def test_caught_capture_error_is_raised_at_end(bench: Workbench) -> None:
     def work(stream: Stream) -> None:
         with pytest.raises(CudaError):
             bench.gpu.sync_stream(stream)
@@ -234,7 +234,7 @@ def test_an_error_that_the_function_keeps_to_itself_shows_at_the_end(bench: Work
         cudakit.graph(work, device=bench.gpu, warmup=0)
 
 
-def test_streams_that_are_not_joined_are_told_so(bench: Workbench) -> None:
+def test_unjoined_stream_is_reported_with_hint(bench: Workbench) -> None:
     gpu, value, other = bench.gpu, bench.ints(0), bench.gpu.stream()
 
     def work(stream: Stream) -> None:
@@ -246,7 +246,7 @@ def test_streams_that_are_not_joined_are_told_so(bench: Workbench) -> None:
     assert "wait for all forked streams" in caught.value.hint
 
 
-def test_an_error_of_the_function_itself_is_raised_as_it_is(bench: Workbench) -> None:
+def test_exception_of_function_is_raised_unchanged(bench: Workbench) -> None:
     value = bench.ints(0)
 
     def work(where: Ptr, stream: Stream) -> None:
@@ -260,13 +260,13 @@ def test_an_error_of_the_function_itself_is_raised_as_it_is(bench: Workbench) ->
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_function_that_enqueues_nothing_there_is_refused(bench: Workbench, warmup: int) -> None:
+def test_function_that_enqueues_nothing_is_rejected(bench: Workbench, warmup: int) -> None:
     with pytest.raises(UsageError, match="enqueued nothing") as caught:
         cudakit.graph(lambda: None, device=bench.gpu, warmup=warmup)
     assert "stream" in caught.value.hint
 
 
-def test_garbage_waits_for_the_end_of_the_capture(bench: Workbench) -> None:
+def test_garbage_collection_is_off_during_capture(bench: Workbench) -> None:
     value, seen = bench.ints(0), list[bool]()
 
     def work(where: Ptr, stream: Stream) -> None:
@@ -279,7 +279,7 @@ def test_garbage_waits_for_the_end_of_the_capture(bench: Workbench) -> None:
         assert gc.isenabled()
 
 
-def test_a_graph_that_was_closed_says_so_and_leaves_the_device_open(bench: Workbench) -> None:
+def test_closed_graph_raises_and_device_stays_open(bench: Workbench) -> None:
     graphed = adding(bench, bench.ints(0), 1)
     graphed.close()
     graphed.close()
@@ -290,7 +290,7 @@ def test_a_graph_that_was_closed_says_so_and_leaves_the_device_open(bench: Workb
     bench.gpu.sync()
 
 
-def test_a_stream_that_is_none_and_a_device_that_is_none_are_refused(bench: Workbench) -> None:
+def test_invalid_stream_and_device_are_rejected(bench: Workbench) -> None:
     with (
         adding(bench, bench.ints(0), 1) as graphed,
         pytest.raises(UsageError, match="not a stream of the simulated device"),

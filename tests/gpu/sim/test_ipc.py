@@ -47,7 +47,7 @@ def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: 
     assert used(taker) == 0
 
 
-def test_opened_memory_has_one_address_until_last_close(giver: Sim, taker: Sim) -> None:
+def test_opened_memory_keeps_address_until_last_close(giver: Sim, taker: Sim) -> None:
     handle = giver.ipc_handle(giver.malloc(MIB))
     there = taker.ipc_open(handle)
     assert taker.ipc_open(handle) == there
@@ -59,7 +59,7 @@ def test_opened_memory_has_one_address_until_last_close(giver: Sim, taker: Sim) 
         content(taker, there)
 
 
-def test_process_of_other_machine_cannot_open_handle(giver: Sim) -> None:
+def test_process_on_another_machine_cannot_open_handle(giver: Sim) -> None:
     other = Sim(capacity_bytes=64 * MIB)
     other.ipc_handle(other.malloc(MIB))
 

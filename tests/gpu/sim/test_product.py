@@ -32,7 +32,7 @@ INF, NAN = float("inf"), float("nan")
 
 @st.composite
 def gemms(draw: st.DrawFn) -> Gemm:
-    """Draw any small product that the simulated library computes."""
+    """Draw a small GEMM that the simulated library supports."""
     dtype = draw(st.sampled_from([*DATA_TYPES]))
     kind, fp8 = DATA_TYPES[dtype], dtype.startswith("fp8")
     multiple = 16 if fp8 else 4 if dtype == "int8" else 1
@@ -58,8 +58,8 @@ def test_gemm_matches_definition(gemm: Gemm, seed: int) -> None:
     problem = Problem(gemm, seed)
     with closing(Sim()) as sim:
         bench = Workbench(sim, sim.compile(SOURCE))
-        multiplication = sim.blas().multiplication(gemm, GemmSettings())
-        problem.check(run(bench, multiplication, problem))
+        plan = sim.blas().prepare(gemm, GemmSettings())
+        problem.check(run(bench, plan, problem))
 
 
 def dot(
@@ -107,7 +107,7 @@ def test_int8_sums_are_exact_and_wrap_around() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"])
-def test_nan_stays_nan(dtype: str) -> None:
+def test_nan_is_preserved(dtype: str) -> None:
     element = DATA_TYPES[dtype].a
     gemm = Gemm(dtype=dtype, m=1, n=1, k=1)
     for output in (gemm.output, DATA_TYPES[dtype].outputs[-1].name):

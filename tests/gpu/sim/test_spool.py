@@ -105,7 +105,7 @@ def test_events_before_sigkill_are_kept(tmp_path: Path) -> None:
     assert kinds(tmp_path).count(Kind.FILL) == 3
 
 
-def test_other_process_is_not_traced(tmp_path: Path) -> None:
+def test_untraced_process_writes_no_spool(tmp_path: Path) -> None:
     assert attach_to_spool({}) is None
     assert attach_to_spool({SPOOL_VARIABLE: str(tmp_path), PROCESS_VARIABLE: "1"}) is None
     assert (

@@ -25,7 +25,7 @@ _OTHER_COLUMNS = 52
 _SHORTEST, _LONGEST = 8, 30
 
 
-def live(
+def live_report(
     result: DevicesResult, history: History, view: WatchView, *, width: int, keys: bool
 ) -> Document:
     """Return the report with bars and history; with ``keys`` also the line that explains the keys."""

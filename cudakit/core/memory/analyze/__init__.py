@@ -1,4 +1,4 @@
-"""From a Snapshot to the MemoryResult: every number that a report shows, and nothing of how."""
+"""Analyze Snapshots: compute all figures of a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.fragmentation import fragmentation, segment_groups
 from cudakit.core.memory.analyze.health import health
 from cudakit.core.memory.analyze.holders import (
@@ -30,20 +30,20 @@ from cudakit.torch_rules.actions import Action
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """What to analyze: the moment of the tables, and one device, stream or pool of several."""
+    """The moment to analyze, and the device, stream and pool to select."""
 
     at: str | int = "peak"  # "peak", "end", "oom", or the index of an event
     device: int | None = None  # HOST is pinned host memory
-    stream: int | None = None  # number by first appearance, 0 is the default stream
+    stream: int | None = None  # in order of appearance; 0 is the default stream
     pool: tuple[int, int] | None = None
 
 
 def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
-    """Answer a MemorySpec for one or more snapshots.
+    """Return the result for one or more snapshots.
 
-    Raises UsageError when no file has the device, the stream, the pool or the event asked for.
+    Raises UsageError if no snapshot has the chosen device, stream, pool or event.
     """
-    chosen = devices_of(snapshots, spec)
+    chosen = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in chosen):
         raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
     return MemoryResult(
@@ -53,10 +53,10 @@ def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
     )
 
 
-def devices_of(
+def select_devices(
     snapshots: Sequence[Snapshot], spec: MemorySpec
 ) -> list[tuple[Snapshot, DeviceTrace]]:
-    """Return the devices that a MemorySpec names. Raises UsageError if no snapshot has one."""
+    """Return the devices that a MemorySpec selects. Raises UsageError if there are none."""
     known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     chosen = [pair for pair in known if spec.device is None or pair[1].device == spec.device]
     if not chosen:
@@ -68,12 +68,12 @@ def devices_of(
 
 
 def file_facts(snapshot: Snapshot) -> FileFacts:
-    """Return the facts of a snapshot's file."""
+    """Return the name, format, size and settings of a snapshot's file."""
     return FileFacts(snapshot.source, snapshot.format, snapshot.size_bytes, snapshot.settings)
 
 
 def device_number(trace: DeviceTrace) -> int | None:
-    """Return the device as results have it; None: pinned host memory."""
+    """Return the device index for results; None: pinned host memory."""
     return None if trace.device == HOST else trace.device
 
 
@@ -85,8 +85,8 @@ def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) ->
     trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
     allocations, n = replayed.allocations, replayed.n_events
-    stacks = Stacks(snapshot)
-    name, event = _event_of(trace, replayed, spec.at)
+    stacks = StackTable(snapshot)
+    name, event = _chosen_event(trace, replayed, spec.at)
     layout, end = replayed.layout_at(event + 1), replayed.layout_at(n)
     live = live_at(allocations, event + 1)
     steps, leaks = find_leaks(snapshot, trace, stacks, allocations)
@@ -120,15 +120,15 @@ def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) ->
 
 
 def _ooms(
-    snapshot: Snapshot, whole: DeviceTrace, stacks: Stacks, replayed: Replay | None
+    snapshot: Snapshot, whole: DeviceTrace, stacks: StackTable, replayed: Replay | None
 ) -> tuple[Oom, ...]:
-    """Explain failed allocations by all memory of the process, whatever part of it was asked for."""
+    """Explain failed allocations by all memory of the device, also if one stream or pool is selected."""
     if not _has_oom(whole):
         return ()
     return find_ooms(snapshot, whole, stacks, replayed or replay(snapshot, whole))
 
 
-def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:
+def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:
     n = replayed.n_events
     if at == "end":
         return "end", n - 1
@@ -136,12 +136,12 @@ def _event_of(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str,
         return "peak", replayed.peak_moment() - 1
     if at == "oom":
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
-        # Often only one of several ranks runs out of memory: the others are shown at their end.
+        # Of several ranks, often only one runs out of memory; the others are shown at their end.
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
     index = int(at)
     if not -1 <= index < n:
         raise UsageError(
-            f"there is no event {index} on device {trace.device}",
-            hint=f"events run from 0 to {n - 1}",
+            f"no event {index} in the trace",
+            hint=f"events: 0 to {n - 1}",
         )
     return "event", index

@@ -23,7 +23,7 @@ _LIBRARY = re.compile(
 )
 
 
-# In stacks of C++ frames the innermost ones record and allocate; they do not show the caller.
+# The innermost C++ frames of a stack belong to the recorder and the allocator, not to the caller.
 _ALLOCATING = re.compile(
     r"torch::(?:unwind|CapturedTraceback)|c10::|at::(?:detail|_ops|native)::empty|at::empty"
 )
@@ -35,15 +35,15 @@ def is_library(frame: Frame) -> bool:
 
 
 def site_rank(frame: Frame) -> int:
-    """Rank a frame as call site: the program's own 0, a library's 1, an allocator's 2."""
+    """Return 0 for a frame of the program, 1 for one of a library, 2 for one of the allocator."""
     if not is_library(frame):
         return 0
     return 2 if _ALLOCATING.match(frame.name) else 1
 
 
 @dataclass(frozen=True)
-class Stacks:
-    """The stack table of a snapshot, resolved."""
+class StackTable:
+    """The call stacks of a snapshot with their frames and call sites."""
 
     snapshot: Snapshot
 
@@ -62,7 +62,7 @@ class Stacks:
 
     @cached_property
     def site_frames(self) -> npt.NDArray[np.int32]:
-        """By stack, the frame id of its call site; -1 for the empty stack."""
+        """The frame id of the call site of each stack; -1 for the empty stack."""
         sites = (
             stack[self.site(number)] if stack else -1
             for number, stack in enumerate(self.snapshot.stacks)

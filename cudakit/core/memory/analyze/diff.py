@@ -1,4 +1,4 @@
-"""Two snapshots compared: what grew, shrank, appeared and vanished, by normalised call stack."""
+"""Compare two snapshots by call stack: memory that grew, shrank, appeared and vanished."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudakit.core.memory.analyze import MemorySpec, device_number, devices_of, file_facts
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze import MemorySpec, device_number, file_facts, select_devices
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.holders import holders_by_stack
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.filter import filter_trace
@@ -29,21 +29,21 @@ from cudakit.errors import UsageError
 
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
 
-# A frame without its line, so that an edit elsewhere in the file does not change the stack.
-_Place = tuple[str, str]
+# The file and function of a frame, without its line: edits elsewhere in the file do not change it.
+_FrameKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """What call stacks held at one moment."""
+    """The memory by call stack at one moment."""
 
     moment: Moment
     holders: tuple[Holder, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """One device of one of the two snapshots."""
+class _DeviceMoments:
+    """One device of one snapshot."""
 
     device: int | None
     peak: _Holdings
@@ -51,12 +51,12 @@ class _Side:
 
 
 def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
-    """Compare two snapshots, at the peak of each and at the end of each.
+    """Compare two snapshots at their peaks and at their ends.
 
-    Devices are paired by number, or simply with each other if each file has only one (two ranks).
-    Raises UsageError when no device can be paired.
+    Devices are paired by index; if each file has one device (two ranks), these two are paired. Raises
+    UsageError if no devices can be paired.
     """
-    sides = [_sides(snapshot, spec) for snapshot in (before, after)]
+    sides = [_devices(snapshot, spec) for snapshot in (before, after)]
     devices = tuple(
         DeviceDiff(
             device=new.device,
@@ -67,24 +67,24 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
         for old, new in _pairs(*sides)
     )
     if not devices:
-        raise UsageError("the two snapshots have no device in common")
+        raise UsageError("the two snapshots have no common device")
     return DiffResult(DIFF_SCHEMA, file_facts(before), file_facts(after), devices)
 
 
-def _sides(snapshot: Snapshot, spec: MemorySpec) -> list[_Side]:
+def _devices(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments]:
     found = []
-    for _, whole in devices_of([snapshot], spec):
+    for _, whole in select_devices([snapshot], spec):
         trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
         replayed = replay(snapshot, trace)
-        stacks = Stacks(snapshot)
+        stacks = StackTable(snapshot)
         peak = _holdings(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
         end = _holdings(stacks, trace, replayed, "end", replayed.n_events - 1)
-        found.append(_Side(device_number(trace), peak, end))
+        found.append(_DeviceMoments(device_number(trace), peak, end))
     return found
 
 
 def _holdings(
-    stacks: Stacks, trace: DeviceTrace, replayed: Replay, name: str, event: int
+    stacks: StackTable, trace: DeviceTrace, replayed: Replay, name: str, event: int
 ) -> _Holdings:
     live = live_at(replayed.allocations, event + 1)
     state = state_at(replayed, replayed.layout_at(event + 1), event + 1)
@@ -94,7 +94,9 @@ def _holdings(
     )
 
 
-def _pairs(before: list[_Side], after: list[_Side]) -> Iterator[tuple[_Side, _Side]]:
+def _pairs(
+    before: list[_DeviceMoments], after: list[_DeviceMoments]
+) -> Iterator[tuple[_DeviceMoments, _DeviceMoments]]:
     if len(before) == len(after) == 1:
         yield before[0], after[0]
         return
@@ -118,19 +120,19 @@ def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
     )
 
 
-def _place(frame: Frame) -> _Place:
+def _frame_key(frame: Frame) -> _FrameKey:
     name, installed = _INSTALLED.subn("", frame.filename)
-    # The program's own files may lie elsewhere in another checkout: the last two parts name them.
+    # Two checkouts of a program have different roots: the last two parts of the path identify a file.
     return (name if installed else "/".join(name.split("/")[-2:])), frame.name
 
 
 def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:
-    sides: defaultdict[tuple[_Place, ...], tuple[list[Holder], list[Holder]]] = defaultdict(
+    sides: defaultdict[tuple[_FrameKey, ...], tuple[list[Holder], list[Holder]]] = defaultdict(
         lambda: ([], [])
     )
     for index, holders in enumerate((before, after)):
         for holder in holders:
-            sides[tuple(map(_place, holder.stack))][index].append(holder)
+            sides[tuple(map(_frame_key, holder.stack))][index].append(holder)
     for old, new in sides.values():
         shown = (new or old)[0]  # the largest
         before_bytes, after_bytes = (sum(holder.bytes for holder in side) for side in (old, new))

@@ -1,11 +1,11 @@
-"""Free memory inside reserved segments, and the blocks that keep the segments from being released."""
+"""Free memory in segments, and the blocks that keep these segments in use."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Fragmentation, Pin, SegmentGroup
@@ -14,8 +14,8 @@ from cudakit.core.memory.snapshot import SegmentKind, Snapshot
 _Ints = npt.NDArray[np.int64]
 
 
-def fragmentation(stacks: Stacks, allocations: Allocations, layout: Layout) -> Fragmentation:
-    """Measure the free memory inside segments, and the call stacks whose blocks pin it."""
+def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) -> Fragmentation:
+    """Return the free memory in segments, and the call stacks whose blocks keep them in use."""
     free, used = layout.free_by_segment(), layout.used_by_segment()
     reserved = int(layout.segments.size.sum())
     blocks = int(layout.block_size.sum())
@@ -25,19 +25,21 @@ def fragmentation(stacks: Stacks, allocations: Allocations, layout: Layout) -> F
         free_share=int(free.sum()) / max(reserved, 1),
         rounding_bytes=rounding,
         rounding_share=rounding / max(blocks, 1),
-        holes=len(layout.hole_size),
-        largest_hole_bytes=int(layout.hole_size.max(initial=0)),
+        holes=len(layout.free_size),
+        largest_hole_bytes=int(layout.free_size.max(initial=0)),
         stranded_bytes=int(free[used > 0].sum()),
         releasable_bytes=int(layout.segments.size[used == 0].sum()),
         pins=_pins(stacks, allocations, layout, free),
     )
 
 
-def _pins(stacks: Stacks, allocations: Allocations, layout: Layout, free: _Ints) -> tuple[Pin, ...]:
-    """Count the free bytes of each segment for every stack that has a block in it."""
+def _pins(
+    stacks: StackTable, allocations: Allocations, layout: Layout, free: _Ints
+) -> tuple[Pin, ...]:
+    """Return for each call stack the free memory of the segments that contain its blocks."""
     stack = allocations.stack[layout.allocation].astype(np.int64)
     n_segments = max(len(layout.segments), 1)
-    # One pair for each (stack, segment) that holds blocks of that stack.
+    # One item per pair of a stack and a segment with blocks of this stack.
     _, first = np.unique(stack * n_segments + layout.block_segment, return_index=True)
     segment, pair_stack = layout.block_segment[first], stack[first]
     alone = np.bincount(segment, minlength=n_segments)[segment] == 1
@@ -67,7 +69,7 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
     segments = layout.segments
     free = layout.free_by_segment()
     hole = np.zeros(len(segments), np.int64)
-    np.maximum.at(hole, layout.hole_segment, layout.hole_size)
+    np.maximum.at(hole, layout.free_segment, layout.free_size)
     keys = np.stack(
         (segments.pool, segments.stream, segments.kind, segments.expandable), axis=1
     ).astype(np.int64)

@@ -1,4 +1,4 @@
-"""How complete and consistent a trace is, and what to record differently next time."""
+"""The completeness and consistency of a trace, and advice on recording."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudakit.core.memory.replay import Replay
-from cudakit.core.memory.replay.lifetimes import BEFORE, Contradictions
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE, Contradictions
 from cudakit.core.memory.result import Health
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
 
-# Ring buffers have round sizes; a trace of exactly such a length has most likely overflowed.
+# Users choose round numbers for max_entries; a trace of such a length has probably overflowed.
 _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))
-_FEW_STACKS = 0.1  # share of allocations without a stack above which the report mentions it
+_FEW_STACKS = 0.1  # advise from this share of allocations without a call stack on
 
 
 def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     """Return the health of one device's trace."""
     found, allocations = replayed.inconsistencies, replayed.allocations
-    # An allocation from before the trace that is gone by its end cannot have a stack.
-    seen = (allocations.begin != BEFORE) | (allocations.live_block >= 0)
+    # Allocations from before the trace that were freed in it cannot have a stack.
+    seen = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
     stack = allocations.stack[seen]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
     overflowed = _overflowed(trace, replayed)
@@ -72,7 +72,7 @@ def _advice(
 
 
 def _skipped(trace: DeviceTrace, found: Contradictions) -> Iterator[str]:
-    """Yield the kinds of events that a trace lacks entirely and should have."""
+    """Yield the kinds of events that should be in the trace, and of which there are none."""
     kinds = set(np.unique(trace.events.action).tolist())
     for action, missed in (
         (Action.ALLOC, found.lost_allocations),

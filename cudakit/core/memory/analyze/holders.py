@@ -1,4 +1,4 @@
-"""Call sites that hold memory at a moment, and those that allocate over the trace."""
+"""Memory by call stack, call site and annotation at a moment, and allocations over the whole trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import active_annotation
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Churn, Facet, Group, Holder, Line
@@ -16,12 +16,14 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 
 _Ints = npt.NDArray[np.int64]
 
-# The compile context that torch writes for an allocation outside of compiled code.
+# The compile context of an allocation outside compiled code.
 _NO_COMPILER = "N/A"
 
 
-def holders_by_stack(stacks: Stacks, allocations: Allocations, live: _Ints) -> tuple[Holder, ...]:
-    """Sum live allocations by call stack, largest first."""
+def holders_by_stack(
+    stacks: StackTable, allocations: Allocations, live: _Ints
+) -> tuple[Holder, ...]:
+    """Return live memory by call stack, largest first."""
     stack = allocations.stack[live]
     requested = np.bincount(stack, weights=allocations.requested[live])
     return tuple(
@@ -37,8 +39,8 @@ def holders_by_stack(stacks: Stacks, allocations: Allocations, live: _Ints) -> t
     )
 
 
-def holders_by_line(stacks: Stacks, allocations: Allocations, live: _Ints) -> tuple[Line, ...]:
-    """Sum live allocations by the line of the program that they come from, largest first."""
+def holders_by_line(stacks: StackTable, allocations: Allocations, live: _Ints) -> tuple[Line, ...]:
+    """Return live memory by call site, largest first."""
     site = stacks.site_frames[allocations.stack[live]]
     frames = stacks.snapshot.frames
     return tuple(
@@ -50,7 +52,7 @@ def holders_by_line(stacks: Stacks, allocations: Allocations, live: _Ints) -> tu
 def facets(
     snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: _Ints
 ) -> tuple[Facet, ...]:
-    """Divide live allocations by their other recorded properties; facets without values are left out."""
+    """Return live memory by annotation, compile context, metadata and category; omits empty facets."""
     return tuple(
         Facet(name, groups)
         for name, groups in _facets(snapshot, trace, allocations, live)
@@ -83,7 +85,7 @@ def _facets(
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum of one group."""
+    """The sum of one key."""
 
     key: int
     bytes: int
@@ -92,7 +94,7 @@ class Total:
 
 
 def totals(keys: npt.NDArray[np.integer], amounts: _Ints) -> Iterator[Total]:
-    """Yield the sum of amounts (bytes) by key (at least -1), largest first; only keys that occur."""
+    """Yield the sum of ``amounts`` (bytes) of each key that occurs, largest first. Keys are -1 or more."""
     if not len(keys):
         return
     shifted = keys.astype(np.int64) + 1
@@ -106,9 +108,9 @@ def totals(keys: npt.NDArray[np.integer], amounts: _Ints) -> Iterator[Total]:
 
 
 def churn_by_stack(
-    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, allocations: Allocations
+    snapshot: Snapshot, trace: DeviceTrace, stacks: StackTable, allocations: Allocations
 ) -> tuple[Churn, ...]:
-    """Sum the allocations made during the trace by call stack, most bytes first."""
+    """Return all allocations of the trace by call stack, most bytes first."""
     made = np.flatnonzero(allocations.begin >= 0)
     stack = allocations.stack[made]
     begin, end = allocations.begin[made], allocations.end[made]

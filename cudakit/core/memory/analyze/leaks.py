@@ -1,11 +1,11 @@
-"""Call stacks that hold more after every step of the program."""
+"""Find call stacks that hold more memory after each step."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import step_moments
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Leak, Steps
@@ -14,17 +14,17 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 _Ints = npt.NDArray[np.int64]
 
 _FEWEST_STEPS = 3
-# At most this many steps are compared: enough for a slope, and bounded work.
+# Enough for a slope; limits the number of pairs of steps.
 _MOST_STEPS = 64
 
 
 def find_leaks(
-    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, allocations: Allocations
+    snapshot: Snapshot, trace: DeviceTrace, stacks: StackTable, allocations: Allocations
 ) -> tuple[Steps, tuple[Leak, ...]]:
-    """Return the stacks whose live bytes never shrink from step to step and grow in most steps.
+    """Return the call stacks whose live bytes never shrink from step to step and grow in most steps.
 
-    Growth in the first half only (caches, optimizer state, workspaces) is not a leak, nor is memory that the
-    program has freed by the end of the trace.
+    Not leaks: growth in the first half only (caches, optimizer state, workspaces), and memory that is freed
+    by the end of the trace.
     """
     source, moments = step_moments(snapshot, trace)
     steps = Steps(source, len(moments))
@@ -49,9 +49,9 @@ def _evenly(n: int, most: int) -> _Ints:
 
 
 def _held_at(allocations: Allocations, moments: _Ints) -> tuple[_Ints, _Ints, _Ints]:
-    """Sum live bytes and counts by stack at each moment: stack ids, and (stacks, moments) arrays."""
+    """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
     ids, row = np.unique(allocations.stack, return_inverse=True)
-    # Live at a moment: begin < moment <= end. An allocation adds from its first such moment on.
+    # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
     arrive = np.searchsorted(moments, allocations.begin, side="right")
     leave = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
@@ -77,7 +77,7 @@ def _growing(held: _Ints) -> npt.NDArray[np.bool_]:
     return growing
 
 
-def _leak(stacks: Stacks, stack: int, held: _Ints, count: _Ints, step: _Ints) -> Leak:
+def _leak(stacks: StackTable, stack: int, held: _Ints, count: _Ints, step: _Ints) -> Leak:
     return Leak(
         bytes_per_step=round(_theil_sen(step, held)),
         count_per_step=_theil_sen(step, count),

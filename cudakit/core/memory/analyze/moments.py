@@ -1,4 +1,4 @@
-"""Single moments of a trace: totals, the peak, and the curves reduced for charts."""
+"""Totals of a moment, the peak, and the curves reduced for charts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy.typing as npt
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.replay.layout import Layout, live_at
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.result import Peak, State, Timeline
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 
 _Ints = npt.NDArray[np.int64]
 
-# More points than a chart has pixels show nothing.
+# More points than a chart has pixels.
 _MOST_SPANS = 2000
 
 
 def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
-    """Return the totals of a moment; ``layout`` is that of the same moment."""
+    """Return the totals of a moment; ``layout`` is the layout at this moment."""
     curves = replayed.curves
     active, allocated = int(curves.active[moment]), int(curves.allocated[moment])
     return State(
@@ -36,13 +36,13 @@ def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
 
 def time_of(snapshot: Snapshot, trace: DeviceTrace, event: int) -> int | None:
     """Return the time of an event in Unix microseconds; None if the file has none."""
-    if event == BEFORE or not snapshot.has_times or event >= len(trace.events):
+    if event == BEFORE_TRACE or not snapshot.has_times or event >= len(trace.events):
         return None
     return int(trace.events.time_us[event])
 
 
 def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
-    """Return the first moment at which most was requested, and the highest value of each curve."""
+    """Return the first moment with the most requested memory, and the maximum of each curve."""
     curves, moment = replayed.curves, replayed.peak_moment()
     live = live_at(replayed.allocations, moment)
     return Peak(
@@ -60,10 +60,10 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
 
 
 def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline:
-    """Return the highest values of spans of equal numbers of events."""
+    """Return the maximum of each curve in spans of equally many events."""
     moments = len(curves.reserved)
     spans = min(moments, _MOST_SPANS)
-    # The last moment is a span of its own, so that the curves reach the end.
+    # The last moment is its own span, so that the curves end with the final values.
     first = np.unique(np.append((np.arange(spans) * moments) // spans, moments - 1))
     event = first - 1
     times = None

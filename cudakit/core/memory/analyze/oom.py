@@ -1,11 +1,11 @@
-"""Why an allocation failed: what was free, where, and what would have made it fit."""
+"""Find the cause of each failed allocation from the memory that was free at that moment."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.layout import Layout
@@ -17,14 +17,14 @@ from cudakit.torch_rules.sizes import MOST_SMALL
 
 _Mask = npt.NDArray[np.bool_]
 
-# A program that catches the error and retries can fail thousands of times, and each needs a layout.
+# A program that catches the error and retries can fail thousands of times; each failure needs a layout.
 MOST_OOMS = 100
 
 
 def find_ooms(
-    snapshot: Snapshot, trace: DeviceTrace, stacks: Stacks, replayed: Replay
+    snapshot: Snapshot, trace: DeviceTrace, stacks: StackTable, replayed: Replay
 ) -> tuple[Oom, ...]:
-    """Explain every failed allocation of a trace; at most MOST_OOMS: the first one and the latest."""
+    """Return the failed allocations of a trace; of more than MOST_OOMS, the first and the latest."""
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MOST_OOMS:
         events = np.concatenate((events[:1], events[1 - MOST_OOMS :]))
@@ -37,7 +37,7 @@ def find_ooms(
 def _explain(
     snapshot: Snapshot,
     trace: DeviceTrace,
-    stacks: Stacks,
+    stacks: StackTable,
     replayed: Replay,
     layout: Layout,
     event: int,
@@ -52,7 +52,7 @@ def _explain(
         size_bytes=failed.size,
         device_free_bytes=failed.device_free,
         state=state,
-        largest_hole_bytes=int(layout.hole_size.max(initial=0)),
+        largest_hole_bytes=int(layout.free_size.max(initial=0)),
         free_bytes=failed.free,
         short_bytes=failed.short,
         fit=failed.fit,
@@ -71,18 +71,18 @@ def _failed_request(
     """Return a failed request and the memory at that moment."""
     events, segments = trace.events, layout.segments
     own = _own_segments(trace, layout, event)
-    is_own = own[layout.hole_segment]
+    is_own = own[layout.free_segment]
     empty = layout.used_by_segment() == 0
     return FailedRequest(
         size=int(events.size[event]),
         device_free=int(events.address[event]),
         reserved=state.reserved_bytes,
         active=state.active_bytes,
-        free=int(layout.hole_size.sum()),
-        own_free=int(layout.hole_size[is_own].sum()),
-        own_largest=_largest(layout.hole_size[is_own]),
+        free=int(layout.free_size.sum()),
+        own_free=int(layout.free_size[is_own].sum()),
+        own_largest=_largest(layout.free_size[is_own]),
         later_largest=_largest_after_pending(layout, own),
-        other_largest=_largest(layout.hole_size[~is_own]),
+        other_largest=_largest(layout.free_size[~is_own]),
         releasable=int(segments.size[empty].sum()),
         releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
         pending=int(layout.block_size[layout.block_pending].sum()),
@@ -93,7 +93,7 @@ def _failed_request(
 
 
 def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> _Mask:
-    """Return which segments could have served the request: those of its stream, pool and size class."""
+    """Return a mask of the segments that can serve the request: its stream, pool and size class."""
     events, segments = trace.events, layout.segments
     size, pool = int(events.size[event]), int(events.pool[event])
     kind = SegmentKind.SMALL if size <= MOST_SMALL else SegmentKind.LARGE
@@ -103,24 +103,24 @@ def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> _Mask:
     if pool >= 0:
         reachable &= segments.pool == pool
         return reachable
-    # Before torch 2.12 no event names the pool. A request that a hole of the default pool would have
-    # served was made in a private pool, if there is any.
+    # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
+    # request was made in a private pool.
     default = reachable & ~private
-    served = _largest(layout.hole_size[default[layout.hole_segment]]) >= size
+    served = _largest(layout.free_size[default[layout.free_segment]]) >= size
     return reachable & private if served and private.any() else default
 
 
 def _largest_after_pending(layout: Layout, own: _Mask) -> int:
-    """Return the largest hole once the blocks pending free beside it are free too.
+    """Return the largest free block after all pending frees, merged with adjacent free blocks.
 
-    Even a hole without such blocks counts: before it gives up, torch waits for pending frees and releases
-    segments, but does not search again among what stays (pytorch issue 189504).
+    Includes blocks that were already free: before a request fails, PyTorch waits for pending frees and
+    releases segments, but does not search the remaining free blocks again (pytorch issue 189504).
     """
     blocks = layout.block_pending & own[layout.block_segment]
-    holes = own[layout.hole_segment]
-    segment = np.concatenate((layout.block_segment[blocks], layout.hole_segment[holes]))
-    offset = np.concatenate((layout.block_offset[blocks], layout.hole_offset[holes]))
-    length = np.concatenate((layout.block_size[blocks], layout.hole_size[holes]))
+    holes = own[layout.free_segment]
+    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[holes]))
+    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[holes]))
+    length = np.concatenate((layout.block_size[blocks], layout.free_size[holes]))
     order = np.lexsort((offset, segment))
     segment, offset, length = segment[order], offset[order], length[order]
     joins = np.zeros(len(order), np.bool_)

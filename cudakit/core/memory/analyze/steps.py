@@ -1,4 +1,4 @@
-"""The steps of a program, and the named ranges that are open at each event."""
+"""Find the steps of a program, and the named range that is open at each event."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ _FEWEST_STEPS = 3
 _DIGITS = "0123456789"
 _SEPARATORS = " #_:-"
 _LONGEST_NUMBER = 18  # digits
-# In long traces only the last part is searched for a repetition: it is the steady part, and the transform
-# stays cheap.
+# Only the last part of long traces is searched for a period: the first part is warm-up, and the FFT stays
+# fast.
 _MOST_ALLOCATIONS = 1 << 17
-# A lag is a period when this share of allocations has the stack of the one a period before.
+# A lag is a period if this share of allocations has the same stack as the allocation one lag earlier.
 _SAME = 0.9
 
 
 def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
-    """Return what separates the steps, and the moments between them; no moments without a sign of steps."""
+    """Return how the steps were found, and the moments between steps; "none" and no moments otherwise."""
     name, moments = step_bounds(snapshot, trace)
     if len(moments) >= _FEWEST_STEPS:
         return f"annotation {name}", moments
     markers = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
     if len(markers) >= _FEWEST_STEPS:
         return "snapshot markers", markers
-    moments = _repetition(trace)
+    moments = _periods(trace)
     if len(moments) >= _FEWEST_STEPS:
         return "repeating allocations", moments
     return "none", np.zeros(0, np.int64)
 
 
-def _repetition(trace: DeviceTrace) -> _Ints:
-    """Find the period of the sequence of allocating stacks, and a moment in each repetition."""
+def _periods(trace: DeviceTrace) -> _Ints:
+    """Return one moment per period of the sequence of allocating stacks."""
     event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MOST_ALLOCATIONS:]
     stack = trace.events.stack[event]
     period = _period(stack)
     if period == 0:
         return np.zeros(0, np.int64)
-    # Counted back from the end, because the beginning differs (warm-up).
+    # Counted back from the end, because the beginning is warm-up.
     starts = np.arange(len(event) - 1, -1, -period)[::-1]
     return event[starts] + 1
 
 
 def _period(stack: npt.NDArray[np.int32]) -> int:
-    """Find the shortest lag at which a sequence repeats itself; 0 where it does not.
+    """Return the shortest period of a sequence; 0 if there is none.
 
-    A lag of 1, one stack over and over, is a loop that fills a list and no sequence of steps.
+    A period of 1 does not count: a single stack that repeats is a loop that fills a list, not a step.
     """
     n = len(stack)
     if n < 2 * _FEWEST_STEPS or int(stack.min()) == int(stack.max()):
         return 0
-    # Random signs in place of stacks: the autocorrelation counts equal stacks, the rest cancels out.
+    # A random sign per stack: in the autocorrelation equal stacks add up, and others cancel out.
     signs = np.random.default_rng(0).choice((-1.0, 1.0), int(stack.max()) + 1)[stack]
     spectrum = np.fft.rfft(signs - signs.mean(), 2 * n)
     correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n // _FEWEST_STEPS]
@@ -69,12 +69,14 @@ def _period(stack: npt.NDArray[np.int32]) -> int:
 
 
 def _repeats(stack: npt.NDArray[np.int32], lag: int) -> bool:
-    steady = stack[len(stack) // 4 :]
-    return lag < len(steady) and float(np.mean(steady[lag:] == steady[:-lag])) >= _SAME
+    after_warm_up = stack[len(stack) // 4 :]
+    if lag >= len(after_warm_up):
+        return False
+    return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _SAME
 
 
 def _shortest(stack: npt.NDArray[np.int32], lag: int) -> int:
-    """Reduce a multiple of the period to the period."""
+    """Return the shortest divisor of a lag that is a period."""
     divisors = (d for d in range(2, min(lag, 64) + 1) if lag % d == 0)
     shorter = [lag // d for d in divisors if _repeats(stack, lag // d)]
     return min(shorter, default=lag)
@@ -83,9 +85,9 @@ def _shortest(stack: npt.NDArray[np.int32], lag: int) -> int:
 def active_annotation(
     snapshot: Snapshot, trace: DeviceTrace
 ) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """Return the innermost range open at each event, as an index into the names returned; 0 is none.
+    """Return the innermost open range at each event, as an index into the returned names; 0 is none.
 
-    Ranges that overlap without nesting, or lack an end, are closed by name as torch reports them.
+    An end closes the innermost open range of its name, because ranges can overlap or lack an end.
     """
     names = {"": 0}
     ranges = _OpenRanges()
@@ -96,15 +98,17 @@ def active_annotation(
         innermost.append(names.setdefault(ranges.innermost(), len(names)))
     if not times or not snapshot.has_times:
         return np.zeros(len(trace.events), np.int32), ("",)
-    since = np.searchsorted(np.array(times, np.int64), steady(trace.events.time_us), side="right")
+    since = np.searchsorted(
+        np.array(times, np.int64), non_decreasing(trace.events.time_us), side="right"
+    )
     return np.array([0, *innermost], np.int32)[since], tuple(names)
 
 
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
-    """Return the name of the step of a loop, and the moments between steps, by annotations.
+    """Return the name of the annotation that marks steps, and the moments between steps.
 
-    A range whose number rises (``step 7``, ``ProfilerStep#7``) is a step; failing that, whichever outermost
-    name starts most often. Moments are the starts of steps, and the end of the last one if it has ended.
+    A step is a range whose number rises (``step 7``, ``ProfilerStep#7``), else the outermost range that
+    starts most often. Moments are the starts of steps, and the end of the last step if it has ended.
     """
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64)
@@ -120,7 +124,7 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
 
 
 def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
-    """Group ranges by name without number; names whose numbers restart in each step are left out."""
+    """Group numbered ranges by name, without names whose numbers do not rise."""
     found: defaultdict[str, list[Annotation]] = defaultdict(list)
     numbers: defaultdict[str, list[int]] = defaultdict(list)
     for annotation in annotations:
@@ -134,7 +138,7 @@ def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
 
 
 def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
-    """Group by name the ranges that lie in no other."""
+    """Group the outermost ranges by name."""
     found: defaultdict[str, list[Annotation]] = defaultdict(list)
     ranges = _OpenRanges()
     for annotation in annotations:
@@ -153,13 +157,13 @@ def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
 
 
 class _OpenRanges:
-    """The ranges open at a time, by age; each operation takes constant time."""
+    """The open ranges, by age; each operation takes constant (amortized) time."""
 
     def __init__(self) -> None:
         self._started = 0
         self._names: dict[int, str] = {}  # of the open ones
         self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # of the open ones
-        self._by_age: deque[int] = deque()  # with closed ones, until they reach an end
+        self._by_age: deque[int] = deque()  # includes closed ranges until they are first or last
 
     def apply(self, annotation: Annotation) -> None:
         """Open a range, or close the innermost one of its name, if any."""
@@ -186,11 +190,13 @@ class _OpenRanges:
 
 def _moments(trace: DeviceTrace, times: list[int]) -> _Ints:
     distinct = np.unique(np.array(times, np.int64))
-    return np.unique(np.searchsorted(steady(trace.events.time_us), distinct)).astype(np.int64)
+    return np.unique(np.searchsorted(non_decreasing(trace.events.time_us), distinct)).astype(
+        np.int64
+    )
 
 
-def steady(time_us: _Ints) -> _Ints:
-    """Return times that never decrease, unlike those of a wall clock."""
+def non_decreasing(time_us: _Ints) -> _Ints:
+    """Return the running maximum of times, because a wall clock can go back."""
     return np.maximum.accumulate(time_us) if len(time_us) else time_us
 
 

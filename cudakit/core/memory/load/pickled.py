@@ -51,8 +51,8 @@ def read(content: bytes, *, native: bool | None = None) -> Tree:
         raise _rejection(content, *error.args) from None
 
 
-def compiled_reader() -> bool:
-    """Return whether the compiled reader was built."""
+def has_compiled_reader() -> bool:
+    """Return whether the package was installed with the compiled reader."""
     return _native_tree(required=False) is not None
 
 

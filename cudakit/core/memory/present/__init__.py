@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cudakit.core.memory.present import call_sites, segments, summary
 from cudakit.core.memory.present.rows import device_name, moment_name
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
-from cudakit.document import Document, Node, Section
+from cudakit.document import Document, Node, Note, Section
 
 
 def report(result: MemoryResult, *, top: int = 10) -> Document:
@@ -23,6 +23,23 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     files = result.files
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     return Document(f"GPU memory of {shown}", tuple(nodes))
+
+
+def brief(result: MemoryResult) -> tuple[str, ...]:
+    """Return the answer and the warnings, one line each; of several devices only the findings."""
+    if len(result.devices) == 1:
+        (device,) = result.devices
+        notes = [*summary.answer(device), *summary.reliability(device)]
+        return tuple(note.text for note in (*notes[:3], *_warnings(notes[3:])))
+    return tuple(
+        f"{device.file} {device_name(device)}: {note.text}"
+        for device in result.devices
+        for note in (next(summary.answer(device)), *_warnings(summary.reliability(device)))
+    )
+
+
+def _warnings(notes: Iterable[Note]) -> list[Note]:
+    return [note for note in notes if note.level == "warn"]
 
 
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.analyze.call_sites import Stacks
+from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.present.rows import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
 from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
 
 _Ints = npt.NDArray[np.int64]
 
-# Slices for a million allocations, each on its own lane, are unreadable. Allocations below this share of the
-# peak appear in the curves only, so that there are at most 200 lanes.
+# Slices for a million allocations, each on its own track, are unreadable. Allocations below this share
+# of the peak appear in the curves only, so that there are at most 200 tracks.
 _LEAST_SHARE = 1 / 200
 
 
@@ -39,7 +39,7 @@ def timeline(result: MemoryResult) -> Document:
 def _rows(device: DeviceMemory) -> Columns:
     found, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
     n = len(trace.events)
-    sites = Stacks(snapshot).site_frames
+    sites = StackTable(snapshot).site_frames
     words = tuple(frame_words(frame) for frame in snapshot.frames)
     stacks = tuple(" < ".join(words[i] for i in stack) for stack in snapshot.stacks)
     files = (device.file,)
@@ -178,8 +178,8 @@ def _clock(device: DeviceMemory) -> _Ints:
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
         return np.arange(len(times), dtype=np.int64)
-    steady: _Ints = np.maximum.accumulate(times)
-    return steady - steady[:1]
+    non_decreasing: _Ints = np.maximum.accumulate(times)
+    return non_decreasing - non_decreasing[:1]
 
 
 def _slices(device: DeviceMemory, clock: _Ints) -> Columns:
@@ -188,7 +188,7 @@ def _slices(device: DeviceMemory, clock: _Ints) -> Columns:
     large = found.size >= max(int(device.peak.active_bytes * _LEAST_SHARE), 1)
     start = clock[np.clip(found.begin[large], 0, n - 1)]
     end = clock[np.clip(found.end[large], 0, n - 1)]
-    sites = Stacks(snapshot).site_frames[found.stack[large]]
+    sites = StackTable(snapshot).site_frames[found.stack[large]]
     words = ("no stack recorded", *(frame_words(frame) for frame in snapshot.frames))
     streams = tuple(
         f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))

@@ -1,10 +1,10 @@
-"""The trace walked backwards: when each allocation began and ended, and how much was held at every moment.
+"""Reconstruct the lifetimes of all allocations and segments, and the memory at every moment.
 
-The state at the end of a snapshot is complete while its trace is only the last part of history, so
-everything is anchored at the end and nothing is guessed about the beginning. Pure; knows no file.
+The final state of a snapshot is complete, but its trace can lack earlier events. So the reconstruction goes
+back from the final state, and assumes nothing about the state before the trace.
 
-Moments: moment 0 is before the first recorded event, moment ``i + 1`` is after event ``i``, moment ``n``
-is the end.
+Moment 0 is before the first recorded event, moment ``i + 1`` is after event ``i``, and moment ``n`` is the
+end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cudakit.core.memory.replay.allocations import Allocations, Curves, allocati
 from cudakit.core.memory.replay.block_sizes import with_unsplit_sizes
 from cudakit.core.memory.replay.layout import Layout, layout_at
 from cudakit.core.memory.replay.lifetimes import (
-    BEFORE,
+    BEFORE_TRACE,
     Contradictions,
-    allocation_rows,
-    cut,
-    match,
+    allocation_steps,
+    match_final_blocks,
+    split_into_lifetimes,
 )
 from cudakit.core.memory.replay.segments import SegmentHistory, segment_history
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
@@ -29,13 +29,13 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a trace says when it is walked back from the state at its end."""
+    """The reconstructed history of one device."""
 
     segments: SegmentHistory
     allocations: Allocations
     curves: Curves
     inconsistencies: Contradictions
-    begins_complete: bool  # the first event starts from nothing: no history is missing
+    begins_complete: bool  # the trace starts with no memory in use
 
     @property
     def n_events(self) -> int:
@@ -43,21 +43,21 @@ class Replay:
         return len(self.curves.reserved) - 1
 
     def peak_moment(self) -> int:
-        """Return the first moment at which most was requested."""
+        """Return the first moment with the most requested memory."""
         return int(self.curves.requested.argmax())
 
     def layout_at(self, moment: int) -> Layout:
-        """Return the layout of memory at a moment."""
+        """Return the layout at a moment."""
         return layout_at(self.segments, self.allocations, moment)
 
 
 def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
-    """Return the lives of all segments and allocations of a device, and the totals of every moment."""
+    """Reconstruct the history of a device from its trace and final state."""
     segments = segment_history(trace)
-    rows = allocation_rows(trace.events)
-    matched = match(rows, cut(rows), trace.blocks, len(trace.events))
+    rows = allocation_steps(trace.events)
+    matched = match_final_blocks(rows, split_into_lifetimes(rows), trace.blocks, len(trace.events))
     allocations = allocations_of(snapshot, trace, segments, matched)
-    allocations = with_unsplit_sizes(snapshot, segments.whole, allocations)
+    allocations = with_unsplit_sizes(snapshot, segments.plain, allocations)
     curves = curves_of(segments, allocations)
     return Replay(
         segments=segments,
@@ -68,5 +68,7 @@ def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
             segments=segments.contradictions,
             over_reserved=int(np.count_nonzero(curves.active > curves.reserved)),
         ),
-        begins_complete=bool(curves.reserved[0] == 0 and not (allocations.begin == BEFORE).any()),
+        begins_complete=bool(
+            curves.reserved[0] == 0 and not (allocations.begin == BEFORE_TRACE).any()
+        ),
     )

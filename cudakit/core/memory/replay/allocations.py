@@ -1,4 +1,4 @@
-"""Every allocation with its interval, size and call stack, and what all of them held at every moment."""
+"""All allocations with their lifetimes, sizes and call stacks, and the memory curves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.replay.lifetimes import Matched
+from cudakit.core.memory.replay.lifetimes import MatchedLifetimes
 from cudakit.core.memory.replay.segments import SegmentHistory
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.torch_rules.actions import Action
@@ -19,15 +19,15 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """Every allocation that a trace or a final state knows of; every array has one item each.
+    """All allocations of a trace and its final state; every array has one item per allocation.
 
-    ``begin``, ``free_requested`` and ``end`` are event indices: BEFORE the trace, or n (the number of
-    events) for what has not happened when the snapshot is taken.
+    ``begin``, ``free_requested`` and ``end`` are event indices. BEFORE_TRACE is before the trace; n, the
+    number of events, is after it.
     """
 
     address: npt.NDArray[np.uint64]
-    requested: _Ints  # bytes, as asked for
-    size: _Ints  # bytes of the block; derived where ``size_known`` is False
+    requested: _Ints  # bytes
+    size: _Ints  # bytes of the block; computed by rules if ``size_known`` is False
     size_known: npt.NDArray[np.bool_]
     begin: _Ints
     free_requested: _Ints
@@ -35,17 +35,17 @@ class Allocations:
     stream: npt.NDArray[np.int32]
     pool: npt.NDArray[np.int32]
     stack: npt.NDArray[np.int32]
-    source: _Ints  # the event that gave stream and stack; -1: the final block did
-    live_block: _Ints  # index into the final Blocks, -1 for what has ended
+    source: _Ints  # event of the stream and stack; -1: from the final block
+    live_block: _Ints  # index into the final Blocks; -1: freed
 
     def __len__(self) -> int:
         return len(self.address)
 
 
 def allocations_of(
-    snapshot: Snapshot, trace: DeviceTrace, segments: SegmentHistory, matched: Matched
+    snapshot: Snapshot, trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes
 ) -> Allocations:
-    """Return each matched lifetime with its stream, pool, call stack and size as the request is rounded."""
+    """Return the allocation of each lifetime; sizes of freed blocks are the rounded requests."""
     events, blocks = trace.events, trace.blocks
     from_event = matched.source >= 0
     live = matched.block >= 0
@@ -55,10 +55,10 @@ def allocations_of(
     stack = np.zeros(len(matched.address), np.int32)
     stream[live] = trace.segments.stream[blocks.segment[block]]
     stream[from_event] = events.stream[source]
-    # Of an allocation from before the trace only the free is recorded, whose stack is another one.
+    # For an allocation from before the trace, the trace has only the free, with another stack.
     is_allocation = events.action[source] == Action.ALLOC
     stack[from_event] = np.where(is_allocation, events.stack[source], 0)
-    # Traces recorded with context="state" have stacks on the live blocks only.
+    # With context="state" only the final blocks have stacks.
     better = blocks.stack[block]
     stack[live] = np.where((stack[live] == 0) | (better != 0), better, stack[live])
     requested = matched.requested.copy()
@@ -81,8 +81,10 @@ def allocations_of(
     )
 
 
-def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: Matched) -> npt.NDArray[np.int32]:
-    """Return the pool of each allocation: as its event says (torch 2.12), else that of its segment."""
+def _pools(
+    trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes
+) -> npt.NDArray[np.int32]:
+    """Return the pool of each allocation: the one of its event (torch 2.12), else of its segment."""
     recorded = matched.source >= 0
     event = np.where(recorded, matched.source, len(trace.events))
     pool = segments.pool_at(matched.address, event)
@@ -93,28 +95,31 @@ def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: Matched) -> np
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Bytes at every moment: arrays of n + 1 items, named as in torch.cuda.memory_stats()."""
+    """Bytes at every moment: arrays of n + 1 items, defined as in ``torch.cuda.memory_stats``."""
 
-    requested: _Ints  # as asked for, in use and pending free
+    requested: _Ints  # requested bytes, in use and pending free
     allocated: _Ints  # block sizes, until the free is requested
     active: _Ints  # block sizes, in use and pending free
     reserved: _Ints  # segments
 
 
 def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
-    """Sum at every moment what the allocations held, beside what was reserved."""
+    """Return the curves of all allocations and segments."""
     n = len(segments.reserved) - 1
     begin, request, end = allocations.begin, allocations.free_requested, allocations.end
     return Curves(
-        requested=_running(n, begin, end, allocations.requested),
-        allocated=_running(n, begin, request, allocations.size),
-        active=_running(n, begin, end, allocations.size),
+        requested=_sum_of_intervals(n, begin, end, allocations.requested),
+        allocated=_sum_of_intervals(n, begin, request, allocations.size),
+        active=_sum_of_intervals(n, begin, end, allocations.size),
         reserved=segments.reserved,
     )
 
 
-def _running(n: int, begin: _Ints, end: _Ints, amount: _Ints) -> _Ints:
-    """Sum amounts over their intervals: held from the moment after ``begin`` to that before ``end``."""
+def _sum_of_intervals(n: int, begin: _Ints, end: _Ints, amount: _Ints) -> _Ints:
+    """Return at every moment the sum of the amounts whose interval contains it.
+
+    An interval includes the moments from after event ``begin`` to before event ``end``.
+    """
     change = np.bincount(begin + 1, weights=amount, minlength=n + 2)
     change -= np.bincount(end + 1, weights=amount, minlength=n + 2)
     # Sums of bytes stay below 2**53, where float64 is exact.

@@ -1,6 +1,7 @@
-"""The parts of blocks that the allocator did not split off, which no file records.
+"""The sizes of large blocks, which files record for the final state only.
 
-Splitting follows c10/cuda/CUDACachingAllocator.cpp (``should_split``) of torch 2.11.
+A block is larger than its rounded request if the allocator did not split the remainder off. The rules are
+those of c10/cuda/CUDACachingAllocator.cpp (``should_split``) in torch 2.11.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.replay.lifetimes import BEFORE
-from cudakit.core.memory.replay.segments import SegmentLives
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
+from cudakit.core.memory.replay.segments import SegmentLifetimes
 from cudakit.core.memory.snapshot import Snapshot, take
 from cudakit.torch_rules.settings import recorded_max_split
 from cudakit.torch_rules.sizes import MOST_SMALL
@@ -23,11 +24,11 @@ _Ints = npt.NDArray[np.int64]
 
 
 def with_unsplit_sizes(
-    snapshot: Snapshot, segments: SegmentLives, allocations: Allocations
+    snapshot: Snapshot, segments: SegmentLifetimes, allocations: Allocations
 ) -> Allocations:
-    """Replace derived sizes of large blocks by those that the allocator's splitting leaves."""
+    """Return allocations whose large blocks include the remainders that were not split off."""
     if snapshot.settings.get("expandable_segments") is True:
-        return allocations  # then the allocator splits wherever it can (``should_split``)
+        return allocations  # the allocator then splits every remainder (``should_split``)
     large = np.flatnonzero((allocations.size > MOST_SMALL) & _inside(allocations.address, segments))
     if allocations.size_known[large].all():
         return allocations
@@ -38,27 +39,27 @@ def with_unsplit_sizes(
     return replace(allocations, size=size)
 
 
-def _inside(address: npt.NDArray[np.uint64], segments: SegmentLives) -> npt.NDArray[np.bool_]:
-    """Return which addresses were ever in a segment that was allocated in one piece."""
+def _inside(address: npt.NDArray[np.uint64], segments: SegmentLifetimes) -> npt.NDArray[np.bool_]:
+    """Return which addresses were ever in one of these segments."""
     if not len(segments):
         return np.zeros(len(address), np.bool_)
-    # The furthest end of all segments that start at or below: segments of different times overlap.
+    # The highest end of all segments that start at or below: segments of different times can overlap.
     reach = np.maximum.accumulate(segments.address + segments.size.astype(np.uint64))
     place = np.searchsorted(segments.address, address, side="right") - 1
     return (place >= 0) & (address < reach[np.maximum(place, 0)])
 
 
-def _unsplit(blocks: Allocations, segments: SegmentLives, *, max_split: int) -> _Ints:
-    """Add to large blocks the remainders that the allocator did not split off.
+def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> _Ints:
+    """Return the sizes of large blocks, including remainders that were not split off.
 
-    A free block of the large pool is split only when more than 1 MiB would remain, and neighbouring free
-    blocks are always merged; so space of up to 1 MiB between a new block and the next one in use, or the end
-    of the segment, belongs to the new block. From ``max_split`` bytes on nothing is ever split.
-    ``blocks`` are the blocks of the large pool with their rounded sizes, and ``segments`` their segments.
-    Returns the size of each block. A block from before the trace keeps its rounded size if no other block
-    shows its end.
+    The allocator splits a free block of the large pool only if more than 1 MiB remains, and always merges
+    adjacent free blocks. So a gap of up to 1 MiB between a new block and the next block in use, or the end of
+    the segment, belongs to the new block. Blocks of ``max_split`` bytes or more are never split. A block from
+    before the trace keeps its rounded size if no other block shows its end.
     """
-    boundaries: list[int] = []  # ascending addresses up to which a block before them may reach
+    boundaries: list[
+        int
+    ] = []  # ascending start addresses of blocks in use, and end addresses of segments
     size = blocks.size.tolist()
     address = blocks.address.tolist()
     ends = (segments.address + segments.size.astype(np.uint64)).tolist()
@@ -82,10 +83,10 @@ def _unsplit(blocks: Allocations, segments: SegmentLives, *, max_split: int) -> 
 
 
 def _with_ends_shown_later(blocks: Allocations, size: _Ints) -> _Ints:
-    """Extend blocks from before the trace to the next block that was allocated closely after them."""
+    """Extend blocks from before the trace to a block that was later allocated up to 1 MiB after them."""
     by_address = np.argsort(blocks.address, kind="stable")
     address, begin = blocks.address[by_address], blocks.begin[by_address]
-    for block in np.flatnonzero(blocks.begin == BEFORE).tolist():
+    for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
         stop = int(blocks.address[block]) + int(size[block])
         window = np.array([stop, stop + MOST_SMALL + 1], np.uint64)
         first, last = np.searchsorted(address, window).tolist()
@@ -95,13 +96,16 @@ def _with_ends_shown_later(blocks: Allocations, size: _Ints) -> _Ints:
     return size
 
 
-def _changes(blocks: Allocations, segments: SegmentLives) -> Iterator[tuple[int, bool]]:
-    """Yield begins and ends in order of time: the item (segments after blocks), and whether it begins."""
+def _changes(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
+    """Yield the begins and ends of blocks and segments by time, as an index and whether it begins.
+
+    Indices of segments follow those of blocks.
+    """
     begin = np.concatenate((blocks.begin, segments.begin))
     end = np.concatenate((blocks.end, segments.end))
     n = len(begin)
-    # Twice the event index, so that at one event departures come before arrivals, and segments,
-    # which have smaller keys below, before the blocks in them.
+    # Keys are twice the event index, plus 1 for begins: at one event, ends come before begins. For equal
+    # keys, segments come before blocks.
     when = np.concatenate((2 * begin + 1, 2 * end))
     is_block = np.arange(n) < len(blocks)
     order = np.lexsort((np.concatenate((is_block, is_block)), when))

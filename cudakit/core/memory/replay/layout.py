@@ -1,7 +1,4 @@
-"""The layout of memory at a moment: segments, the blocks in use in them, and the holes between.
-
-At the end this is the state in the snapshot; at any other moment it follows from the replay.
-"""
+"""The layout of memory at a moment: segments, their blocks in use, and their free blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLives
+from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLifetimes
 from cudakit.core.memory.snapshot import SegmentKind
 from cudakit.torch_rules.sizes import MOST_SMALL
 
@@ -20,43 +17,46 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Segments in address order, and by ``*_segment`` index the blocks and holes that tile them."""
+    """Segments by address, with their blocks in use and their free blocks.
 
-    segments: SegmentLives
-    allocation: _Ints  # of each block in use: index into Allocations
+    Arrays named ``*_segment`` have indices of segments.
+    """
+
+    segments: SegmentLifetimes
+    allocation: _Ints  # of each block in use: its index in Allocations
     block_segment: _Ints
     block_offset: _Ints  # bytes from the segment's start
     block_size: _Ints
     block_requested: _Ints
-    block_pending: npt.NDArray[np.bool_]  # freed, still used by another stream
-    hole_segment: _Ints
-    hole_offset: _Ints
-    hole_size: _Ints
+    block_pending: npt.NDArray[np.bool_]  # pending free
+    free_segment: _Ints
+    free_offset: _Ints
+    free_size: _Ints
 
     def free_by_segment(self) -> _Ints:
-        """Sum the holes of each segment, bytes."""
-        return _sum_by(self.hole_segment, self.hole_size, len(self.segments))
+        """Return the free bytes of each segment."""
+        return _sum_by(self.free_segment, self.free_size, len(self.segments))
 
     def used_by_segment(self) -> _Ints:
-        """Sum the blocks in use or pending free of each segment, bytes."""
+        """Return the bytes in use or pending free of each segment."""
         return _sum_by(self.block_segment, self.block_size, len(self.segments))
 
 
 def live_at(allocations: Allocations, moment: int) -> _Ints:
-    """List the allocations in use or pending free at a moment, by address."""
+    """Return the indices of allocations in use or pending free at a moment, by address."""
     live = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
     return live[np.argsort(allocations.address[live], kind="stable")]
 
 
 def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) -> Layout:
-    """Lay out a device's memory at one moment. Allocations in no segment, in inexact traces, are left out."""
+    """Return the layout at a moment, without allocations outside segments (in inexact traces)."""
     segments = history.at(moment)
     live = live_at(allocations, moment)
     address, size = allocations.address[live], allocations.size[live]
-    segment, offset, inside = _places(segments, address, size)
+    segment, offset, inside = _positions_in_segments(segments, address, size)
     live, segment, offset, size = live[inside], segment[inside], offset[inside], size[inside]
     segments = _with_kinds(segments, segment, size)
-    hole_segment, hole_offset, hole_size = _holes(segments, segment, offset, size)
+    free_segment, free_offset, free_size = _free_blocks(segments, segment, offset, size)
     return Layout(
         segments=segments,
         allocation=live,
@@ -65,29 +65,29 @@ def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) ->
         block_size=size,
         block_requested=allocations.requested[live],
         block_pending=allocations.free_requested[live] < moment,
-        hole_segment=hole_segment,
-        hole_offset=hole_offset,
-        hole_size=hole_size,
+        free_segment=free_segment,
+        free_offset=free_offset,
+        free_size=free_size,
     )
 
 
-def _places(
-    segments: SegmentLives, address: npt.NDArray[np.uint64], size: _Ints
+def _positions_in_segments(
+    segments: SegmentLifetimes, address: npt.NDArray[np.uint64], size: _Ints
 ) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
-    """Return the segment of each block, its offset there in bytes, and whether it fits in."""
+    """Return the segment of each block, its offset in bytes, and whether it lies inside the segment."""
     if not len(segments):
         nowhere = np.zeros(len(address), np.int64)
         return nowhere, nowhere, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
-    # Unsigned: an address below the first segment wraps to a huge offset.
+    # Unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
-    room = segments.size[segment] - size
-    inside = (room >= 0) & (offset <= np.maximum(room, 0).astype(np.uint64))
+    space = segments.size[segment] - size
+    inside = (space >= 0) & (offset <= np.maximum(space, 0).astype(np.uint64))
     return segment, offset.astype(np.int64), inside
 
 
-def _with_kinds(segments: SegmentLives, segment: _Ints, size: _Ints) -> SegmentLives:
-    """Set the unknown kinds of expandable segments from the sizes of their blocks."""
+def _with_kinds(segments: SegmentLifetimes, segment: _Ints, size: _Ints) -> SegmentLifetimes:
+    """Set unknown kinds of expandable segments according to the sizes of their blocks."""
     kind = segments.kind.copy()
     unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
     small = size[unknown] <= MOST_SMALL
@@ -95,13 +95,13 @@ def _with_kinds(segments: SegmentLives, segment: _Ints, size: _Ints) -> SegmentL
     return replace(segments, kind=kind)
 
 
-def _holes(
-    segments: SegmentLives, segment: _Ints, offset: _Ints, size: _Ints
+def _free_blocks(
+    segments: SegmentLifetimes, segment: _Ints, offset: _Ints, size: _Ints
 ) -> tuple[_Ints, _Ints, _Ints]:
-    """Return the gaps: before each block, and after the last one of each segment."""
+    """Return the free blocks: the gaps before each block, and after the last block of each segment."""
     n = len(segments)
     edge = np.arange(n, dtype=np.int64)
-    # A block of no length at the end of every segment, so that every gap is one before a block.
+    # An empty block at the end of each segment, so that every gap is followed by a block.
     all_segments = np.concatenate((segment, edge))
     all_offsets = np.concatenate((offset, segments.size))
     all_ends = np.concatenate((offset + size, segments.size))

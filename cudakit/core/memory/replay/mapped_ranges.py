@@ -1,7 +1,7 @@
-"""The ranges of expandable segments that were mapped, and when.
+"""The lifetimes of the mapped ranges of expandable segments.
 
-Walked backwards from the final state, which is complete: undoing the later mappings gives what was mapped at
-any earlier moment.
+The trace is walked backwards from the final state, which is complete: undoing all later events gives the
+ranges that were mapped at an earlier moment.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.sizes import LARGE_SEGMENT, SMALL_SEGMENT
 
-# Expandable segments are mapped in pages of these sizes (c10/cuda/CUDACachingAllocator.cpp); a request of
-# the small pool never lacks more than one page.
+# Expandable segments are mapped in pages of these sizes (c10/cuda/CUDACachingAllocator.cpp). A request of the
+# small pool maps at most one page.
 _SMALL_PAGE = SMALL_SEGMENT
 _LARGE_PAGE = LARGE_SEGMENT
 
@@ -28,7 +28,7 @@ UNKNOWN_POOL = -1  # of an event that does not name its pool
 
 @dataclass(frozen=True, slots=True)
 class MappedRange:
-    """One life of a range of addresses; the fields are those of SegmentLives."""
+    """One lifetime of a mapped range; the fields are those of SegmentLifetimes."""
 
     address: int
     size: int
@@ -44,13 +44,13 @@ class MappedRange:
         return self.address + self.size
 
     def within(self, start: int, stop: int) -> MappedRange:
-        """Cut to the part between two addresses."""
+        """Return the part between two addresses."""
         start, stop = max(start, self.address), min(stop, self.stop)
         return replace(self, address=start, size=stop - start)
 
 
 def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
-    """Return the life of every mapped range, and the number of mappings that contradict each other.
+    """Return the lifetimes of all mapped ranges, and the number of contradicting events.
 
     The pool is UNKNOWN_POOL if neither an event nor the final state names it.
     """
@@ -72,8 +72,8 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
             walk.undo_map(_range(address, size, stream, pool, kind, event, n))
         else:
             kind = SegmentKind.SMALL if size < _LARGE_PAGE else SegmentKind.UNKNOWN
-            walk.undo_unmap(_range(address, size, stream, pool, kind, BEFORE, event))
-    return walk.lives(), walk.contradictions
+            walk.undo_unmap(_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
+    return walk.lifetimes(), walk.contradictions
 
 
 def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
@@ -81,16 +81,16 @@ def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
     chosen = segments.expandable & (segments.size > 0)
     names = ("address", "size", "stream", "pool", "kind")
     columns = (getattr(segments, name)[chosen].tolist() for name in names)
-    return (_range(*row, BEFORE, n) for row in zip(*columns, strict=True))
+    return (_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
 
 
 def _range(address: int, size: int, *more: int) -> MappedRange:
-    # A damaged file may name a range that leaves the address space.
+    # In a damaged file a range may extend beyond the address space.
     return MappedRange(address, min(size, _ADDRESSES - address), *more)
 
 
 class _BackwardWalk:
-    """The ranges mapped at the current moment of a walk backwards, and the lives found so far."""
+    """The mapped ranges at the current moment of the backward walk, and the lifetimes found so far."""
 
     def __init__(self, final: Iterable[MappedRange]) -> None:
         self.contradictions = 0
@@ -101,8 +101,8 @@ class _BackwardWalk:
             self.undo_unmap(piece)
 
     def undo_map(self, mapping: MappedRange) -> None:
-        """Record that the parts of a range began with its mapping."""
-        inside = self._take(mapping.address, mapping.stop)
+        """Unmap a range: its parts began with this mapping."""
+        inside = self._remove(mapping.address, mapping.stop)
         self.contradictions += sum(piece.size for piece in inside) != mapping.size
         for piece in inside:
             known = piece.kind != SegmentKind.UNKNOWN
@@ -116,34 +116,34 @@ class _BackwardWalk:
             )
 
     def undo_unmap(self, mapped: MappedRange) -> None:
-        """Map a range that is unmapped later; parts already mapped must have begun since."""
-        there = self._take(mapped.address, mapped.stop)
+        """Map a range that this event unmapped. Parts that are mapped now must have begun after the event."""
+        there = self._remove(mapped.address, mapped.stop)
         self.contradictions += bool(there)
         self._begun += [replace(piece, begin=mapped.end) for piece in there]
         if mapped.size:
-            self._put(mapped)
+            self._insert(mapped)
 
-    def lives(self) -> list[MappedRange]:
-        """Return every life; ranges still mapped began before the trace."""
+    def lifetimes(self) -> list[MappedRange]:
+        """Return all lifetimes; ranges that are still mapped began before the trace."""
         return [*self._begun, *self._mapped]
 
-    def _take(self, start: int, stop: int) -> list[MappedRange]:
-        """Remove and return the parts in a range; pieces that reach beyond it are cut."""
+    def _remove(self, start: int, stop: int) -> list[MappedRange]:
+        """Remove and return the parts in a range, splitting ranges that extend beyond it."""
         if stop <= start:
             return []
         first = max(bisect_right(self._starts, start) - 1, 0)
         last = bisect_left(self._starts, stop)
-        met = [piece for piece in self._mapped[first:last] if piece.stop > start]
-        first = last - len(met)
+        overlapping = [piece for piece in self._mapped[first:last] if piece.stop > start]
+        first = last - len(overlapping)
         del self._mapped[first:last], self._starts[first:last]
-        for piece in met:
+        for piece in overlapping:
             if piece.address < start:
-                self._put(piece.within(piece.address, start))
+                self._insert(piece.within(piece.address, start))
             if piece.stop > stop:
-                self._put(piece.within(stop, piece.stop))
-        return [piece.within(start, stop) for piece in met]
+                self._insert(piece.within(stop, piece.stop))
+        return [piece.within(start, stop) for piece in overlapping]
 
-    def _put(self, piece: MappedRange) -> None:
+    def _insert(self, piece: MappedRange) -> None:
         index = bisect_left(self._starts, piece.address)
         self._starts.insert(index, piece.address)
         self._mapped.insert(index, piece)

@@ -1,4 +1,4 @@
-"""The segments of a device with their lives: what was reserved at every moment, computed once for a trace."""
+"""The lifetimes of all segments of a device, and the reserved memory at every moment."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.replay.lifetimes import (
-    BEFORE,
+    BEFORE_TRACE,
     BEGIN,
     COMPLETE,
     NO_STEP,
     Lifetimes,
-    Rows,
-    cut,
-    order,
+    LifetimeSteps,
+    sorted_by_address,
+    split_into_lifetimes,
 )
 from cudakit.core.memory.replay.mapped_ranges import UNKNOWN_POOL, MappedRange, mapped_ranges
 from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Segments, concatenated, take
@@ -27,10 +27,10 @@ _Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentLives:
-    """Pieces of reserved memory in address order; every array has one item each.
+class SegmentLifetimes:
+    """Segments or mapped ranges of expandable segments, by address; every array has one item each.
 
-    ``begin`` and ``end`` are event indices, as in ``replay.Allocations``.
+    ``begin`` and ``end`` are event indices, as in ``Allocations``.
     """
 
     address: npt.NDArray[np.uint64]
@@ -45,34 +45,36 @@ class SegmentLives:
     def __len__(self) -> int:
         return len(self.address)
 
-    def at(self, moment: int) -> SegmentLives:
-        """Select the pieces that were reserved at a moment."""
+    def at(self, moment: int) -> SegmentLifetimes:
+        """Return the items that were reserved at a moment."""
         return take(self, (self.begin < moment) & (moment <= self.end))
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHistory:
-    """Everything that a trace says of reserved memory."""
+    """The reserved memory of a trace."""
 
-    final: Segments  # the state at the end
-    final_begin: _Ints  # by final segment: the event that allocated it; BEFORE for expandable ones
-    whole: SegmentLives  # allocated in one piece
-    mapped: SegmentLives  # mapped ranges of expandable segments; pool -1 where it is unknown
+    final: Segments  # the final state
+    final_begin: (
+        _Ints  # by final segment: the event that allocated it; BEFORE_TRACE for expandable segments
+    )
+    plain: SegmentLifetimes  # segments that are not expandable
+    mapped: SegmentLifetimes  # mapped ranges of expandable segments; pool -1: unknown
     reserved: _Ints  # bytes at every moment: n + 1 items
-    contradictions: int  # events of segments that disagree with each other or with the final state
+    contradictions: int  # number of contradicting segment events
 
-    def at(self, moment: int) -> SegmentLives:
-        """Return the segments of a moment, by address, as torch reports them."""
-        return _joined(self.whole.at(moment), self.runs_at(moment))
+    def at(self, moment: int) -> SegmentLifetimes:
+        """Return the segments at a moment, by address, as PyTorch reports them."""
+        return _merged_by_address(self.plain.at(moment), self.expandable_at(moment))
 
-    def runs_at(self, moment: int) -> SegmentLives:
-        """Return the expandable segments of a moment: runs of mapped ranges."""
-        return _runs(self.mapped.at(moment))
+    def expandable_at(self, moment: int) -> SegmentLifetimes:
+        """Return the expandable segments at a moment: adjacent mapped ranges, joined."""
+        return _joined_ranges(self.mapped.at(moment))
 
     def pool_at(self, address: npt.NDArray[np.uint64], event: _Ints) -> npt.NDArray[np.int32]:
-        """Return the pool of the segment that holds each address at an event.
+        """Return the pool of the segment that contains each address at an event.
 
-        The pool of a segment that is gone at the end is unknown and counts as the default pool.
+        The pool of a segment that is not in the final state is unknown and counts as the default pool.
         """
         final = self.final
         if not len(final):
@@ -87,98 +89,104 @@ class SegmentHistory:
 
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:
-    """Walk back through the events of segments, once for each kind of segment."""
-    rows = _segment_rows(trace)
-    lives = cut(rows)
-    final = _final_segment_of(trace.segments, rows, lives)
-    final_begin = np.full(len(trace.segments), BEFORE, np.int64)
-    final_begin[final[final >= 0]] = lives.begin[final >= 0]
+    """Return the lifetimes of all segments of a trace."""
+    steps = _segment_steps(trace)
+    lifetimes = split_into_lifetimes(steps)
+    final = _final_segment_of(trace.segments, steps, lifetimes)
+    final_begin = np.full(len(trace.segments), BEFORE_TRACE, np.int64)
+    final_begin[final[final >= 0]] = lifetimes.begin[final >= 0]
     ranges, contradictions = mapped_ranges(trace)
     return SegmentHistory(
         final=trace.segments,
         final_begin=final_begin,
-        whole=_whole_segments(trace, rows, lives, final),
-        mapped=_lives_of(ranges),
+        plain=_plain_segments(trace, steps, lifetimes, final),
+        mapped=_lifetimes_of(ranges),
         reserved=_reserved_curve(trace),
-        contradictions=contradictions + _contradictions(trace.segments, rows, lives, final),
+        contradictions=contradictions + _contradictions(trace.segments, steps, lifetimes, final),
     )
 
 
-def _segment_rows(trace: DeviceTrace) -> Rows:
+def _segment_steps(trace: DeviceTrace) -> LifetimeSteps:
     events = trace.events
     step = np.full(len(events), NO_STEP, np.uint8)
     step[events.action == Action.SEGMENT_ALLOC] = BEGIN
     step[events.action == Action.SEGMENT_FREE] = COMPLETE
     event = np.flatnonzero(step != NO_STEP)
-    return order(event, events.address[event], step[event], events.size[event])
+    return sorted_by_address(event, events.address[event], step[event], events.size[event])
 
 
-def _final_segment_of(segments: Segments, rows: Rows, lives: Lifetimes) -> _Ints:
-    """Return the segment of the final state that each life is; -1 if it has ended."""
-    whole = np.flatnonzero(~segments.expandable)
-    address = segments.address[whole]
-    final = np.full(len(lives.first), -1, np.int64)
-    if len(whole):
-        wanted = rows.address[lives.first]
-        place = np.minimum(np.searchsorted(address, wanted), len(whole) - 1)
-        alive = lives.newest & (lives.complete < 0) & (address[place] == wanted)
-        final[alive] = whole[place[alive]]
+def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes) -> _Ints:
+    """Return the final segment of each lifetime; -1 if the segment was released."""
+    plain = np.flatnonzero(~segments.expandable)
+    address = segments.address[plain]
+    final = np.full(len(lifetimes.first), -1, np.int64)
+    if len(plain):
+        wanted = steps.address[lifetimes.first]
+        place = np.minimum(np.searchsorted(address, wanted), len(plain) - 1)
+        alive = lifetimes.newest & (lifetimes.complete < 0) & (address[place] == wanted)
+        final[alive] = plain[place[alive]]
     return final
 
 
-def _whole_segments(trace: DeviceTrace, rows: Rows, lives: Lifetimes, final: _Ints) -> SegmentLives:
-    """Return the life of every segment that was allocated in one piece."""
+def _plain_segments(
+    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final: _Ints
+) -> SegmentLifetimes:
+    """Return the lifetimes of all segments that are not expandable."""
     events, segments, n = trace.events, trace.segments, len(trace.events)
-    source = rows.event[lives.first]
-    size = rows.size[lives.first]
+    source = steps.event[lifetimes.first]
+    size = steps.size[lifetimes.first]
     kept = final >= 0
     pool = np.where(events.pool[source] >= 0, events.pool[source], 0)
     pool[kept] = segments.pool[final[kept]]
     # Only the small pool has segments of this size.
     kind = np.where(size == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
     kind[kept] = segments.kind[final[kept]]
-    from_events = SegmentLives(
-        address=rows.address[lives.first],
+    from_events = SegmentLifetimes(
+        address=steps.address[lifetimes.first],
         size=size,
         stream=events.stream[source],
         pool=pool.astype(np.int32),
         kind=kind.astype(np.uint8),
         expandable=np.zeros(len(size), np.bool_),
-        begin=lives.begin,
-        end=np.where(lives.complete >= 0, lives.complete, n),
+        begin=lifetimes.begin,
+        end=np.where(lifetimes.complete >= 0, lifetimes.complete, n),
     )
     without_events = np.setdiff1d(np.flatnonzero(~segments.expandable), final)
-    return _joined(from_events, take(_final_lives(segments, n), without_events))
+    return _merged_by_address(from_events, take(_final_lifetimes(segments, n), without_events))
 
 
-def _final_lives(segments: Segments, n: int) -> SegmentLives:
-    """Return the segments of the final state as if reserved since before the trace."""
-    return SegmentLives(
+def _final_lifetimes(segments: Segments, n: int) -> SegmentLifetimes:
+    """Return the segments of the final state, with lifetimes from before the trace to its end."""
+    return SegmentLifetimes(
         address=segments.address,
         size=segments.size,
         stream=segments.stream,
         pool=segments.pool,
         kind=segments.kind,
         expandable=segments.expandable,
-        begin=np.full(len(segments), BEFORE, np.int64),
+        begin=np.full(len(segments), BEFORE_TRACE, np.int64),
         end=np.full(len(segments), n, np.int64),
     )
 
 
-def _contradictions(segments: Segments, rows: Rows, lives: Lifetimes, final: _Ints) -> int:
-    """Count segments allocated or freed twice, or not there at the end as their last event says."""
-    twice = ((lives.begin < 0) & ~lives.oldest) | ((lives.complete < 0) & ~lives.newest)
-    at_end = np.isin(rows.address[lives.first], segments.address[~segments.expandable])
-    differ = lives.newest & (at_end != (lives.complete < 0))
-    resized = (lives.begin >= 0) & (lives.complete >= 0)
-    resized &= rows.size[lives.first] != rows.size[lives.last]
+def _contradictions(
+    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final: _Ints
+) -> int:
+    """Count segments that are allocated or freed twice, or that differ from the final state."""
+    twice = ((lifetimes.begin < 0) & ~lifetimes.oldest) | (
+        (lifetimes.complete < 0) & ~lifetimes.newest
+    )
+    at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
+    differ = lifetimes.newest & (at_end != (lifetimes.complete < 0))
+    resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
+    resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
     kept = final >= 0
-    resized[kept] = rows.size[lives.first[kept]] != segments.size[final[kept]]
+    resized[kept] = steps.size[lifetimes.first[kept]] != segments.size[final[kept]]
     return int(sum(np.count_nonzero(found) for found in (twice, differ, resized)))
 
 
 def _reserved_curve(trace: DeviceTrace) -> _Ints:
-    """Return the reserved bytes at every moment, anchored at the final state."""
+    """Return the reserved bytes at every moment, computed back from the final state."""
     action, size = trace.events.action, trace.events.size
     grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
     shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
@@ -189,8 +197,8 @@ def _reserved_curve(trace: DeviceTrace) -> _Ints:
     return reserved
 
 
-def _lives_of(ranges: list[MappedRange]) -> SegmentLives:
-    return SegmentLives(
+def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
+    return SegmentLifetimes(
         address=np.array([found.address for found in ranges], np.uint64),
         size=np.array([found.size for found in ranges], np.int64),
         stream=np.array([found.stream for found in ranges], np.int32),
@@ -202,26 +210,27 @@ def _lives_of(ranges: list[MappedRange]) -> SegmentLives:
     )
 
 
-def _runs(ranges: SegmentLives) -> SegmentLives:
-    """Join adjacent ranges into runs."""
+def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
+    """Join adjacent ranges of the same stream, pool and kind."""
     ranges = take(ranges, np.argsort(ranges.address, kind="stable"))
     if not len(ranges):
         return ranges
     stop = ranges.address + ranges.size.astype(np.uint64)
     starts = np.flatnonzero(np.append(True, ~_continues(ranges, stop)))
     last = np.append(starts[1:], len(ranges)) - 1
-    runs = take(ranges, starts)
+    joined = take(ranges, starts)
     return replace(
-        runs,
-        size=(stop[last] - runs.address).astype(np.int64),
-        # What is known of one range holds for its run: unknown is the lowest pool and the highest kind.
+        joined,
+        size=(stop[last] - joined.address).astype(np.int64),
+        # A known value of one range holds for the joined range. Unknown is the lowest pool and the highest
+        # kind.
         pool=np.maximum(np.maximum.reduceat(ranges.pool, starts), 0),
         kind=np.minimum.reduceat(ranges.kind, starts),
     )
 
 
-def _continues(ranges: SegmentLives, stop: npt.NDArray[np.uint64]) -> _Mask:
-    """Return for each range but the first whether it continues the one before it."""
+def _continues(ranges: SegmentLifetimes, stop: npt.NDArray[np.uint64]) -> _Mask:
+    """Return for each range but the first whether it is joined with the previous range."""
     pool, kind = ranges.pool, ranges.kind
     same_pool = pool[1:] == pool[:-1]
     same_pool |= (pool[1:] == UNKNOWN_POOL) | (pool[:-1] == UNKNOWN_POOL)
@@ -232,6 +241,6 @@ def _continues(ranges: SegmentLives, stop: npt.NDArray[np.uint64]) -> _Mask:
     return continues
 
 
-def _joined(first: SegmentLives, second: SegmentLives) -> SegmentLives:
+def _merged_by_address(first: SegmentLifetimes, second: SegmentLifetimes) -> SegmentLifetimes:
     both = concatenated(first, second)
     return take(both, np.argsort(both.address, kind="stable"))

@@ -1,8 +1,8 @@
-"""What a recorded program would have needed under other settings of the allocator.
+"""Replay a recorded trace with other settings of the allocator.
 
-The steps of a trace are replayed by an allocator that the caller hands over, on a device that has only a
-limit: once under the recorded settings and once under each of the settings asked about. The first replay
-shows whether the others can be believed: it should equal the record.
+The caller provides the allocator. Each replay runs on a device that is only a memory limit: first with the
+recorded settings, then once with each of the given settings. The first replay should reproduce the recorded
+figures; if it does not, the others are less reliable.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TypeAlias
 
 from cudakit.core.memory.analyze import file_facts
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
-from cudakit.core.memory.whatif.program import NOTHING, program_of
+from cudakit.core.memory.whatif.program import EMPTY_PROGRAM, program_of
 from cudakit.core.memory.whatif.recorded import limit_of, outcome_of, settings_of
 from cudakit.core.memory.whatif.recording import Recording, recording_of
 from cudakit.core.memory.whatif.replay import NewAllocator, replay
 from cudakit.core.memory.whatif.result import (
     SCHEMA,
     DeviceWhatIf,
-    Held,
     Limit,
+    MemoryTotals,
     Outcome,
     WhatIfResult,
 )
@@ -36,14 +36,14 @@ _AS_RECORDED = "replayed, as recorded"  # the name of the replay with the record
 
 @dataclass(frozen=True, slots=True)
 class WhatIfSpec:
-    """What to try: settings as of PYTORCH_CUDA_ALLOC_CONF, on all devices or one, within a limit."""
+    """The settings (in the format of PYTORCH_CUDA_ALLOC_CONF), memory limit and device of replays."""
 
     settings: tuple[str, ...]
-    limit_bytes: int | None = None  # None: what the record met, if it did
+    limit_bytes: int | None = None  # None: the limit of the recording, if it ran out of memory
     device: int | None = None
 
 
-# What settings are called, and the settings to replay under.
+# A name for settings, and the settings.
 _Trial: TypeAlias = tuple[str, Settings]
 
 
@@ -53,11 +53,11 @@ def what_if(
     new_allocator: NewAllocator,
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
-    """Answer a WhatIfSpec for the devices of snapshots.
+    """Return the result for all chosen devices.
 
-    Raises InputError for invalid settings, with the character; Unsupported for settings that the allocator
-    does not have; UsageError for a share of memory without the size of the memory, for pinned host memory,
-    and for a device that no snapshot has; SnapshotError if no trace is left.
+    Raises InputError for invalid settings, with the position; Unsupported for settings that the allocator
+    lacks; UsageError for a memory fraction without ``limit_bytes``, for pinned host memory, and for a device
+    that no snapshot has; SnapshotError if no device has a trace.
     """
     trials = tuple(_trials(spec, new_allocator))
     chosen = _traces_to_replay(snapshots, spec.device)
@@ -71,7 +71,9 @@ def what_if(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _Experiment(recording_of(*pair), new_allocator, begin).answer(trials, spec.limit_bytes)
+            _DeviceReplays(recording_of(*pair), new_allocator, begin).result(
+                trials, spec.limit_bytes
+            )
             for pair in chosen
         ),
     )
@@ -80,16 +82,12 @@ def what_if(
 def _traces_to_replay(
     snapshots: Sequence[Snapshot], device: int | None
 ) -> list[tuple[Snapshot, DeviceTrace]]:
-    """Return the traces with events of all GPUs, or of one device.
-
-    Raises UsageError for pinned host memory and for a device that no snapshot has, SnapshotError if no trace
-    is left.
-    """
+    """Return the traces with events of all GPUs, or of one device. Raises what ``what_if`` does."""
     known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     if device == HOST:
         raise UsageError(
             "--what-if cannot replay pinned host memory",
-            hint="leave out --device host",
+            hint="remove --device host",
         )
     of_device = [
         pair
@@ -121,28 +119,28 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
                 f"{_OPTION} {text}: a snapshot does not record the size of the device's memory",
                 hint="add it, for example --what-if-limit 80GiB",
             )
-        # An empty replay refuses settings that the allocator does not have before anything is read.
-        replay(NOTHING, settings, new_allocator, limit_bytes=spec.limit_bytes)
+        # An empty replay raises Unsupported for settings that the allocator lacks, before the long work.
+        replay(EMPTY_PROGRAM, settings, new_allocator, limit_bytes=spec.limit_bytes)
         yield text.strip() or "defaults", settings
 
 
-class _Experiment:
-    """The recording of one device, and its replays."""
+class _DeviceReplays:
+    """All replays of one device."""
 
     def __init__(
         self, recording: Recording, new_allocator: NewAllocator, begin: Callable[[str], None]
     ) -> None:
         self._recording, self._new_allocator, self._begin = recording, new_allocator, begin
         self._settings = settings_of(recording)
-        collects = self._settings.garbage_collection_threshold > 0
-        self._program = program_of(recording, collects=collects)
+        garbage_collects = self._settings.garbage_collection_threshold > 0
+        self._program = program_of(recording, garbage_collects=garbage_collects)
 
-    def answer(self, trials: Sequence[_Trial], given_bytes: int | None) -> DeviceWhatIf:
+    def result(self, trials: Sequence[_Trial], given_bytes: int | None) -> DeviceWhatIf:
         recording, settings = self._recording, self._settings
-        met = limit_of(recording, self._program, settings)
+        recorded_limit = limit_of(recording, self._program, settings)
         recorded = outcome_of(recording, self._program, settings)
-        outcome, start = self._replay(_AS_RECORDED, settings, met)
-        limit, baseline = met, outcome
+        outcome, start = self._replay(_AS_RECORDED, settings, recorded_limit)
+        limit, baseline = recorded_limit, outcome
         if given_bytes is not None:
             limit = Limit(given_bytes, "given")
             baseline, _ = self._replay("recorded settings", settings, limit)
@@ -163,7 +161,9 @@ class _Experiment:
             headline=headline(baseline, tried, best),
         )
 
-    def _replay(self, name: str, settings: Settings, limit: Limit | None) -> tuple[Outcome, Held]:
+    def _replay(
+        self, name: str, settings: Settings, limit: Limit | None
+    ) -> tuple[Outcome, MemoryTotals]:
         self._begin("recorded settings" if name == _AS_RECORDED else name)
         return replay(
             self._program,

@@ -25,7 +25,7 @@ from cudakit.units import Unavailable, format_bytes, format_count
 
 
 def report(result: WhatIfResult) -> Document:
-    """Lay out what other settings would have done, the answer first."""
+    """Return the report, the answer first."""
     nodes: list[Node] = []
     for device in result.devices:
         sections = tuple(_sections(device))
@@ -37,11 +37,24 @@ def report(result: WhatIfResult) -> Document:
     return Document(f"GPU memory of {shown} under other settings", tuple(nodes))
 
 
+def brief(result: WhatIfResult) -> tuple[str, ...]:
+    """Return the headline and the warnings of each device, one line each."""
+    several = len(result.devices) > 1
+    return tuple(
+        f"{device.file} cuda:{device.device}: {note.text}" if several else note.text
+        for device in result.devices
+        for note in (_headline(device), *_shortages(device), _reliability(device))
+    )
+
+
+def _headline(device: DeviceWhatIf) -> Note:
+    return Note("info" if device.best is None else "ok", f"{device.headline}.")
+
+
 def _sections(device: DeviceWhatIf) -> Iterator[Node]:
-    helps = device.best is not None
-    yield Note("ok" if helps else "info", f"{device.headline}.")
+    yield _headline(device)
     yield from _shortages(device)
-    yield _trust(device)
+    yield _reliability(device)
     if device.limit is not None:
         yield Note("info", _limit(device))
     outcomes = _rows(device)
@@ -64,7 +77,7 @@ def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
             )
 
 
-def _trust(device: DeviceWhatIf) -> Note:
+def _reliability(device: DeviceWhatIf) -> Note:
     if not device.differences:
         return Note("ok", "The replay with the recorded settings reproduces every recorded figure.")
     found = "; ".join(_difference(difference) for difference in device.differences)
@@ -98,7 +111,7 @@ def _limit(device: DeviceWhatIf) -> str:
 
 def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     base = device.baseline.peak.reserved_bytes
-    # Of what ran out of memory the peak says nothing.
+    # The peak of a replay that ended early is not comparable.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
     compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 

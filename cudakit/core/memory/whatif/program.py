@@ -1,4 +1,4 @@
-"""The steps of a recorded program, as an allocator sees them: requests, frees and releases."""
+"""The recorded program as calls of an allocator: requests, frees and releases."""
 
 from __future__ import annotations
 
@@ -12,67 +12,72 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.replay.lifetimes import BEFORE
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.snapshot import Events
 from cudakit.core.memory.whatif.recording import Recording
 from cudakit.core.memory.whatif.releases import Release, releases_of
 
-AT_ONCE = -1
+NO_WAIT = -1
 
 
 class Step(IntEnum):
-    """A call of the allocator; its number is that of an allocation, a request, or a pool."""
+    """A call of the allocator; its number is an index of an allocation, a request, or a pool."""
 
     ALLOC = 0
     FREE = 1
-    COMPLETE_FREE = 2  # the other streams are done with the freed block
+    COMPLETE_FREE = 2  # other streams have finished with the freed block
     FAILED_ALLOC = 3
     RELEASE_POOL = 4
     EMPTY_POOL = 5
     EMPTY_CACHE = 6
 
 
-# The event, the step, and its number.
+# The event, the step, and the number of the step.
 NumberedStep: TypeAlias = tuple[int, Step, int]
-# Bytes, number of the stream, index of the pool.
+# Bytes, stream number, pool index.
 Request: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is allocated before the trace begins, and the steps after that, in order."""
+    """The allocations from before the trace, and the steps of the trace."""
 
-    requests: tuple[Request, ...]  # of the allocations, then of the failed requests
-    lanes: tuple[int, ...]  # by allocation: the stream that its free waits for; AT_ONCE: none
+    requests: tuple[Request, ...]  # of all allocations, then of all failed requests
+    # The stand-in stream that the free of each allocation waits for, or NO_WAIT.
+    wait_streams: tuple[int, ...]
     held: tuple[int, ...]  # allocations from before the trace, by address
-    freed_before: tuple[int, ...]  # those of them whose free was pending when the trace began
+    pending_before: tuple[int, ...]  # those of ``held`` that were pending free when the trace began
     steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
-    peak_event: int  # after which most was requested
-    own_stacks: bool  # frees have stacks of their own: who released memory is known
+    peak_event: int  # the event before the peak
+    frees_have_stacks: bool  # releases by the program and by requests can be told apart
 
 
-NOTHING = Program((), (), (), (), (), (), -1, own_stacks=False)
+EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)
 
 
-def program_of(recording: Recording, *, collects: bool) -> Program:
-    """Return the steps that led to a recording; ``collects`` is that of ``releases_of``."""
+def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
+    """Return the program of a recording; ``garbage_collects`` as in ``releases_of``."""
     found, events = recording.history.allocations, recording.trace.events
     n = len(events)
-    lanes = _lanes(found, events)
-    waits_end = _waits_end(found, lanes, n)
-    own_stacks = _have_own_stacks(found, events)
+    wait_streams = _wait_streams(found, events)
+    waits_end = _waits_end(found, wait_streams, n)
+    frees_have_stacks = _frees_have_stacks(found, events)
     releases = releases_of(
-        events, recording.history.curves, waits_end, collects=collects, own_stacks=own_stacks
+        events,
+        recording.history.curves,
+        waits_end,
+        garbage_collects=garbage_collects,
+        frees_have_stacks=frees_have_stacks,
     )
     failed = recording.failed_requests()
     placed = [
-        *_life_steps(found, lanes, releases, n),
+        *_lifetime_steps(found, wait_streams, releases, n),
         *((event, 0, Step.FAILED_ALLOC, len(found) + i) for i, event in enumerate(failed)),
         *_release_steps(found, releases),
     ]
     placed.sort()
-    before = np.flatnonzero(found.begin == BEFORE)
+    before = np.flatnonzero(found.begin == BEFORE_TRACE)
     return Program(
         requests=(
             *_requests(found.requested, found.stream, found.pool),
@@ -80,13 +85,13 @@ def program_of(recording: Recording, *, collects: bool) -> Program:
                 events.size[failed], events.stream[failed], np.maximum(events.pool[failed], 0)
             ),
         ),
-        lanes=lanes,
+        wait_streams=wait_streams,
         held=tuple(before[np.argsort(found.address[before], kind="stable")].tolist()),
-        freed_before=tuple(before[found.free_requested[before] == BEFORE].tolist()),
+        pending_before=tuple(before[found.free_requested[before] == BEFORE_TRACE].tolist()),
         steps=tuple((event, step, number) for event, _, step, number in placed),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
-        own_stacks=own_stacks,
+        frees_have_stacks=frees_have_stacks,
     )
 
 
@@ -96,16 +101,17 @@ def _requests(
     return zip(sizes.tolist(), streams.tolist(), pools.tolist(), strict=True)
 
 
-def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:
-    """Assign every free that waited to a lane, in which earlier frees complete earlier.
+def _wait_streams(found: Allocations, events: Events) -> tuple[int, ...]:
+    """Assign every free that waited to a stand-in stream, on which earlier frees complete earlier.
 
-    No trace records which streams a free waited for. The smallest number of ordered lanes stands for them.
+    A trace does not record which streams a free waited for. The smallest number of ordered streams that
+    explains the recorded completions replaces them.
     """
-    lanes = np.full(len(found), AT_ONCE)
+    wait_streams = np.full(len(found), NO_WAIT)
     waited = _waited(found, events)
     order = np.lexsort((found.end[waited], found.free_requested[waited]))
-    last_ends: list[int] = []  # of the lanes, rising
-    numbers: list[int] = []  # of the lanes in that order
+    last_ends: list[int] = []  # of the streams, rising
+    numbers: list[int] = []  # of the streams in that order
     for index in waited[order].tolist():
         end = int(found.end[index])
         place = bisect_right(last_ends, end) - 1
@@ -115,38 +121,40 @@ def _lanes(found: Allocations, events: Events) -> tuple[int, ...]:
         where = bisect_right(last_ends, end)
         last_ends.insert(where, end)
         numbers.insert(where, number)
-        lanes[index] = number
-    return tuple(lanes.tolist())
+        wait_streams[index] = number
+    return tuple(wait_streams.tolist())
 
 
 def _waited(found: Allocations, events: Events) -> npt.NDArray[np.intp]:
-    """Return the frees that did not complete in the same call."""
+    """Return the allocations whose free did not complete in the same call."""
     n = len(events)
     freed = np.flatnonzero(found.free_requested < n)
     request, end = found.free_requested[freed], found.end[freed]
     longer = (end - request > 1) | (end == n)
-    # A free that the next request completed has the stack of that request.
+    # If the next request completed the free, the completion has the stack of that request.
     stacks = events.stack[np.clip(request, 0, n - 1)], events.stack[np.clip(end, 0, n - 1)]
-    waited: npt.NDArray[np.intp] = freed[longer | (stacks[0] != stacks[1]) | (request == BEFORE)]
+    waited: npt.NDArray[np.intp] = freed[
+        longer | (stacks[0] != stacks[1]) | (request == BEFORE_TRACE)
+    ]
     return waited
 
 
-def _have_own_stacks(found: Allocations, events: Events) -> bool:
-    known = (found.begin != BEFORE) & (found.free_requested < len(events))
+def _frees_have_stacks(found: Allocations, events: Events) -> bool:
+    known = (found.begin != BEFORE_TRACE) & (found.free_requested < len(events))
     allocated, freed = found.begin[known], found.free_requested[known]
     return bool((events.stack[allocated] != events.stack[freed]).any())
 
 
-def _waits_end(found: Allocations, lanes: tuple[int, ...], n: int) -> npt.NDArray[np.bool_]:
+def _waits_end(found: Allocations, wait_streams: tuple[int, ...], n: int) -> npt.NDArray[np.bool_]:
     marked = np.zeros(n, np.bool_)
-    marked[found.end[(np.array(lanes, np.int64) != AT_ONCE) & (found.end < n)]] = True
+    marked[found.end[(np.array(wait_streams, np.int64) != NO_WAIT) & (found.end < n)]] = True
     return marked
 
 
-def _life_steps(
-    found: Allocations, lanes: tuple[int, ...], releases: tuple[Release, ...], n: int
+def _lifetime_steps(
+    found: Allocations, wait_streams: tuple[int, ...], releases: tuple[Release, ...], n: int
 ) -> Iterator[tuple[int, int, Step, int]]:
-    # A request that waits for pending frees found no block before: they complete after it.
+    # A request that waited for pending frees had found no free block: complete these frees after it.
     later = {
         event: release.request
         for release in releases
@@ -157,11 +165,11 @@ def _life_steps(
     for index, (begin, freed) in enumerate(
         zip(found.begin.tolist(), found.free_requested.tolist(), strict=True)
     ):
-        if begin != BEFORE:
+        if begin != BEFORE_TRACE:
             yield begin, 0, Step.ALLOC, index
-        if BEFORE < freed < n:
+        if BEFORE_TRACE < freed < n:
             yield freed, 1 if begin == freed else 0, Step.FREE, index
-        if lanes[index] != AT_ONCE and ends[index] < n:
+        if wait_streams[index] != NO_WAIT and ends[index] < n:
             end = ends[index]
             yield later.get(end, end), 1 if end in later else 0, Step.COMPLETE_FREE, index
 
@@ -170,7 +178,7 @@ def _release_steps(
     found: Allocations, releases: tuple[Release, ...]
 ) -> Iterator[tuple[int, int, Step, int]]:
     for release in releases:
-        # A pool without later requests may release its memory from now on.
+        # A pool without later requests may be released from now on.
         gone = [
             pool
             for pool in sorted(release.pools - {0})

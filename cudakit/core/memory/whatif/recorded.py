@@ -1,17 +1,17 @@
-"""What the record itself says: its settings, its limit, and its own figures."""
+"""The settings, the memory limit and the figures of a recording."""
 
 from __future__ import annotations
 
 from cudakit.core.memory.whatif.program import Program
 from cudakit.core.memory.whatif.recording import Recording
-from cudakit.core.memory.whatif.result import Held, Limit, Outcome
+from cudakit.core.memory.whatif.result import Limit, MemoryTotals, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, flag_of_device, recorded_settings, with_changes
 from cudakit.torch_rules.sizes import rounded, segment_size
 
 
 def settings_of(recording: Recording) -> Settings:
-    """Return the settings of a record; the trace itself shows whether segments were expandable."""
+    """Return the recorded settings; the trace shows whether segments were expandable."""
     settings = recorded_settings(recording.snapshot.settings)
     expandable = _expandable(recording)
     if expandable is not None:
@@ -20,7 +20,7 @@ def settings_of(recording: Recording) -> Settings:
 
 
 def has_both_kinds(recording: Recording) -> bool:
-    """Return whether both expandable and plain segments were allocated."""
+    """Return whether the trace allocates both expandable and plain segments."""
     return recording.has(Action.SEGMENT_MAP) and recording.has(Action.SEGMENT_ALLOC)
 
 
@@ -34,10 +34,10 @@ def _expandable(recording: Recording) -> bool | None:
 
 
 def limit_of(recording: Recording, program: Program, settings: Settings) -> Limit | None:
-    """Return the limit that a record met, if it did.
+    """Return the memory limit of a recording; None if memory never ran out.
 
-    If the device was full, the limit is what was reserved plus what was free. If the process was not allowed
-    more, only the highest reserved value is known to have been allowed.
+    If the device was full, the limit is the reserved plus the free memory at that event. If a limit of the
+    process refused more, the file does not record it; the highest reserved memory was certainly allowed.
     """
     reserved, events = recording.history.curves.reserved, recording.trace.events
     highest = int(reserved.max())
@@ -61,7 +61,7 @@ def _needed(size: int, settings: Settings) -> int:
 
 
 def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:
-    """Return the figures of the record, from its events and its final state."""
+    """Return the figures of the recording itself."""
     curves, moment = recording.history.curves, program.peak_event + 1
     free = int(curves.reserved[moment] - curves.active[moment])
     names = ("reserved", "allocated", "requested", "active")
@@ -69,8 +69,8 @@ def outcome_of(recording: Recording, program: Program, settings: Settings) -> Ou
         name="recorded",
         settings=settings.as_text(),
         limit_bytes=None,
-        peak=Held(*(int(getattr(curves, name).max()) for name in names)),
-        end=Held(*(int(getattr(curves, name)[-1]) for name in names)),
+        peak=MemoryTotals(*(int(getattr(curves, name).max()) for name in names)),
+        end=MemoryTotals(*(int(getattr(curves, name)[-1]) for name in names)),
         fragmentation_bytes=free,
         fragmentation=free / max(int(curves.reserved[moment]), 1),
         device_allocations=recording.count(Action.SEGMENT_ALLOC, Action.SEGMENT_MAP),
@@ -82,11 +82,11 @@ def outcome_of(recording: Recording, program: Program, settings: Settings) -> Ou
 
 
 def _retries(recording: Recording, program: Program, settings: Settings) -> int | None:
-    """Count the requests that emptied the cache; None if others released memory too, or may have."""
+    """Return the number of requests that emptied the cache; None if it cannot be known."""
     if settings.garbage_collection_threshold or settings.max_split_size_bytes:
         return None
     releasing = [release for release in program.releases if release.gives_back]
-    if releasing and not program.own_stacks:
+    if releasing and not program.frees_have_stacks:
         return None
     requests = {release.request for release in releasing if release.request is not None}
     return len(requests.union(recording.failed_requests()))

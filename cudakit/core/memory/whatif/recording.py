@@ -1,4 +1,4 @@
-"""One device's recorded trace, with what its walk backwards found, as a program to replay."""
+"""The recording of one device: its snapshot, trace and reconstructed history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.torch_rules.actions import Action
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one device did, and the settings that were in force when the snapshot was taken."""
+    """One device of a snapshot; settings are those at the time of the snapshot."""
 
     snapshot: Snapshot
     trace: DeviceTrace
@@ -25,16 +25,16 @@ class Recording:
         return bool((self.trace.events.action == action).any())
 
     def count(self, *actions: Action) -> int:
-        """Return how often any of some actions occurs in the trace."""
+        """Return the number of events with one of these actions."""
         return int(np.isin(self.trace.events.action, actions).sum())
 
     def failed_requests(self) -> list[int]:
-        """Return the events at which memory ran out."""
+        """Return the events of failed allocations."""
         return np.flatnonzero(self.trace.events.action == Action.OOM).tolist()
 
     def segment_addresses(self) -> Iterator[tuple[int, int]]:
-        """Return addresses and sizes of the segments, in the order in which they were allocated."""
-        segments = self.history.segments.whole
+        """Yield the addresses and sizes of the segments in the order of their allocation."""
+        segments = self.history.segments.plain
         order = np.argsort(segments.begin, kind="stable")
         return zip(segments.address[order].tolist(), segments.size[order].tolist(), strict=True)
 

@@ -1,4 +1,4 @@
-"""A recorded program replayed by an allocator under any settings."""
+"""Replay a recorded program with an allocator and any settings."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from cudakit.core.memory.replay.lifetimes import BEFORE
-from cudakit.core.memory.whatif.program import AT_ONCE, Program, Step
-from cudakit.core.memory.whatif.replica import Replica
-from cudakit.core.memory.whatif.result import Held, Outcome, Shortage
+from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
+from cudakit.core.memory.whatif.device import ReplayDevice
+from cudakit.core.memory.whatif.program import NO_WAIT, Program, Step
+from cudakit.core.memory.whatif.result import MemoryTotals, Outcome, Shortage
 from cudakit.torch_rules.settings import Settings
 
 # Stream handles for the allocator, which treats those below 3 as default streams.
 _FIRST_STREAM = 16
-_FIRST_LANE = 1 << 40
+_FIRST_WAIT_STREAM = 1 << 40
 
 PoolId: TypeAlias = tuple[int, int]
 
 
 class ReplayAllocator(Protocol):
-    """The allocator of a replay, as cudakit's caching allocator. ``alloc`` raises MemoryError."""
+    """The calls of cudakit's caching allocator that a replay makes. ``alloc`` raises MemoryError."""
 
     def alloc(self, size_bytes: int, stream: int, /) -> int: ...
     def free(self, ptr: int, stream: int | None = None, /) -> None: ...
     def process_events(self) -> None:
-        """Complete the frees whose streams are done, as the next request would."""
+        """Complete pending frees whose streams have finished, as the next request would."""
 
     def statistics(self) -> dict[str, int]: ...
     def reset_peaks(self) -> None: ...
@@ -38,8 +38,8 @@ class ReplayAllocator(Protocol):
     def empty_pool(self, pool: PoolId, /) -> None: ...
 
 
-# Makes an allocator for a device under settings; the flag is ``search_again`` of the caching allocator.
-NewAllocator: TypeAlias = Callable[[Replica, Settings, bool], ReplayAllocator]
+# Returns an allocator for a device and settings; the flag is ``search_again`` of CachingAllocator.
+NewAllocator: TypeAlias = Callable[[ReplayDevice, Settings, bool], ReplayAllocator]
 
 
 def replay(
@@ -51,14 +51,13 @@ def replay(
     limit_bytes: int | None,
     addresses: Iterable[tuple[int, int]] = (),
     search_again: bool = False,
-) -> tuple[Outcome, Held]:
-    """Replay a program to its end, or to the first request that was served in the record and fails here.
+) -> tuple[Outcome, MemoryTotals]:
+    """Replay a program to its end, or to the first request that fails here and succeeded in the recording.
 
-    ``addresses`` are the addresses and sizes of recorded segments, as Replica takes them. Returns the outcome
-    under the given name, and the memory held when the trace began.
-    Raises Unsupported for settings that the allocator does not have.
+    ``addresses`` are the addresses and sizes of recorded segments, for ReplayDevice. Returns the outcome, and
+    the memory in use when the trace starts. Raises Unsupported for settings that the allocator lacks.
     """
-    device = Replica(limit_bytes, addresses)
+    device = ReplayDevice(limit_bytes, addresses)
     replay = _Replay(program, device, new_allocator(device, settings, search_again))
     start, shortage = replay.run()
     if limit_bytes is not None and settings.memory_fraction < 1:
@@ -67,16 +66,16 @@ def replay(
 
 
 class _OutOfMemory(Exception):
-    """The end of a replay because a request failed."""
+    """A request failed that succeeded in the recording."""
 
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
 
 
 class _Replay:
-    """One replay: the allocator, and the addresses of what it allocated."""
+    """One replay: the allocator, and the addresses of its allocations."""
 
-    def __init__(self, program: Program, device: Replica, allocator: ReplayAllocator) -> None:
+    def __init__(self, program: Program, device: ReplayDevice, allocator: ReplayAllocator) -> None:
         self._program = program
         self._device = device
         self._allocator = allocator
@@ -84,12 +83,12 @@ class _Replay:
         self._pools: dict[int, PoolId] = {}
         self._released: set[int] = set()
         self._live: dict[int, int] = {}
-        self._waiting: dict[int, int] = {}  # by pending free: the position in its lane
+        self._waiting: dict[int, int] = {}  # by pending free: its position in its stream
         self._ooms = 0
-        self._at_peak: Held | None = None  # when most was requested in the record
+        self._at_peak: MemoryTotals | None = None  # at the peak of the recording
 
-    def run(self) -> tuple[Held, Shortage | None]:
-        """Perform all steps; return what was held when the trace began, and the request that ended it."""
+    def run(self) -> tuple[MemoryTotals, Shortage | None]:
+        """Run all steps; return the memory in use at the start of the trace, and the shortage, if any."""
         shortage = None
         try:
             start = self._allocate_initial()
@@ -122,12 +121,12 @@ class _Replay:
             shortage=shortage,
         )
 
-    def _allocate_initial(self) -> Held:
-        """Allocate what the program held when the trace began; counts and peaks begin after it."""
+    def _allocate_initial(self) -> MemoryTotals:
+        """Allocate the memory from before the trace; then reset counts and peaks."""
         for number in self._program.held:
-            self._alloc(BEFORE, number)
-        for number in self._program.freed_before:
-            self._free(BEFORE, number)
+            self._alloc(BEFORE_TRACE, number)
+        for number in self._program.pending_before:
+            self._free(BEFORE_TRACE, number)
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
         if self._program.peak_event < 0:
@@ -160,20 +159,20 @@ class _Replay:
             raise _OutOfMemory(Shortage(event, self._program.requests[number][0])) from None
 
     def _free(self, event: int, number: int) -> None:  # noqa: ARG002
-        ptr, lane = self._live.pop(number), self._program.lanes[number]
-        if lane == AT_ONCE or not ptr:
+        ptr, wait_stream = self._live.pop(number), self._program.wait_streams[number]
+        if wait_stream == NO_WAIT or not ptr:
             self._allocator.free(ptr)
             return
-        self._allocator.free(ptr, _FIRST_LANE + lane)
-        self._waiting[number] = self._device.recorded_count(_FIRST_LANE + lane)
+        self._allocator.free(ptr, _FIRST_WAIT_STREAM + wait_stream)
+        self._waiting[number] = self._device.recorded_count(_FIRST_WAIT_STREAM + wait_stream)
 
     def _complete_free(self, event: int, number: int) -> None:  # noqa: ARG002
-        lane = _FIRST_LANE + self._program.lanes[number]
-        self._device.complete(lane, self._waiting.pop(number, 0))
+        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[number]
+        self._device.complete(wait_stream, self._waiting.pop(number, 0))
         self._allocator.process_events()
 
     def _failed_alloc(self, event: int, number: int) -> None:  # noqa: ARG002
-        """Repeat a request that failed in the record; if it succeeds, its later use is unknown."""
+        """Repeat a request that failed in the recording. If it succeeds, free it: its lifetime is unknown."""
         try:
             ptr = self._request(number)
         except MemoryError:
@@ -205,7 +204,7 @@ class _Replay:
     def _is_current_pool(self, pool: int, stream: int) -> bool:  # noqa: ARG002
         return self._pool == pool
 
-    def _held(self, part: str) -> Held:
+    def _held(self, part: str) -> MemoryTotals:
         statistics = self._allocator.statistics()
         names = ("reserved", "allocated", "requested", "active")
-        return Held(*(statistics[f"{name}_bytes.all.{part}"] for name in names))
+        return MemoryTotals(*(statistics[f"{name}_bytes.all.{part}"] for name in names))

@@ -1,7 +1,6 @@
-"""What a recorded program would have needed under other settings: ``memviz --what-if`` as a Result.
+"""The results of ``memviz --what-if``, which are also its JSON document.
 
-Sizes are bytes and names say so; an event is an index into the device's trace, -1 means "before the
-first recorded event".
+Sizes are in bytes. An event is an index into the trace of the device; -1 is before the first recorded event.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ SCHEMA = "cudakit.memviz.whatif/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The four amounts, as torch's memory statistics mean them."""
+class MemoryTotals:
+    """The four totals, as defined by ``torch.cuda.memory_stats``."""
 
     reserved_bytes: int
     allocated_bytes: int
@@ -26,7 +25,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A request that was served when the program ran, and could not be in the replay."""
+    """A request that succeeded in the recording and failed in the replay."""
 
     event: int
     size_bytes: int
@@ -34,25 +33,25 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was held and asked of the driver, as recorded or under one set of settings."""
+    """The memory and the driver calls, as recorded or of one replay."""
 
-    name: str  # "recorded", "replayed, as recorded", "recorded settings", or as given
-    settings: str  # as PYTORCH_CUDA_ALLOC_CONF; empty: the defaults
+    name: str  # "recorded", "replayed, as recorded", "recorded settings", or the given text
+    settings: str  # in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
     limit_bytes: int | None  # most that may be reserved; null: no limit
-    peak: Held  # the highest of each; with a shortage: until then
-    end: Held  # with a shortage: when it came
-    fragmentation_bytes: int  # free inside segments when most was requested in the record
-    fragmentation: float  # as a share of what was reserved then
-    device_allocations: int  # segments taken from the driver, and mappings
-    device_frees: int  # segments given back, and unmappings
-    retries: int | None  # requests served after the cache was emptied; null: not known
+    peak: MemoryTotals  # the maximum of each; with a shortage: until then
+    end: MemoryTotals  # with a shortage: at that event
+    fragmentation_bytes: int  # free in segments at the peak of the recording
+    fragmentation: float  # as a share of reserved memory at that moment
+    device_allocations: int  # segment allocations and mappings
+    device_frees: int  # segment frees and unmappings
+    retries: int | None  # requests that succeeded after emptying the cache; null: unknown
     ooms: int  # requests that failed
-    shortage: Shortage | None  # where the replay ended, since the program would not have gone on
+    shortage: Shortage | None  # the request at which the replay ended; null: it reached the end
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure that differs between the record and its replay."""
+    """A figure that differs between the recording and its replay."""
 
     figure: str  # such as "peak reserved"
     recorded: int
@@ -61,33 +60,33 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much the replays may reserve, and how that is known."""
+    """The most memory that replays may reserve, and the source of this limit."""
 
     bytes: int
-    source: Literal["given", "device full", "reserved"]  # the last two: seen when memory ran out
+    source: Literal["given", "device full", "reserved"]  # the last two: from the recording
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWhatIf:
-    """One device of one file under each of the settings."""
+    """One device of one file with each of the settings."""
 
     file: str
     device: int
     events: int
     limit: Limit | None
     recorded: Outcome
-    replayed: Outcome  # under the settings of the record: equal to it, or what follows is less sure
+    replayed: Outcome  # with the recorded settings; should equal ``recorded``
     differences: tuple[Difference, ...]
-    reasons: tuple[str, ...]  # why the replay can differ from the record
-    baseline: Outcome  # what the tried settings are compared with
+    reasons: tuple[str, ...]  # why ``replayed`` can differ from ``recorded``
+    baseline: Outcome  # the outcome that ``tried`` is compared with
     tried: tuple[Outcome, ...]
-    best: int | None  # index in ``tried`` of what would have helped most; null: none would
+    best: int | None  # index in ``tried`` of the settings that help most; null: none helps
     headline: str
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfResult:
-    """What other settings would have done in all files."""
+    """The result for all files."""
 
     schema: str
     files: tuple[FileFacts, ...]

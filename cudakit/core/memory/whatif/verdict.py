@@ -1,4 +1,4 @@
-"""The verdict of the replays: whether they can be believed, and which settings would have helped."""
+"""Compare the replays: their reliability, and the settings that would have helped most."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.whatif.recorded import has_both_kinds
 from cudakit.core.memory.whatif.recording import Recording
-from cudakit.core.memory.whatif.result import Difference, Held, Outcome
+from cudakit.core.memory.whatif.result import Difference, MemoryTotals, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
 
 def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
-    """Compare a record with its replay, figure by figure."""
+    """Yield the figures that differ between a recording and its replay."""
     for when in ("peak", "end"):
         for name in ("reserved", "allocated", "requested", "active"):
             then, now = (
@@ -28,8 +28,8 @@ def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
             yield Difference(figure.replace("_", " "), before, after)
 
 
-def reasons(recording: Recording, start: Held) -> Iterator[str]:
-    """Return what a replay would need and the trace does not hold; ``start`` was held at its beginning."""
+def reasons(recording: Recording, start: MemoryTotals) -> Iterator[str]:
+    """Yield why a replay can differ from the recording; ``start`` is the memory when the trace starts."""
     settings, history = recording.snapshot.settings, recording.history
     if not history.begins_complete:
         yield (
@@ -63,28 +63,28 @@ def _has_pending_frees(found: Allocations) -> bool:
 
 
 def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
-    """Return the index of the settings that would have helped most, or None.
+    """Return the index of the settings with the fewest failures, then the least reserved memory.
 
-    Fewest failures first, then least reserved.
+    None if no settings are better than the baseline.
     """
-    key = {index: _badness(outcome) for index, outcome in enumerate(tried)}
+    key = {index: _rank(outcome) for index, outcome in enumerate(tried)}
     best = min(key, key=lambda index: key[index], default=None)
     if best is None:
         return None
-    # If memory ran out, reserving less does not help by itself.
+    # If memory ran out, only fewer failures help, not less reserved memory.
     parts = 2 if baseline.ooms or baseline.shortage else 3
-    return best if key[best][:parts] < _badness(baseline)[:parts] else None
+    return best if key[best][:parts] < _rank(baseline)[:parts] else None
 
 
-def _badness(outcome: Outcome) -> tuple[bool, int, int]:
-    # The peak until memory ran out is not comparable.
+def _rank(outcome: Outcome) -> tuple[bool, int, int]:
+    # After a shortage the peak covers only a part of the trace.
     if outcome.shortage is not None:
         return True, 0, 0
     return False, outcome.ooms, outcome.peak.reserved_bytes
 
 
 def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> str:
-    """Return one sentence: which settings would have helped, and how much."""
+    """Return the result in one sentence without a period."""
     if best is None:
         return _no_help(baseline, tried)
     chosen = tried[best]
@@ -114,7 +114,7 @@ def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
         return f"{subject} run to the end either"
     if baseline.ooms:
         return f"{subject} let the failed requests succeed"
-    worse = [outcome for outcome in tried if _badness(outcome) > _badness(baseline)]
+    worse = [outcome for outcome in tried if _rank(outcome) > _rank(baseline)]
     if len(tried) == 1 and worse:
         return _worse(baseline, tried[0])
     return f"{subject} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
@@ -128,9 +128,9 @@ def _worse(baseline: Outcome, outcome: Outcome) -> str:
 
 
 def when_short(outcome: Outcome) -> str:
-    """Return the words for where a replay ran out of memory."""
+    """Return the event at which a replay ran out of memory, in words."""
     if outcome.shortage is None:
-        return "not at all"
+        return "never"
     size = format_bytes(outcome.shortage.size_bytes)
     if outcome.shortage.event < 0:
         return f"before the trace starts (request of {size})"

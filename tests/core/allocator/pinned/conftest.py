@@ -8,7 +8,7 @@ import pytest
 from core.allocator.pinned import law
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
 
 
 @pytest.fixture

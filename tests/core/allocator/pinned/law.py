@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
 
 
 def check(pool: CachingHostAllocator, host: Host) -> None:

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cudakit.core.allocator.pinned import CachingHostAllocator
-from cudakit.core.allocator.pinned_memory import OutOfPinnedMemory
+from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
+from cudakit.core.allocator.pinned.memory import OutOfPinnedMemory
 from cudakit.torch_rules.settings import Settings
 
 STREAMS = (0, 11, 12)

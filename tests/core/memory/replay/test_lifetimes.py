@@ -1,4 +1,4 @@
-"""Steps at addresses, cut into lifetimes."""
+"""Steps at addresses, split into lifetimes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cudakit.core.memory.replay.lifetimes import (
     COMPLETE,
     REQUEST,
     Lifetimes,
-    Rows,
-    cut,
-    order,
+    LifetimeSteps,
+    sorted_by_address,
+    split_into_lifetimes,
 )
 
 Step = tuple[int, int]  # address and step
 
 
-def ordered(steps: list[Step]) -> Rows:
-    return order(
+def ordered(steps: list[Step]) -> LifetimeSteps:
+    return sorted_by_address(
         np.arange(len(steps)),
         np.array([address for address, _ in steps], np.uint64),
         np.array([step for _, step in steps], np.uint8),
@@ -30,23 +30,23 @@ def ordered(steps: list[Step]) -> Rows:
 
 
 def lifetimes(steps: list[Step]) -> list[tuple[int, int, int]]:
-    found = cut(ordered(steps))
+    found = split_into_lifetimes(ordered(steps))
     columns = (found.begin, found.request, found.complete)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def one_by_one(steps: list[Step]) -> list[tuple[int, int, int]]:
-    """Cut as one would by hand: a step goes to the open lifetime of its address, if it can."""
-    lives: dict[int, list[dict[int, int]]] = {}
+    """Group steps with a simple loop: a step belongs to the open lifetime of its address if it can follow."""
+    lifetimes: dict[int, list[dict[int, int]]] = {}
     for event, (address, step) in enumerate(steps):
-        own = lives.setdefault(address, [])
+        own = lifetimes.setdefault(address, [])
         if not own or max(own[-1]) >= step:
             own.append({})
         own[-1][step] = event
     return [
-        (life.get(BEGIN, -1), life.get(REQUEST, -1), life.get(COMPLETE, -1))
-        for address in sorted(lives)
-        for life in lives[address]
+        (lifetime.get(BEGIN, -1), lifetime.get(REQUEST, -1), lifetime.get(COMPLETE, -1))
+        for address in sorted(lifetimes)
+        for lifetime in lifetimes[address]
     ]
 
 
@@ -61,16 +61,16 @@ def test_lifetimes_equal_a_naive_implementation(steps: list[Step]) -> None:
 
 @LAW
 @given(st.lists(ADDRESSES, max_size=40))
-def test_steps_are_ordered_by_address_and_within_an_address_by_time(addresses: list[int]) -> None:
+def test_steps_are_sorted_by_address_then_time(addresses: list[int]) -> None:
     rows = ordered([(address, BEGIN) for address in addresses])
     assert rows.event.tolist() == sorted(range(len(addresses)), key=lambda i: (addresses[i], i))
 
 
-def test_a_whole_life_has_its_three_events() -> None:
+def test_complete_lifetime_has_three_events() -> None:
     assert lifetimes([(512, BEGIN), (512, REQUEST), (512, COMPLETE)]) == [(0, 1, 2)]
 
 
-def test_a_step_that_cannot_follow_starts_another_lifetime() -> None:
+def test_step_out_of_order_starts_a_new_lifetime() -> None:
     assert lifetimes([(512, BEGIN), (512, COMPLETE), (512, REQUEST), (512, BEGIN)]) == [
         (0, -1, 1),
         (-1, 2, -1),
@@ -78,11 +78,13 @@ def test_a_step_that_cannot_follow_starts_another_lifetime() -> None:
     ]
 
 
-def test_the_oldest_and_the_newest_lifetime_of_each_address_are_marked() -> None:
-    found: Lifetimes = cut(ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)]))
+def test_oldest_and_newest_lifetime_of_each_address_are_marked() -> None:
+    found: Lifetimes = split_into_lifetimes(
+        ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)])
+    )
     assert found.oldest.tolist() == [True, True, False, False]
     assert found.newest.tolist() == [True, False, False, True]
 
 
-def test_no_steps_have_no_lifetimes() -> None:
+def test_no_steps_give_no_lifetimes() -> None:
     assert lifetimes([]) == []

@@ -11,7 +11,7 @@ from contextlib import suppress
 from cudakit.core.allocator.blocks import Block, RawStack, Request
 from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.history import SEGMENT_ALLOC
-from cudakit.core.allocator.pinned_pools import (
+from cudakit.core.allocator.pinned.pools import (
     NO_STREAM,
     BestFitSizes,
     Holders,
@@ -20,7 +20,8 @@ from cudakit.core.allocator.pinned_pools import (
     Pow2Sizes,
     Reserve,
 )
-from cudakit.core.allocator.pinned_supply import HostStats, HostSupply, HostUpstream
+from cudakit.core.allocator.pinned.upstream import HostStats, HostSupply, HostUpstream
+from cudakit.core.allocator.segment_cache import SegmentCache
 from cudakit.core.allocator.segments import is_whole_segment
 from cudakit.core.allocator.streams import Captures, PendingFrees
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY
@@ -48,6 +49,7 @@ class HostMemory:
         self.stats = HostStats()
         self._supply = HostSupply(upstream, self.stats)
         self.engine = Engine(self._supply, Settings())
+        self._cache = SegmentCache(self.engine)
         self._sizes = BestFitSizes() if splits else Pow2Sizes()
         self.captures = Captures()
         self._idle: list[Event] = []
@@ -189,7 +191,7 @@ class HostMemory:
         else:
             segment_bytes = self._sizes.segment_bytes(size)
             request = Request(size, size, segment_bytes, NO_STREAM, kind, stack)
-            block = self.engine.alloc_block(request)
+            block = self._cache.alloc_block(request)
         if block is not None:
             self.stats.count_obtained(block.size)
         return block
@@ -227,7 +229,7 @@ class HostMemory:
         return self._reserve is not None and self._reserve.contains(block)
 
     def _release_block(self, block: Block, stack: RawStack | None) -> None:
-        self.engine.release_block(block, stack)
+        self._cache.release_block(block, stack)
         self.stats.count_released(block.size)
 
     def _release_cached_blocks(self, pool: HostPool, stack: RawStack | None) -> int:

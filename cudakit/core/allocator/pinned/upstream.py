@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import Protocol, runtime_checkable
 
-from cudakit.core.allocator.pinned_pools import bin_of
+from cudakit.core.allocator.pinned.pools import bin_of
 from cudakit.core.allocator.pool_stats import Stat
 from cudakit.core.allocator.upstream import EventSource, GpuEvents
 from cudakit.errors import CudaError, Unsupported

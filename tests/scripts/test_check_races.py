@@ -1,4 +1,4 @@
-"""Programs are run with a limit, and judged by what was found; what is kept of them is small."""
+"""check_races.py runs programs with a time limit, compares their reports, and keeps small logs only."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import judge_races
+import check_races
 import pytest
-from judge_races import TIMED_OUT, Outcome, Run
+from check_races import TIMED_OUT, Outcome, Run
 
-CASE = replace(next(judge_races.cases()), exact=True)
+CASE = replace(next(check_races.cases()), exact=True)
 CLEAN = {"exit_status": 0, "races": [], "gaps": {}}
 
 
 def is_running(process: int) -> bool:
-    """Say whether a process runs; one that has ended may not be waited for yet."""
+    """Return whether a process runs; it may have ended without being waited for."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_program_over_time_limit_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_program_over_time_limit_is_killed_with_children(tmp_path: Path) -> None:
     started = tmp_path / "pid"
-    run = judge_races.timed(["sh", "-c", f"sleep 100 & echo $! > {started}; echo why >&2; wait"], 1)
+    run = check_races.timed(["sh", "-c", f"sleep 100 & echo $! > {started}; echo why >&2; wait"], 1)
 
     assert run.exit_code == TIMED_OUT
-    assert run.stderr.splitlines() == ["why", "", "it did not end in 1 s"]
+    assert run.stderr.splitlines() == ["why", "", "not finished after 1 s"]
     process = int(started.read_text())
     deadline = time.monotonic() + 10
     while is_running(process) and time.monotonic() < deadline:
@@ -39,9 +39,9 @@ def test_program_over_time_limit_is_killed_with_its_children(tmp_path: Path) -> 
     assert not is_running(process)
 
 
-def test_the_status_of_a_program_is_as_a_shell_has_it() -> None:
-    assert judge_races.timed(["sh", "-c", "exit 3"], 10).exit_code == 3
-    assert judge_races.timed(["sh", "-c", "kill -9 $$"], 10).exit_code == 137
+def test_status_of_a_program_is_that_of_a_shell() -> None:
+    assert check_races.timed(["sh", "-c", "exit 3"], 10).exit_code == 3
+    assert check_races.timed(["sh", "-c", "kill -9 $$"], 10).exit_code == 137
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_the_status_of_a_program_is_as_a_shell_has_it() -> None:
         ({}, ["only 0.0%"]),
     ],
 )
-def test_a_verdict_counts_only_where_nearly_all_launches_are_exact(
+def test_result_needs_exact_accesses_of_nearly_all_launches(
     counts: dict[str, Any], complaint: list[str]
 ) -> None:
     run = Run(0, 1.0, "", {**CLEAN, "coverage": {"launches": 100, "accesses_exact": 7, **counts}})
 
-    found = list(judge_races.wrong_races(replace(CASE, variant="fixed"), run))
+    found = list(check_races.wrong_races(replace(CASE, variant="fixed"), run))
     assert [each.partition(" of the launches")[0] for each in found] == complaint
 
 
-def test_a_log_that_is_too_large_is_left_out_and_said(tmp_path: Path) -> None:
-    script = judge_races.ROOT / "examples/races/sim_kernels_race.py"
+def test_too_large_log_is_not_kept_and_is_reported(tmp_path: Path) -> None:
+    script = check_races.ROOT / "examples/races/sim_kernels_race.py"
     log, output = tmp_path / "log.npz", tmp_path / "races.json"
-    command = [sys.executable, str(judge_races.RECORD), "-o", str(output), "--log", str(log)]
+    command = [sys.executable, str(check_races.RECORD), "-o", str(output), "--log", str(log)]
     done = subprocess.run(
         [*command, "--most-bytes", "100", "--", str(script)],
         capture_output=True,
@@ -74,8 +74,8 @@ def test_a_log_that_is_too_large_is_left_out_and_said(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert done.returncode == judge_races.RACES_FOUND
-    assert "no log is kept: it would take " in done.stderr
+    assert done.returncode == check_races.RACES_FOUND
+    assert "the log is not kept: it has " in done.stderr
     assert output.exists()
     assert not log.exists()
-    assert Outcome(CASE, True, "", Run(1, 1.0, ""), log).lost_log
+    assert Outcome(CASE, True, "", Run(1, 1.0, ""), log).lacks_log

@@ -1,20 +1,20 @@
-"""Check that ``cudakit run --sanitize`` reports what is expected of the examples and the test programs.
+"""Compare the reports of ``cudakit run --sanitize`` on examples and test programs with the expected ones.
 
-    python scripts/judge_races.py                     # all that can run here, four at a time
-    python scripts/judge_races.py sim_copies 'cupy_*' --all
-    python scripts/judge_races.py 'sanitize_corpus/*' # one folder: races, sanitize_programs, sanitize_corpus
-    python scripts/judge_races.py --plain             # without cudakit: do the programs themselves work
-    python scripts/judge_races.py --accesses arguments
-    python scripts/judge_races.py 'sanitize_corpus/*' --keep tests/sanitize_corpus/logs
+    python scripts/check_races.py                     # all programs that can run here, four at a time
+    python scripts/check_races.py sim_copies 'cupy_*' --all
+    python scripts/check_races.py 'sanitize_corpus/*' # one folder: races, sanitize_programs, sanitize_corpus
+    python scripts/check_races.py --plain             # without cudakit: do the programs work
+    python scripts/check_races.py --accesses arguments
+    python scripts/check_races.py 'sanitize_corpus/*' --keep tests/sanitize_corpus/logs
 
-Each name in the expected.toml of a folder is a pair: a race, which must be found with a line of the program
-in its stack, and the fixed variant, in which nothing may be found. A pair is two scripts, or one script that
-takes "race" or "fixed" as its argument.
+Each name in the expected.toml of a folder is a pair of programs: a race, which must be found with a line of
+the program in its call stack, and the fixed variant, for which no race may be reported. A pair is two
+scripts, or one script with the argument "race" or "fixed".
 
-The corpus is held to what exact accesses show; with --accesses arguments, to what can be known without them.
-Prints a line for each wrong result, with --all for each program, and exits with 1 if there is any. A program
-that takes longer than --seconds is killed, which is wrong. --json FILE writes the reports, --keep DIR the
-recorded events (race_logs) where they are small, from which tests repeat the reports without a GPU.
+The corpus needs exact accesses; with --accesses arguments, only the races that assumed accesses show must be
+found. Prints a line for each wrong result, with --all for each program, and exits with 1 if there is any. A
+program that takes longer than --seconds is killed and counts as wrong. --json FILE writes the reports. --keep
+DIR writes small logs of the recorded events (race_logs), from which tests repeat the reports without a GPU.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ CORPUS = ROOT / "tests/sanitize_corpus"
 PROGRAMS = ROOT / "tests/sanitize_programs"
 FOLDERS = (ROOT / "examples/races", PROGRAMS, CORPUS)
 RECORD = ROOT / "scripts/record_races.py"
-RACES_FOUND = 1  # the exit code, where the program's own is 0
-TIMED_OUT = 124  # as of timeout(1)
-LEAST_EXACT = 0.99
-SURENESS = ("possible", "likely", "certain")  # "possible" is hidden unless asked for
+RACES_FOUND = 1  # the exit code if the program's own is 0
+TIMED_OUT = 124  # the exit code of timeout(1)
+LEAST_EXACT = 0.99  # share of launches with exact accesses
+CONFIDENCES = ("possible", "likely", "certain")  # possible races are hidden by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,7 @@ class Case:
     status: int = 0
     devices: int = 1
     kernels: tuple[str, ...] = ()  # patterns of the two sides, in any order; "|" is "or"
-    exact: bool = (
-        False  # whether the verdict counts only where what kernels touched is known exactly
-    )
+    exact: bool = False  # whether nearly all launches must have exact accesses
 
     @property
     def must_be_found(self) -> bool:
@@ -79,7 +77,7 @@ class Case:
 
     @property
     def path(self) -> str:
-        """The name with its folder: some names are in two folders."""
+        """The name with its folder, because some names are in two folders."""
         return f"{self.script.parent.name}/{self.name}"
 
     def is_named(self, patterns: Sequence[str]) -> bool:
@@ -111,7 +109,7 @@ class Run:
 
 
 def cases(accesses: str = "exact") -> Iterator[Case]:
-    """Yield all cases, with what is expected when accesses are known exactly, or from arguments."""
+    """Yield all cases with the report expected for ``accesses``: "exact" or "arguments"."""
     for folder in FOLDERS:
         make = of_corpus if folder == CORPUS else of_example
         for name, fields in expected(folder).items():
@@ -132,23 +130,23 @@ def expected(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def of_example(make: partial[Case], known: str, *, confidence: str, **fields: Any) -> Case:
-    """Make a case of the examples: a race is only possible as long as both sides are assumed."""
-    certain = known == "exact" and confidence == "possible"
+def of_example(make: partial[Case], recorded: str, *, confidence: str, **fields: Any) -> Case:
+    """Make a case of the examples, whose ``confidence`` is that with assumed accesses."""
+    certain = recorded == "exact" and confidence == "possible"
     return make(confidence="certain" if certain else confidence, **fields)
 
 
 def of_corpus(
-    make: partial[Case], known: str, *, accesses: str, sure: str = "certain", **fields: Any
+    make: partial[Case], recorded: str, *, accesses: str, sure: str = "certain", **fields: Any
 ) -> Case:
     """Make a case of the corpus, whose race must be found with ``accesses``."""
-    sure = sure if known == "exact" else "likely" if accesses == known else "possible"
-    return make(confidence=sure, exact=known == "exact", **fields)
+    sure = sure if recorded == "exact" else "likely" if accesses == recorded else "possible"
+    return make(confidence=sure, exact=recorded == "exact", **fields)
 
 
 @cache
 def is_usable(module: str) -> bool:
-    """Return whether a module can be imported: an installed one may have an unsuitable version."""
+    """Return whether a module can be imported; an installed one may fail to."""
     command = [sys.executable, "-c", f"import {module}"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -193,40 +191,41 @@ def timed(command: list[str], seconds: float) -> Run:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         _, stderr = process.communicate()
-        return Run(TIMED_OUT, seconds, f"{stderr}\nit did not end in {seconds:g} s")
-    # Python's own word for a signal is negative, a shell's is not.
+        return Run(TIMED_OUT, seconds, f"{stderr}\nnot finished after {seconds:g} s")
+    # subprocess returns a negative number for a signal, a shell does not.
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return Run(code, time.perf_counter() - start, stderr)
 
 
-def complaints(case: Case, run: Run) -> Iterator[str]:
-    """Yield what differs from the expected report."""
+def differences(case: Case, run: Run) -> Iterator[str]:
+    """Yield the differences from the expected report."""
     if not run.found:
         yield f"no result: {last_line(run.stderr)}"
         return
     if run.found.get("exit_status") != case.status:
-        yield f"exit_status {run.found.get('exit_status')}, the program's is {case.status}"
+        yield f"exit_status {run.found.get('exit_status')}, expected {case.status}"
     expected = case.status or (RACES_FOUND if run.races else 0)
     if run.exit_code != expected:
-        yield f"exit code {run.exit_code}, not {expected}"
+        yield f"exit code {run.exit_code}, expected {expected}"
     yield from wrong_races(case, run)
 
 
 def wrong_races(case: Case, run: Run) -> Iterator[str]:
     if case.exact and (share := exact_share(run)) < LEAST_EXACT:
-        yield f"only {share:.1%} of the launches are known exactly"
+        yield f"only {share:.1%} of the launches have exact accesses"
     if case.variant != "race":
-        yield from (f"FALSE ALARM: {in_words(race)}" for race in run.races)
+        yield from (f"FALSE POSITIVE: {in_words(race)}" for race in run.races)
         return
     if case.must_be_found and not run.races:
         yield "MISSED"
-    yield from (f"of another kind: {in_words(r)}" for r in run.races if r["kind"] not in case.kinds)
+    yield from (f"unexpected kind: {in_words(r)}" for r in run.races if r["kind"] not in case.kinds)
     if case.kernels:
-        yield from (f"of others: {in_words(r)}" for r in run.races if not is_of(case.kernels, r))
-    if run.races and max(map(sureness, run.races)) < SURENESS.index(case.confidence):
-        yield f"less sure than {case.confidence}"
+        others = (race for race in run.races if not is_between(case.kernels, race))
+        yield from (f"unexpected kernels: {in_words(race)}" for race in others)
+    if run.races and max(map(confidence, run.races)) < CONFIDENCES.index(case.confidence):
+        yield f"less confidence than {case.confidence}"
     if run.races and not any(shows(case.script, race) for race in run.races):
-        yield "no line of the program"
+        yield "no line of the program in the call stacks"
 
 
 def exact_share(run: Run) -> float:
@@ -236,7 +235,7 @@ def exact_share(run: Run) -> float:
     return float(counts[0] / max(sum(counts), 1))
 
 
-def is_of(patterns: Sequence[str], race: dict[str, Any]) -> bool:
+def is_between(patterns: Sequence[str], race: dict[str, Any]) -> bool:
     """Return whether the two sides of a race match two patterns, in any order."""
     one, other = (
         str(race[side]["kernel"] or race[side]["operation"]).lower()
@@ -252,12 +251,12 @@ def matches(name: str, patterns: str) -> bool:
     return any(fnmatchcase(name, pattern.lower()) for pattern in patterns.split("|"))
 
 
-def sureness(race: dict[str, Any]) -> int:
-    return SURENESS.index(race["confidence"])
+def confidence(race: dict[str, Any]) -> int:
+    return CONFIDENCES.index(race["confidence"])
 
 
 def shows(script: Path, race: dict[str, Any]) -> bool:
-    """Return whether a stack of either side contains the program."""
+    """Return whether the call stack of either side has a frame of the program."""
     frames = [frame for side in ("current", "previous") for frame in race[side]["stack"]]
     return any(Path(str(frame["filename"])).name == script.name for frame in frames)
 
@@ -267,15 +266,15 @@ def in_words(race: dict[str, Any]) -> str:
     return f"{race['count']} x {race['confidence']} {race['kind']} ({sides})"
 
 
-def seen(run: Run) -> str:
-    """Return the findings and the coverage in a few words."""
+def summary(run: Run) -> str:
+    """Return the findings and the coverage in one line."""
     coverage = run.found.get("coverage", {})
     counts = ", ".join(
         f"{coverage[key]} {key}"
         for key in ("launches", "launches_exact", "copies")
         if key in coverage
     )
-    races = "; ".join(map(in_words, run.races[:2])) or "clean"
+    races = "; ".join(map(in_words, run.races[:2])) or "no races"
     gaps = sum(run.found.get("gaps", {}).values())
     return f"{races} [{counts}{f', {gaps} gaps' if gaps else ''}]"
 
@@ -289,14 +288,13 @@ class Outcome:
     """The outcome of a case."""
 
     case: Case
-    right: bool | None  # None: it cannot run here
+    right: bool | None  # None: the program cannot run here
     words: str
     run: Run | None
-
-    log: Path | None = None  # that was to be kept
+    log: Path | None = None  # the log to keep
 
     @property
-    def lost_log(self) -> bool:
+    def lacks_log(self) -> bool:
         return self.log is not None and self.run is not None and not self.log.exists()
 
     def __str__(self) -> str:
@@ -315,9 +313,9 @@ def checked(
         words = last_line(run.stderr) if run.exit_code else ""
         return Outcome(case, run.exit_code == case.status, words, run)
     run = under_cudakit(case, seconds, accesses, keep)
-    wrong = list(complaints(case, run))
+    wrong = list(differences(case, run))
     log = keep / f"{case.label}.npz" if keep else None
-    return Outcome(case, not wrong, "; ".join(wrong) or seen(run), run, log)
+    return Outcome(case, not wrong, "; ".join(wrong) or summary(run), run, log)
 
 
 def options() -> argparse.Namespace:
@@ -360,15 +358,15 @@ def main() -> int:
             if chosen.all or outcome.right is False:
                 print(outcome, flush=True)
     if chosen.json:
-        said = {
+        reports = {
             f"{each.case.path} {each.case.variant}": each.run.found | {"stderr": each.run.stderr}
             for each in outcomes
             if each.run
         }
-        chosen.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
-    if large := [each.case.label for each in outcomes if each.lost_log]:
-        print(f"without a log, which would be larger than {race_logs.MOST_BYTES:,} bytes, or")
-        print(f"because nothing was recorded: {', '.join(large)}")
+        chosen.json.write_text(json.dumps(reports, indent=1), encoding="utf-8")
+    if missing := [each.case.label for each in outcomes if each.lacks_log]:
+        print(f"no log, because it is larger than {race_logs.MOST_BYTES:,} bytes or nothing was")
+        print(f"recorded: {', '.join(missing)}")
     ran = [each.right for each in outcomes if each.right is not None]
     print(f"{sum(ran)} of {len(ran)} as expected, {len(outcomes) - len(ran)} skipped")
     return 0 if all(ran) else 1

@@ -17,12 +17,13 @@ _UNLIMITED_BYTES = 1 << 46
 _FIRST_NEW_ADDRESS = 1 << 60  # above all recorded addresses
 
 
-class Replica:
-    """The upstream of an allocator, and its own virtual memory.
+class ReplayDevice:
+    """The memory, virtual memory, streams and events that the allocator of a replay uses.
 
-    ``addresses`` are the addresses and sizes of recorded segments, in order: a new segment gets the next
-    recorded address of its size, because blocks that fit equally well are chosen by address. If that is in
-    use or there is none, the segment gets an address outside of all records.
+    ``addresses`` are the addresses and sizes of recorded segments, in order of allocation. A new segment gets
+    the next recorded address of its size, because the allocator chooses between blocks of equal size by
+    address. If this address is in use, or there is none, the segment gets an address that is not in the
+    recording.
     """
 
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
@@ -126,6 +127,6 @@ class Replica:
         )
 
     def _new_address(self, size_bytes: int) -> int:
-        # A gap after each, so that segments are never adjacent.
+        # The gap keeps segments from being adjacent.
         ptr, self._next = self._next, self._next + size_bytes + SEGMENT_STEP
         return ptr

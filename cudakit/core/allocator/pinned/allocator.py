@@ -16,9 +16,9 @@ from typing import Any
 from cudakit.core.allocator.blocks import Block, RawStack
 from cudakit.core.allocator.guard import Guard
 from cudakit.core.allocator.history import Context, History, Level, Recorded, gather
-from cudakit.core.allocator.pinned_memory import HostMemory
-from cudakit.core.allocator.pinned_pools import Holders, NoHolders
-from cudakit.core.allocator.pinned_supply import HostUpstream
+from cudakit.core.allocator.pinned.memory import HostMemory
+from cudakit.core.allocator.pinned.pools import Holders, NoHolders
+from cudakit.core.allocator.pinned.upstream import HostUpstream
 from cudakit.core.allocator.recording import host_snapshot
 from cudakit.core.allocator.state import InvalidPointer, checked_size
 from cudakit.core.allocator.upstream import stream_number

@@ -1,0 +1,206 @@
+"""The virtual memory of a device: pages of expandable segments, shared with other processes and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from cudakit.errors import CudaError, Unsupported
+from cudakit.gpu.api import (
+    LEGACY,
+    Backing,
+    Exported,
+    HandleKind,
+    Ipc,
+    Memory,
+    Ptr,
+    Stream,
+    Streams,
+    VirtualMemory,
+)
+
+# CUresult values (CUDA Driver API): INVALID_HANDLE, and NOT_PERMITTED and NOT_SUPPORTED, with which
+# cuMemCreate refuses a kind of handle that is not available.
+_INVALID_HANDLE = 400
+_NO_SUCH_HANDLE = (800, 801)
+
+
+class _PagesDevice(VirtualMemory, Memory, Ipc, Streams, Protocol):
+    """A device whose pages are mapped and exported."""
+
+
+class GpuPages:
+    """Virtual memory of a device, available during captures too.
+
+    The reference to the physical memory of a page is released as soon as the page is mapped: the memory
+    lives as long as the mapping (cuMemRelease, CUDA Driver API, "Virtual Memory Management"). It is created
+    with the first kind of handle that is available, so that other processes can open it, unless ``shares``
+    is off. ``peers`` are the other devices that can use it.
+    """
+
+    def __init__(self, gpu: _PagesDevice, *, shares: bool = True) -> None:
+        self._gpu = gpu
+        self.granularity = gpu.granularity
+        self.peers: list[int] = []
+        self._reserved: dict[int, int] = {}
+        self._mapped: dict[int, int] = {}  # pages: address and size
+        # The kinds of handle still to be tried, the best first; empty: not determined yet.
+        self._kinds: list[HandleKind | None] = [] if shares else [None]
+        self._exported: dict[int, Exported] = {}  # by the address of the page
+        self._undone: list[Callable[[], None]] = []  # refused by the driver, repeated later
+
+    def reserve(self, size_bytes: int) -> int:
+        with self._gpu.relaxed():
+            ptr = self._gpu.reserve(size_bytes)
+        self._reserved[ptr] = size_bytes
+        return ptr
+
+    def unreserve(self, ptr: int, size_bytes: int) -> None:
+        self._gpu.unreserve(Ptr(ptr), size_bytes)
+        del self._reserved[ptr]
+
+    def map(self, ptr: int, page_bytes: int, count: int) -> None:
+        with self._gpu.relaxed():
+            self._map(ptr, page_bytes, count)
+        pages = range(ptr, ptr + count * page_bytes, page_bytes)
+        self._mapped.update(dict.fromkeys(pages, page_bytes))
+
+    def unmap(self, ptr: int, size_bytes: int) -> None:
+        self._gpu.unmap(Ptr(ptr), size_bytes)
+        end = ptr + size_bytes
+        while ptr < end:
+            ptr += self._mapped.pop(ptr)
+        self._withdraw([page for page in self._exported if end - size_bytes <= page < end])
+
+    def release_all(self) -> None:
+        """Unmap all pages and free all reserved addresses; see GpuUpstream.release_all."""
+        if self._mapped:
+            self._wait_for_all_work()
+        for ptr, size_bytes in list(self._mapped.items()):
+            with suppress(CudaError):
+                self.unmap(ptr, size_bytes)
+        for ptr, size_bytes in list(self._reserved.items()):
+            with suppress(CudaError):
+                self.unreserve(ptr, size_bytes)
+        self._finish([])
+
+    def _wait_for_all_work(self) -> None:
+        """Wait for the device. cuMemFree waits too, and unlike cuCtxSynchronize does not end captures."""
+        try:
+            self._gpu.free(self._gpu.malloc(1))
+        except CudaError:  # without free memory for the byte
+            self._gpu.sync()
+
+    def sync_stream(self, stream: int) -> None:
+        # As for events, the legacy stream stands for the default stream of a thread.
+        try:
+            self._gpu.sync_stream(Stream(stream) if stream > 0 else LEGACY)
+        except CudaError as error:
+            if error.code != _INVALID_HANDLE:
+                raise
+            self._gpu.sync()  # the stream was destroyed, its work may still run
+
+    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
+        """Let another device use mapped memory, these ranges and later ones.
+
+        On CudaError nothing is enabled.
+        """
+        done: list[tuple[int, int]] = []
+        try:
+            for ptr, size_bytes in mapped:
+                self._gpu.set_access(Ptr(ptr), size_bytes, device)
+                done.append((ptr, size_bytes))
+        except BaseException:
+            for ptr, size_bytes in done:
+                with suppress(CudaError):  # more access than necessary, nothing is lost
+                    self._gpu.set_access(Ptr(ptr), size_bytes, device, allowed=False)
+            raise
+        self.peers.append(device)
+
+    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[Exported, ...]:
+        """Return handles of pages for other processes, the same each time until the pages are unmapped.
+
+        On CudaError, and Unsupported for pages without handles, nothing is exported.
+        """
+        pages = range(ptr, ptr + count * page_bytes, page_bytes)
+        new: list[int] = []
+        try:
+            for page in pages:
+                if page not in self._exported:
+                    self._exported[page] = self._export(page)
+                    new.append(page)
+        except BaseException:
+            self._withdraw(new)
+            raise
+        return tuple(self._exported[page] for page in pages)
+
+    def _export(self, page: int) -> Exported:
+        backing = self._gpu.backing_at(Ptr(page))
+        try:
+            return self._gpu.export(backing)
+        except Unsupported as error:
+            error.hint = (
+                "unset TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC, or set expandable_segments:False, "
+                "before it is allocated"
+            )
+            raise
+        finally:
+            self._release([backing])
+
+    def _withdraw(self, pages: list[int]) -> None:
+        self._finish([partial(self._gpu.withdraw, self._exported.pop(page)) for page in pages])
+
+    def _map(self, ptr: int, page_bytes: int, count: int) -> None:
+        mapped, backings = 0, self._create(page_bytes, count)
+        try:
+            for backing in backings:
+                self._gpu.map(Ptr(ptr + mapped), backing, page_bytes)
+                mapped += page_bytes
+            for device in self.peers:
+                self._gpu.set_access(Ptr(ptr), mapped, device)
+        except BaseException:
+            if mapped:
+                self._gpu.unmap(Ptr(ptr), mapped)
+            raise
+        finally:
+            self._release(backings)
+
+    def _create(self, page_bytes: int, count: int) -> list[Backing]:
+        backings: list[Backing] = []
+        try:
+            for _ in range(count):
+                backings.append(self._create_one(page_bytes))  # noqa: PERF401  # one may fail
+        except BaseException:
+            self._release(backings)
+            raise
+        return backings
+
+    def _create_one(self, page_bytes: int) -> Backing:
+        """Create memory with the first kind of handle that is available.
+
+        A device may report a kind and then refuse it: that of an NVLink fabric without a channel (CUDA
+        Driver API, cuMemCreate).
+        """
+        self._kinds = self._kinds or [*self._gpu.handle_kinds(), None]
+        while True:
+            kind = self._kinds[0]
+            try:
+                return self._gpu.create(page_bytes, kind)
+            except CudaError as error:
+                if kind is None or error.code not in _NO_SUCH_HANDLE:
+                    raise
+                del self._kinds[0]
+
+    def _release(self, backings: list[Backing]) -> None:
+        self._finish([partial(self._gpu.release, backing) for backing in backings])
+
+    def _finish(self, steps: list[Callable[[], None]]) -> None:
+        """Run clean-up steps, and those that were refused before. Refused steps are repeated later."""
+        left, self._undone = [*self._undone, *steps], []
+        for step in left:
+            try:
+                step()
+            except CudaError:
+                self._undone.append(step)

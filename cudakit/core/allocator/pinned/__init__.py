@@ -1,0 +1,1 @@
+"""Pinned memory of the host, by the same engine with another upstream."""

@@ -1,0 +1,147 @@
+"""The segments of an engine: memory is taken from the device, and cached segments are released.
+
+Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp with its names: alloc_block, release_block,
+release_cached_blocks, release_available_cached_blocks, garbage_collect_cached_blocks. The caller holds the
+allocator's guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+
+from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
+from cudakit.core.allocator.engine import Engine
+from cudakit.core.allocator.history import SEGMENT_ALLOC, SEGMENT_FREE
+from cudakit.core.allocator.private_pools import PrivatePool
+from cudakit.core.allocator.segments import Segment, is_whole_segment
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY
+from cudakit.errors import CudaError
+from cudakit.torch_rules.sizes import UNLIMITED
+
+
+class SegmentCache:
+    """Takes the segments of an engine from the device and returns them. ``malloc`` is the driver call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.malloc: Callable[[int, int], int] = engine.upstream.malloc
+
+    def alloc_block(self, request: Request) -> Block | None:
+        """Take a segment from the device; None beyond the limit, and if the device is out of memory.
+
+        The block is in no list. Raises CudaError for every other failure of the driver.
+        """
+        engine, size, pool = self._engine, request.segment_bytes, request.pool
+        if engine.reserved_bytes + size > engine.limit_bytes:
+            return None
+        if engine.expandable is not None and engine.expands(pool):
+            return engine.expandable.alloc_block(engine, request)
+        source = engine.private.source(pool.id)
+        malloc = self.malloc if source is None else source.malloc
+        engine.reserved_bytes += size
+        try:
+            ptr = malloc(size, request.stream)
+        except BaseException as error:
+            engine.reserved_bytes -= size
+            if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
+                return None
+            raise
+        block = pool.free_blocks(request.stream).new_block(ptr, size)
+        engine.segments[ptr] = Segment(block, request.stack)
+        engine.stats.num_device_alloc += 1
+        pool.stats.count_segments(1)
+        engine.count_reserved(pool, size)
+        if size >= engine.max_split_bytes:
+            engine.stats.oversize_segments.increase()
+        if engine.trace is not None:
+            engine.trace.record(SEGMENT_ALLOC, ptr, size, request.stream, request.stack, pool.id)
+        return block
+
+    def release_block(self, block: Block, stack: RawStack | None) -> None:
+        """Return a free block that is a whole segment to the device. Raises CudaError, and keeps it."""
+        engine, pool, size = self._engine, block.pool, block.size
+        (engine.private.source(pool.id) or engine.upstream).free(block.ptr)
+        block.free_blocks.remove(block)
+        segment = engine.segments.pop(block.ptr)
+        engine.reserved_bytes -= size
+        engine.stats.num_device_free += 1
+        pool.stats.count_segments(-1)
+        engine.count_reserved(pool, -size)
+        if size >= engine.max_split_bytes:
+            engine.stats.oversize_segments.decrease()
+        if engine.trace is not None:
+            seen = stack or segment.stack
+            engine.trace.record(SEGMENT_FREE, block.ptr, size, block.stream, seen, pool.id)
+
+    def release_cached_blocks(self, stack: RawStack | None) -> None:
+        """Release all cached segments, except those of private pools that are held.
+
+        If the driver raises CudaError, the remaining segments stay cached.
+        """
+        for pool in self._engine.default:
+            self._release_blocks(pool, stack)
+        for private in self._engine.private:
+            self.release_private_pool(private, stack)
+
+    def release_private_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
+        """Release the cached segments of a pool that is not held; forget a pool without segments."""
+        if pool.uses:
+            return
+        for kind in pool:
+            self._release_blocks(kind, stack)
+        if all(segment.pool.id != pool.id for segment in self._engine.segments.values()):
+            self._engine.private.forget(pool)
+
+    def release_available_cached_blocks(self, request: Request) -> bool:
+        """Release oversize segments until a request fits; return whether they suffice.
+
+        Releases the smallest one that suffices alone, else several, the largest first. Does nothing without
+        a max_split_size.
+        """
+        limit = self._engine.max_split_bytes
+        if limit == UNLIMITED:
+            return False
+        needed = max(request.size, limit)
+        blocks = list(request.pool.by_stream.get(request.stream) or ())
+        candidates = [b for b in blocks if is_whole_segment(b) or b.expandable_segment is not None]
+        enough = next((block for block in candidates if block.size >= needed), None)
+        if enough is not None and enough.expandable_segment is None:
+            self.release_block(enough, request.stack)
+            return True
+        released = 0
+        smaller = [block for block in blocks if block.size < needed and is_whole_segment(block)]
+        for block in takewhile(lambda block: block.size >= limit, reversed(smaller)):
+            if released >= needed:
+                break
+            released += block.size
+            self.release_block(block, request.stack)
+        return released >= needed
+
+    def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
+        """Release old segments of the large pool, until the reserved bytes are below the threshold.
+
+        Each pass releases the segments of at least the mean age of those that remain.
+        """
+        engine = self._engine
+        threshold = int(engine.settings.garbage_collection_threshold * engine.limit_bytes)
+        pool = engine.default.large
+        left = [block for block in pool if is_whole_segment(block)]
+        target = engine.reserved_bytes - threshold
+        while left and target > 0:
+            mean = sum(map(pool.age, left)) / len(left)
+            # The selection of a pass is complete before its first release, as in PyTorch.
+            old = [block for block in left if pool.age(block) >= mean]
+            left = [block for block in left if pool.age(block) < mean]
+            target -= sum(block.size for block in old)
+            self._release_all(old, stack)
+
+    def _release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
+        """Release every unused segment of a pool, and every unused page of expandable ones."""
+        self._release_all([block for block in pool if is_whole_segment(block)], stack)
+        if self._engine.expandable is not None:
+            self._engine.expandable.release_blocks(self._engine, pool, stack)
+
+    def _release_all(self, blocks: Iterable[Block], stack: RawStack | None) -> None:
+        for block in blocks:
+            self.release_block(block, stack)
