@@ -33,7 +33,7 @@ def parsed(text: str) -> Any:
 # --- the machine that the tests run on -------------------------------------------------------------
 
 
-def test_this_machine_is_diagnosed(cli: Cli) -> None:
+def test_doctor_diagnoses_this_machine(cli: Cli) -> None:
     run = cli("doctor", "--json")
     result = parsed(run.stdout)
 

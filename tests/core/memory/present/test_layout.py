@@ -1,4 +1,4 @@
-"""The drawing of the layout of memory: segments in rows, and the blocks in them."""
+"""The drawing of the memory layout: segments in rows, with their blocks."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_adjacent_blocks_are_drawn_adjacent(
     for low, high in zip(spans.low, spans.high, strict=True):
         assert 0 <= low < high <= units
         covered[low:high] = True
-    # The blocks leave no hole, and so must not what is drawn.
+    # The blocks have no gaps, so the drawing must have none.
     assert covered[:units].all()
-    # Drawn parts share a unit at most at each border of a wide block.
+    # Drawn parts share a unit only at the borders of wide blocks.
     wide = sum(size * units >= total for size in sizes)
     assert (spans.high - spans.low).sum() <= units + 2 * wide
 

@@ -1,4 +1,4 @@
-"""What other settings would have done, as it reads."""
+"""The text of the what-if report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ("expandable_segments:True", "max_split_size_mb:128", "")
 
 @pytest.fixture(autouse=True)
 def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name files as a user would: their names stand in the report."""
+    """Use relative file names, because the report shows them."""
     monkeypatch.chdir(ROOT)
 
 
