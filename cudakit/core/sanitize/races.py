@@ -25,7 +25,7 @@ class Confidence(StrEnum):
 
     CERTAIN = "certain"  # both accesses are exact, or the merged ranges of one lie within the other
     LIKELY = "likely"  # one access is exact, the other assumed from a pointer into its bytes
-    POSSIBLE = "possible"  # both are assumed, the assumed pointer is at a lower address, or ranges were merged
+    POSSIBLE = "possible"  # both are assumed, the assumed pointer is lower, or ranges were merged
 
     @property
     def is_finding(self) -> bool:

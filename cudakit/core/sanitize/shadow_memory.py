@@ -248,7 +248,8 @@ def prune(shadow: Shadow, precedes_future: PrecedesFuture) -> None:
 def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -> None:
     """Merge segments of the allocations that have too many.
 
-    A later access to a part of a merged segment makes a race possible at most. Outside known allocations, the oldest segments are removed instead.
+    A later access to a part of a merged segment makes a race possible at most. Outside known
+    allocations, the oldest segments are removed instead.
     """
 
     def change(segments: list[Segment]) -> list[Segment]:
