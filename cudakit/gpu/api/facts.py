@@ -15,6 +15,7 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
+_NOT_RECORDED = Unavailable("not recorded")
 NOT_ASKED = Unavailable("not queried")
 
 
@@ -46,8 +47,10 @@ class Process:
     pid: int
     kind: str  # "compute", "graphics"
     used_bytes: int | Unavailable
-    name: str | Unavailable
+    name: str | Unavailable  # the command line
     user: str | Unavailable
+    sm_percent: int | Unavailable = _NOT_RECORDED  # share of time with a kernel of this process
+    runtime_s: float | Unavailable = _NOT_RECORDED  # since the process started
 
 
 @dataclass(frozen=True, slots=True)
