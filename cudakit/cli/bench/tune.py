@@ -13,7 +13,7 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import given
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import FILE, OutputOptions, grouped, option, option_group
+from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
 from cudakit.cli.output import open_output, printable
 from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
@@ -106,7 +106,7 @@ class TuneOptions:
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of tuning to a command; passed as ``tuning: TuneOptions``."""
-    return grouped("tuning", TuneOptions, _OPTIONS, command)
+    return collect_options("tuning", TuneOptions, _OPTIONS, command)
 
 
 def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
