@@ -208,7 +208,7 @@ def test_supervisor_does_not_wait_for_surviving_children(tmp_path: Path) -> None
     assert consume.total >= 2
 
 
-def test_program_without_gpu_work_leaves_the_spool_empty(tmp_path: Path, temporary: Path) -> None:
+def test_program_without_gpu_work_writes_nothing_to_the_spool(tmp_path: Path, temporary: Path) -> None:
     script = f"""
 import os
 from multiprocessing.shared_memory import SharedMemory
@@ -218,7 +218,7 @@ print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!
 """
     done = supervised(["-c", script], cwd=tmp_path)
 
-    assert done.stdout == "[] 0o40700\n"
+    assert done.stdout == "['losses'] 0o40700\n"
 
 
 def test_damaged_trace_is_reported(tmp_path: Path) -> None:
