@@ -1,4 +1,4 @@
-"""The caching allocator: memory of a device without torch."""
+"""The caching allocator as a public class, and its errors."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ __all__ = [
 
 
 class CachingAllocator(DeviceAllocator):
-    """Memory of a device, cached and in the order of streams, as torch's allocator does, without torch.
+    """Allocates memory of one device in stream order and caches it, as PyTorch's allocator does.
 
-    ``device`` is CUDA's number of one, the current one by default, or ``"sim"`` or ``"sim:MODEL"`` for
-    a simulated one, or a device of cudakit, which is not closed. Streams are the driver's handles.
-    ``settings`` is a string as in PYTORCH_CUDA_ALLOC_CONF; without one the first that is set of
-    CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF counts. ``front_cache`` has no
-    effect any more. With TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0 in the environment expandable
-    segments are never shared with other processes; with PYTORCH_NO_CUDA_MEMORY_CACHING=1 nothing is
-    cached, until ``enable_caching`` is told otherwise.
+    ``device`` is a CUDA ordinal (the current device by default), ``"sim"`` or ``"sim:MODEL"`` for a simulated
+    device, or an opened device of cudakit, which ``close`` leaves open. Streams are handles of the driver.
+    ``settings`` is a string as in PYTORCH_CUDA_ALLOC_CONF; without it, the first environment variable that is
+    set applies: CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF, PYTORCH_ALLOC_CONF. ``front_cache`` has no
+    effect any more. If TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC is 0, expandable segments cannot be shared with
+    other processes. If PYTORCH_NO_CUDA_MEMORY_CACHING is 1, caching is off until
+    ``enable_caching(enabled=True)``.
 
-    What it allocated lives as long as it does. Raises EnvironmentUnusable without a GPU, InputError for
-    settings that cannot be, with the character.
+    All memory is freed when the allocator is garbage-collected. Raises EnvironmentUnusable without a GPU, and
+    InputError with the position for invalid settings.
 
     >>> allocator = cudakit.CachingAllocator("sim")
     >>> ptr = allocator.alloc(1000)
@@ -62,7 +62,7 @@ class CachingAllocator(DeviceAllocator):
     ) -> None:
         if front_cache < 0:
             raise InputError(f"a front cache of {front_cache} blocks", hint="leave front_cache out")
-        chosen = _settings(settings)  # before a context is made for what cannot be
+        chosen = _settings(settings)  # before a context is created: the settings may be invalid
         gpu, number, owned = _opened(device)
         super().__init__(
             gpu,
@@ -73,7 +73,7 @@ class CachingAllocator(DeviceAllocator):
         )
         if _caches_nothing():
             self.enable_caching(enabled=False)
-        if hasattr(gpu, "processes"):  # whom NVML knows of a real device
+        if hasattr(gpu, "processes"):  # a real device: NVML lists its processes
             self.ask_processes(gpu.processes)
 
 
@@ -82,17 +82,17 @@ def _settings(text: str | None) -> Settings:
 
 
 def _shares_pages() -> bool:
-    """Return whether pages get handles for other processes, as torch reads it from the environment."""
+    """Return whether pages get handles for other processes, by PyTorch's environment variable."""
     return os.environ.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0"
 
 
 def _caches_nothing() -> bool:
-    """Return whether the environment turns caching off, by torch's variable and value."""
+    """Return whether caching is off, by PyTorch's environment variable."""
     return os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
 
 
 def _opened(device: int | str | Gpu | None) -> tuple[Gpu, int, bool]:
-    """Return a device, its number, and whether it was opened here."""
+    """Return a device, its ordinal, and whether it was opened here."""
     if isinstance(device, str):
         return _simulated(device), 0, True
     if device is None or isinstance(device, int):
@@ -103,7 +103,7 @@ def _opened(device: int | str | Gpu | None) -> tuple[Gpu, int, bool]:
 def _simulated(name: str) -> Gpu:
     if name.partition(":")[0] != "sim":
         raise UsageError(
-            f"no such device: {name!r}", hint="give CUDA's number of one, or sim or sim:MODEL"
+            f"no such device: {name!r}", hint="give a CUDA ordinal such as 0, sim or sim:MODEL"
         )
     return open_gpu(name)
 

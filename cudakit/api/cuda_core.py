@@ -18,14 +18,14 @@ else:
         _missing = error
 
         class AllocatorResource:
-            """Stands in for the base class without cuda.core, so that the name below exists."""
+            """The base class if cuda.core is missing: raises MissingDependency."""
 
             def __new__(cls, *_: object, **__: object) -> NoReturn:
                 raise _missing
 
 
 class CachingMemoryResource(AllocatorResource):
-    """The caching allocator as a MemoryResource of cuda.core; ``Device.memory_resource`` takes it.
+    """The caching allocator as a MemoryResource of cuda.core, to be set as ``Device.memory_resource``.
 
     ``device``, ``settings`` and ``front_cache`` are those of the ``CachingAllocator`` that is created, unless
     ``allocator`` is given. ``resource.allocator`` is that allocator. Raises MissingDependency without

@@ -1,4 +1,4 @@
-"""What ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba`` names: each context of Numba gets an allocator."""
+"""The module for ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba``: each context gets its own allocator."""
 
 from __future__ import annotations
 

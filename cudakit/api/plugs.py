@@ -1,4 +1,4 @@
-"""The ways of an allocator into other libraries; each takes the library's own call to switch it on."""
+"""Plugs: the allocator in other libraries. Each result is passed to the library's own function."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def cupy_allocator(*allocators: Allocator) -> Callable[[int], Any]:
-    """Return a function that lets CuPy take its memory from allocators, one for each device that it uses.
+    """Return an allocation function for CuPy, which uses the given allocators, one for each device.
 
-    CuPy's own calls take it: ``cupy.cuda.set_allocator`` for the process, ``cupy.cuda.using_allocator`` for
-    a thread and a block. Memory is of the stream that is current in CuPy, and goes back to that stream when
-    its last array is gone. Raises MissingDependency without CuPy.
+    Pass it to ``cupy.cuda.set_allocator`` for the process, or to ``cupy.cuda.using_allocator`` for one thread
+    and a block of code. Memory is allocated on CuPy's current stream and returned to that stream when its
+    last array is deleted. Raises MissingDependency without CuPy, UsageError without an allocator.
 
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> cupy.cuda.set_allocator(cudakit.cupy_allocator(allocator))  # doctest: +SKIP
@@ -25,29 +25,29 @@ def cupy_allocator(*allocators: Allocator) -> Callable[[int], Any]:
 
 
 def numba_memory_manager(*allocators: Allocator, default_stream_only: bool = False) -> type:
-    """Return a class for ``numba.cuda.set_memory_manager``, which is to be called before Numba has a context.
+    """Return a class for ``numba.cuda.set_memory_manager``; call that before Numba creates a context.
 
-    There is one allocator for each device; without any, each context makes its own, from the environment:
-    ``numba.cuda.current_context().memory_manager.allocator``. The environment variable
+    Give one allocator for each device. Without any, each context creates its own, with settings from the
+    environment: ``numba.cuda.current_context().memory_manager.allocator``. The environment variable
     ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba`` does that without a change to the program.
 
-    Numba does not say which streams use its memory. So what is freed is reused once all that was enqueued
-    before has run, on the default stream and on all that wait for it; streams that were made to not wait
-    (non-blocking) are not seen. ``default_stream_only`` says that the program uses no stream but the
-    default one: what is freed is reused at once. Raises MissingDependency without Numba.
+    Numba does not report which streams use its memory. So freed memory is reused only after all work that was
+    enqueued before the free on the default stream, and on the streams that wait for it. Non-blocking streams
+    are not waited for. With ``default_stream_only`` the program promises to use the default stream alone, and
+    freed memory is reused at once. Raises MissingDependency without Numba.
 
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> numba.cuda.set_memory_manager(cudakit.numba_memory_manager(allocator))  # doctest: +SKIP
     """
     from cudakit.api.allocator import CachingAllocator
-    from cudakit.gpu.plugs.numba import among, memory_manager
+    from cudakit.gpu.plugs.numba import memory_manager, source_of
 
-    source = among(allocators) if allocators else CachingAllocator
+    source = source_of(allocators) if allocators else CachingAllocator
     return memory_manager(source, default_stream_only=default_stream_only)
 
 
 def rmm_resource(allocator: Allocator) -> Any:
-    """Return a ``rmm.mr.CallbackMemoryResource``, for RMM and so for cuDF and cuML.
+    """Return a ``rmm.mr.CallbackMemoryResource`` for RMM, which cuDF and cuML use.
 
     Raises MissingDependency without RMM.
 
@@ -60,16 +60,16 @@ def rmm_resource(allocator: Allocator) -> Any:
 
 
 def torch_pool(upstream: str, *, no_split: bool = False, use_on_oom: bool = False) -> Any:
-    """Return a ``torch.cuda.MemPool`` whose segments come from the driver by another way than torch's.
+    """Return a ``torch.cuda.MemPool`` that takes its segments from another function of the driver.
 
-    ``upstream`` is "managed" (cuMemAllocManaged: more memory than the device has), "async" (cuMemAllocAsync:
-    the driver's pool; not within captures) or "driver" (cuMemAlloc). The blocks in the segments are torch's
-    as ever, and so are its statistics and snapshots, which ``cudakit memviz`` reads; ``no_split`` and
-    ``use_on_oom`` are the MemPool's own.
+    ``upstream`` is "managed" (cuMemAllocManaged: may exceed the memory of the device), "async"
+    (cuMemAllocAsync: the driver's pool; not during captures) or "driver" (cuMemAlloc). PyTorch divides the
+    segments into blocks as usual, with its own statistics and snapshots, which ``cudakit memviz`` reads.
+    ``no_split`` and ``use_on_oom`` are options of MemPool.
 
-    An allocator written in Python is refused: torch calls it inside the lock of its own, where it would
-    wait for ever for the interpreter that another thread has, who waits for that lock. Raises UsageError
-    for that and for unknown names, MissingDependency without torch.
+    An allocator in Python is refused: PyTorch calls it while holding its own lock, and the call would wait
+    for the GIL, which may be held by a thread that waits for that lock. Raises UsageError for such an
+    allocator and for unknown names, MissingDependency without PyTorch.
 
     >>> with torch.cuda.use_mem_pool(cudakit.torch_pool("managed")):  # doctest: +SKIP
     ...     weights = torch.empty(2**37, dtype=torch.int8, device="cuda")

@@ -92,7 +92,7 @@ _VIEW = option_group(
     option(
         "--device",
         type=Value(("0", "cuda:0", "host"), _device),
-        metavar="N",
+        metavar="DEVICE",
         help="Show one device only: 0, cuda:0, or host (pinned memory).",
     ),
     option(

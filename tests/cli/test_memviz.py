@@ -22,7 +22,7 @@ Ask = Callable[..., Json]
 
 @pytest.fixture
 def ask(cli: Cli) -> Ask:
-    """Run memviz with --json, and read the answer."""
+    """Return a function that runs memviz with --json and parses the output."""
 
     def run_and_parse(*arguments: str | Path) -> Json:
         run = cli("memviz", *arguments, "--json")
@@ -55,7 +55,7 @@ def usage_error(cli: Cli, *arguments: str | Path) -> str:
     return error
 
 
-# The JSON contract.
+# JSON fields.
 
 INT, FLOAT, TEXT = int, (int, float), str
 BYTES = (
@@ -80,7 +80,7 @@ def check_stack(found: Json) -> None:
 
 
 @pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
-def test_the_json_keeps_its_contract(ask: Ask, path: Path) -> None:
+def test_json_has_the_documented_fields(ask: Ask, path: Path) -> None:
     found = ask(path)
     assert found["schema"] == "cudakit.memviz/1"
     for device in found["devices"]:
@@ -105,7 +105,7 @@ def test_the_json_keeps_its_contract(ask: Ask, path: Path) -> None:
 
 
 def sums(segments: Iterable[Json]) -> Json:
-    """Add up what a snapshot says of its end, as torch's statistics do."""
+    """Return the totals of the final state, as PyTorch's statistics define them."""
     found = list(segments)
     blocks = [block for segment in found for block in segment["blocks"]]
     active = [block for block in blocks if block["state"] != "inactive"]
@@ -122,7 +122,7 @@ def sums(segments: Iterable[Json]) -> Json:
 
 
 @pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
-def test_the_end_is_the_sum_of_what_the_file_says(ask: Ask, path: Path) -> None:
+def test_final_state_equals_the_sums_of_the_file(ask: Ask, path: Path) -> None:
     (device,) = ask(path)["devices"]
     expected = sums(raw(path)["segments"])
     assert {key: device["end"][key] for key in expected} == expected
@@ -131,7 +131,7 @@ def test_the_end_is_the_sum_of_what_the_file_says(ask: Ask, path: Path) -> None:
     assert device["exact"]
 
 
-def test_the_end_of_each_device_is_its_own(ask: Ask, tmp_path: Path) -> None:
+def test_each_device_has_its_own_final_state(ask: Ask, tmp_path: Path) -> None:
     segments = [*files.segments(), *(s | {"device": 2} for s in files.segments()[1:])]
     path = tmp_path / "two.pkl"
     path.write_bytes(pickled({"segments": segments, "device_traces": []}))
@@ -142,7 +142,7 @@ def test_the_end_of_each_device_is_its_own(ask: Ask, tmp_path: Path) -> None:
         assert {key: end[key] for key in expected} == expected
 
 
-def test_pinned_host_memory_is_a_device_without_a_number(ask: Ask, tmp_path: Path) -> None:
+def test_pinned_host_memory_is_a_device_without_an_index(ask: Ask, tmp_path: Path) -> None:
     host = {"address": LARGE, "size": MIB, "allocated": 1, "active": 1}
     path = tmp_path / "host.pkl"
     path.write_bytes(pickled(files.snapshot(host_segments=[host])))
@@ -155,7 +155,7 @@ def test_pinned_host_memory_is_a_device_without_a_number(ask: Ask, tmp_path: Pat
 # The moment.
 
 
-def test_a_snapshot_that_agrees_with_itself_is_exact(ask: Ask, snapshot: Path) -> None:
+def test_consistent_snapshot_is_exact(ask: Ask, snapshot: Path) -> None:
     (device,) = ask(snapshot)["devices"]
     assert (device["exact"], device["inconsistencies"]) == (True, 0)
     assert device["peak"]["requested_bytes"] == 30 * MIB + 1000
@@ -172,7 +172,7 @@ def test_a_snapshot_that_agrees_with_itself_is_exact(ask: Ask, snapshot: Path) -
         ("0", "event", 0, 0),
     ],
 )
-def test_tables_speak_of_the_moment_asked_for(
+def test_tables_show_the_chosen_moment(
     ask: Ask, snapshot: Path, at: str, name: str, number: int, requested: int
 ) -> None:
     (device,) = ask(snapshot, "--at", at)["devices"]
@@ -182,15 +182,15 @@ def test_tables_speak_of_the_moment_asked_for(
 
 
 @pytest.mark.parametrize("at", ["yesterday", "12", "-2", "1.5", "", "99999999999999999999"])
-def test_a_moment_that_is_none_is_a_usage_error(cli: Cli, snapshot: Path, at: str) -> None:
+def test_invalid_moment_is_a_usage_error(cli: Cli, snapshot: Path, at: str) -> None:
     usage_error(cli, snapshot, f"--at={at}")
 
 
-def test_a_trace_without_a_failure_has_no_moment_of_one(cli: Cli) -> None:
+def test_at_oom_without_a_failed_allocation_is_a_usage_error(cli: Cli) -> None:
     usage_error(cli, TRAINING, "--at", "oom")
 
 
-# A part of it.
+# Selections.
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_trace_without_a_failure_has_no_moment_of_one(cli: Cli) -> None:
         ("--pool", "0,1", 40 * MIB),
     ],
 )
-def test_one_device_stream_or_pool_can_be_asked_for(
+def test_options_select_a_device_stream_or_pool(
     ask: Ask, snapshot: Path, option: str, value: str, reserved: int
 ) -> None:
     (device,) = ask(snapshot, option, value)["devices"]
@@ -227,20 +227,20 @@ def test_one_device_stream_or_pool_can_be_asked_for(
         ("--top", "many"),
     ],
 )
-def test_an_invalid_selection_is_a_usage_error(
+def test_invalid_selection_is_a_usage_error(
     cli: Cli, snapshot: Path, option: str, value: str
 ) -> None:
     usage_error(cli, snapshot, option, value)
 
 
-def test_no_file_at_all_is_a_usage_error(cli: Cli) -> None:
+def test_missing_file_argument_is_a_usage_error(cli: Cli) -> None:
     usage_error(cli)
 
 
 # The report.
 
 
-def test_the_report_says_what_was_asked(cli: Cli) -> None:
+def test_report_has_the_cause_and_the_call_sites(cli: Cli) -> None:
     run = cli("memviz", OOM)
     assert (run.exit_code, run.stderr) == (0, "")
     assert "Allocating 96.0 MiB failed" in run.stdout
@@ -250,7 +250,7 @@ def test_the_report_says_what_was_asked(cli: Cli) -> None:
 
 @pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
 @pytest.mark.parametrize("width", [40, 80, 160])
-def test_no_line_is_wider_than_asked(
+def test_no_line_is_wider_than_the_terminal(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, path: Path, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -266,7 +266,7 @@ def test_top_limits_every_table_and_zero_shows_all(cli: Cli) -> None:
     assert len(full.splitlines()) > len(cli("memviz", TRAINING).stdout.splitlines())
 
 
-def test_a_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path) -> None:
+def test_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "segments.pkl"
     path.write_bytes(pickled(files.segments()))
     run = cli("memviz", path)
@@ -275,13 +275,13 @@ def test_a_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path
     assert "20.0 MiB" in run.stdout
 
 
-def test_a_file_of_a_process_that_used_no_memory_has_a_report(cli: Cli, tmp_path: Path) -> None:
+def test_empty_snapshot_has_a_report(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "nothing.pkl"
     path.write_bytes(pickled({"segments": [], "device_traces": [[]]}))
     assert cli("memviz", path).exit_code == 0
 
 
-def test_several_files_are_shown_side_by_side(cli: Cli, ask: Ask, tmp_path: Path) -> None:
+def test_several_files_share_one_report(cli: Cli, ask: Ask, tmp_path: Path) -> None:
     paths = [tmp_path / f"rank{rank}.pkl" for rank in range(3)]
     for rank, path in enumerate(paths):
         last = event("alloc", SMALL + MIB, (rank + 1) * KIB)

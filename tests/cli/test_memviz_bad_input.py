@@ -1,4 +1,4 @@
-"""Whatever the file: an answer or one line that says why not. Nothing runs, nothing grows, no traceback."""
+"""Every bad file gives one line of error: no code runs, no memory grows, no traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Refused = Callable[[bytes], str]
 
 @pytest.fixture
 def refused(cli: Cli, tmp_path: Path) -> Refused:
-    """Give memviz a file, and return the line in which it says why it cannot be used."""
+    """Run memviz on a file, and return the error line."""
 
     def reason(content: bytes) -> str:
         path = tmp_path / "snapshot.pkl"
@@ -40,26 +40,26 @@ def refusal(run: CliRun, name: str) -> str:
     return error
 
 
-# What is no snapshot.
+# Files that are not snapshots.
 
 
-def test_a_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "nowhere.pkl"
     assert "does not exist" in refusal(cli("memviz", path), str(path))
 
 
-def test_a_directory_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_directory_is_rejected_by_name(cli: Cli, tmp_path: Path) -> None:
     assert "is a directory" in refusal(cli("memviz", tmp_path), str(tmp_path))
 
 
-def test_of_several_files_the_bad_one_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_error_names_the_bad_one_of_several_files(cli: Cli, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.pkl", tmp_path / "bad.pkl"
     good.write_bytes(pickled(files.snapshot()))
     bad.write_bytes(b"")
     assert "is empty" in refusal(cli("memviz", good, bad), str(bad))
 
 
-def test_a_name_that_would_steer_the_terminal_does_not(cli: Cli, tmp_path: Path) -> None:
+def test_control_characters_in_a_file_name_are_escaped(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "a\x1b[31m\nb\u202e.pkl"
     refusal(cli("memviz", path), str(tmp_path))
 
@@ -68,7 +68,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13)
 
 
 class Own:
-    """A class of a program, as pickles of other things hold."""
+    """A class of a program."""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ class Own:
         (b'{"segments": []' * 3, "invalid JSON"),
     ],
 )
-def test_a_file_that_is_no_snapshot_is_refused_in_one_line(
+def test_file_that_is_not_a_snapshot_is_rejected_in_one_line(
     refused: Refused, content: bytes, why: str
 ) -> None:
     assert why in refused(content)
@@ -113,22 +113,20 @@ def test_a_file_that_is_no_snapshot_is_refused_in_one_line(
 @pytest.mark.parametrize(
     "form", ["protocol-0.pkl", "protocol-2.pkl", "protocol-4.pkl", "plain.json"]
 )
-def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(refused: Refused, form: str) -> None:
+def test_truncated_file_is_rejected_at_every_length(refused: Refused, form: str) -> None:
     whole = files.FORMS[form](files.snapshot())
     for length in {*range(1, 40), *range(40, len(whole), 97), len(whole) - 2, len(whole) - 1}:
         refused(whole[:length])
 
 
 @pytest.mark.parametrize("form", ["gzip.pkl.gz", "zstandard.json.zst"])
-def test_a_packed_file_that_is_cut_is_refused_wherever_it_is_cut(
-    refused: Refused, form: str
-) -> None:
+def test_truncated_compressed_file_is_rejected_at_every_length(refused: Refused, form: str) -> None:
     whole = files.FORMS[form](files.snapshot())
     for length in range(5, len(whole) - 1, 41):
         refused(whole[:length])
 
 
-def test_an_error_is_a_json_object_where_json_was_asked_for(cli: Cli, tmp_path: Path) -> None:
+def test_error_is_a_json_object_with_json(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pkl"
     path.write_bytes(b"hello")
     run = cli("memviz", path, "--json")
@@ -143,17 +141,17 @@ def test_an_error_is_a_json_object_where_json_was_asked_for(cli: Cli, tmp_path: 
 @pytest.mark.parametrize(
     "suffix", ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
 )
-def test_a_bad_file_leaves_no_output_behind(cli: Cli, tmp_path: Path, suffix: str) -> None:
+def test_bad_file_creates_no_output(cli: Cli, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "snapshot.pkl"
     path.write_bytes(b"hello")
     refusal(cli("memviz", path, "-o", tmp_path / f"output.{suffix}"), str(path))
     assert list(tmp_path.iterdir()) == [path]
 
 
-# What would run something.
+# Files that would run code.
 
 
-def test_no_pickle_runs_what_it_names(cli: Cli, tmp_path: Path) -> None:
+def test_pickle_never_calls_the_functions_it_names(cli: Cli, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     for name, content in hostile.callers(canary):
         path = tmp_path / "snapshot.pkl"
@@ -161,23 +159,23 @@ def test_no_pickle_runs_what_it_names(cli: Cli, tmp_path: Path) -> None:
         error = refusal(cli("memviz", path), str(path))
         assert "names or calls a class or function" in error, name
         assert not canary.exists(), name
-    # Loaded as pickles are, one of them does run it.
+    # pickle.load does run the code of one of them.
     pickle.loads(dict(hostile.callers(canary))["GLOBAL"])  # noqa: S301 ours
     assert canary.exists()
 
 
 @pytest.mark.parametrize("opcode", hostile.OPCODES)
-def test_every_opcode_for_objects_is_refused_by_its_name(refused: Refused, opcode: str) -> None:
+def test_every_opcode_for_objects_is_rejected_by_name(refused: Refused, opcode: str) -> None:
     assert f"opcode {opcode} " in refused(hostile.OPCODES[opcode])
 
 
-def test_bytes_behind_the_end_of_a_pickle_are_not_read(cli: Cli, tmp_path: Path) -> None:
+def test_bytes_after_the_pickle_are_ignored(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pkl"
     path.write_bytes(pickled(files.snapshot()) + hostile.OPCODES["REDUCE"])
     assert cli("memviz", path).exit_code == 0
 
 
-# What would fill memory, or take forever.
+# Files that would fill memory or take very long.
 
 MEASURE = """
 import resource, sys, time
@@ -218,7 +216,7 @@ def test_hostile_files_take_little_memory_and_time(tmp_path: Path) -> None:
     [b"", pickled({"segments": [Own()]}), b"\x80\x04" + b"]" * 100_000 + b".", PNG],
     ids=["empty", "a class", "nested", "a picture"],
 )
-def test_a_process_of_its_own_ends_with_2_and_one_line(
+def test_bad_file_ends_the_process_with_2_and_one_line(
     command: list[str], tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "snapshot.pkl"

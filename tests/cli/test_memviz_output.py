@@ -1,4 +1,4 @@
-"""Where the report and the exports of memviz go."""
+"""The outputs of memviz: terminal, files, JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from invocation import Cli
 OOM = Path(__file__).parents[2] / "examples" / "oom.pkl.gz"
 EXPORTS = ["--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
 SUFFIXES = ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
-# An option and the name of a file.
+# An option and a file name.
 OUTPUTS = [*((option, "output") for option in EXPORTS), *(("-o", f"output.{s}") for s in SUFFIXES)]
 
 
@@ -94,7 +94,7 @@ def test_dash_prints_the_report_as_well(cli: Cli, snapshot: Path, tmp_path: Path
     assert run.stderr == f"Wrote {target}\n"
 
 
-def test_json_goes_to_stdout_beside_files(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
+def test_json_is_printed_in_addition_to_files(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     run = cli("memviz", snapshot, "-o", target, "--json")
     assert json.loads(run.stdout)["schema"] == "cudakit.memviz/1"
@@ -102,7 +102,7 @@ def test_json_goes_to_stdout_beside_files(cli: Cli, snapshot: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("option", OUTPUTS)
-def test_a_file_that_exists_is_replaced_only_by_force(
+def test_existing_file_is_replaced_only_by_force(
     cli: Cli, snapshot: Path, tmp_path: Path, option: tuple[str, str]
 ) -> None:
     target = tmp_path / option[1]
@@ -115,7 +115,7 @@ def test_a_file_that_exists_is_replaced_only_by_force(
 
 @pytest.mark.parametrize("option", OUTPUTS)
 @pytest.mark.parametrize("place", [".", "nowhere"])
-def test_an_output_that_cannot_be_written_is_a_usage_error(
+def test_unwritable_output_is_a_usage_error(
     cli: Cli, snapshot: Path, tmp_path: Path, option: tuple[str, str], place: str
 ) -> None:
     target = tmp_path / place / option[1]
@@ -149,20 +149,20 @@ def test_format_of_a_file_follows_its_suffix_or_its_old_option(
         assert json.loads(text)
 
 
-def test_all_exports_can_be_asked_for_at_once(cli: Cli, tmp_path: Path) -> None:
+def test_all_exports_can_be_written_at_once(cli: Cli, tmp_path: Path) -> None:
     wanted = [part for option in EXPORTS for part in (option, tmp_path / option)]
     assert cli("memviz", OOM, *wanted, "--json").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == set(EXPORTS)
 
 
-def test_a_trace_for_perfetto_needs_a_trace(cli: Cli, tmp_path: Path) -> None:
+def test_perfetto_export_without_a_trace_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "segments.pkl"
     path.write_bytes(pickled(files.segments()))
     usage_error(cli, path, "-o", tmp_path / "report.txt", "--perfetto", tmp_path / "trace")
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_colours_are_only_where_they_are_wanted(
+def test_colors_follow_force_color_and_no_color(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, snapshot: Path
 ) -> None:
     assert "\x1b" not in cli("memviz", snapshot).stdout
@@ -172,15 +172,15 @@ def test_colours_are_only_where_they_are_wanted(
     assert "\x1b" not in cli("memviz", snapshot).stdout
 
 
-# As a process.
+# In a subprocess.
 
 
-def test_a_dash_reads_standard_input(command: list[str], cli: Cli) -> None:
+def test_dash_reads_standard_input(command: list[str], cli: Cli) -> None:
     run = subprocess.run(
         [*command, "memviz", "-"],
         input=OOM.read_bytes(),
         capture_output=True,
-        # Without this a child also gets COLUMNS, which readline sets behind Python's back.
+        # readline sets COLUMNS in the C environment, which a child would inherit.
         env=dict(os.environ),
         check=False,
     )
@@ -190,7 +190,7 @@ def test_a_dash_reads_standard_input(command: list[str], cli: Cli) -> None:
     assert rest == cli("memviz", OOM).stdout.splitlines()[1:]
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly(command: list[str]) -> None:
+def test_closed_pipe_ends_the_command_without_a_message(command: list[str]) -> None:
     with subprocess.Popen(
         [*command, "memviz", OOM, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -202,7 +202,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(command: list[str]) ->
     assert process.returncode == 141
 
 
-def test_a_disk_that_is_full_is_an_error_of_the_machine(command: list[str], snapshot: Path) -> None:
+def test_full_disk_is_an_environment_error(command: list[str], snapshot: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no full device here")
     with Path("/dev/full").open("w") as full:
@@ -218,7 +218,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_machine(command: list[str], snap
     assert "Traceback" not in run.stderr
 
 
-def test_every_row_of_the_csv_is_an_allocation(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
+def test_csv_has_a_row_per_allocation(cli: Cli, snapshot: Path, tmp_path: Path) -> None:
     target = tmp_path / "allocations.csv"
     cli("memviz", snapshot, "--csv", target)
     allocations = [entry for entry in files.trace() if entry["action"] == "alloc"]

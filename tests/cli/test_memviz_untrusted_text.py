@@ -1,4 +1,4 @@
-"""Names, file names, annotations and metadata are the text of strangers: they are shown, never obeyed."""
+"""Texts of a snapshot are untrusted: outputs escape them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVERY = pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
 
 
 def hostile(text: str) -> dict[str, Any]:
-    """Make a snapshot that holds a text wherever one can be."""
+    """Return a snapshot with a text in every place for texts."""
     stack = [frame(text, 7, text), frame(text, 8, f"/home/{text}.py")]
     trace = [
         event("segment_alloc", SMALL, 2 * MIB, frames=stack),
@@ -55,7 +55,7 @@ def hostile(text: str) -> dict[str, Any]:
 
 
 def run(cli: Cli, tmp_path: Path, text: str, *options: str | Path) -> CliRun:
-    # Of a pickle, what is no UTF-8 arrives as escapes.
+    # Invalid UTF-8 of a pickle becomes escapes.
     form = "plain.json" if "\ud800" in text else "protocol-4.pkl"
     path = tmp_path / form
     path.write_bytes(files.FORMS[form](hostile(text)))
@@ -69,14 +69,14 @@ def is_harmless(text: str) -> bool:
 
 
 @EVERY
-def test_the_terminal_shows_no_control_characters(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_terminal_report_has_no_control_characters(cli: Cli, tmp_path: Path, text: str) -> None:
     shown = run(cli, tmp_path, text, "--top", "0").stdout
     assert is_harmless(shown)
     assert len(shown) < 50_000
 
 
 @EVERY
-def test_a_coloured_terminal_sees_only_colours_of_ours(
+def test_colored_report_contains_only_our_escape_sequences(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -92,7 +92,7 @@ def _sequences(text: str) -> list[str]:
 
 
 @EVERY
-def test_json_is_valid_and_holds_the_text(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_json_contains_untrusted_text_escaped(cli: Cli, tmp_path: Path, text: str) -> None:
     shown = run(cli, tmp_path, text, "--json").stdout
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", shown)
     (device,) = json.loads(shown)["devices"]
@@ -101,7 +101,7 @@ def test_json_is_valid_and_holds_the_text(cli: Cli, tmp_path: Path, text: str) -
 
 
 class Page(HTMLParser):
-    """Counts elements and attributes, and keeps the texts."""
+    """Counts elements and attributes, and collects texts."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Page(HTMLParser):
 
 
 @EVERY
-def test_the_page_has_no_element_of_theirs(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_page_has_no_element_from_untrusted_text(cli: Cli, tmp_path: Path, text: str) -> None:
     target = tmp_path / "page.html"
     run(cli, tmp_path, "plain", "-q", "--json", "--html", target)
     plain = Page(target.read_text())
@@ -127,7 +127,7 @@ def test_the_page_has_no_element_of_theirs(cli: Cli, tmp_path: Path, text: str) 
 
 
 @EVERY
-def test_exports_stay_what_they_are(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_exports_escape_untrusted_text(cli: Cli, tmp_path: Path, text: str) -> None:
     targets = {name: tmp_path / name for name in ("csv", "perfetto", "collapsed", "speedscope")}
     options = [part for name, path in targets.items() for part in (f"--{name}", path)]
     run(cli, tmp_path, text, "-q", "--json", *options)
@@ -144,5 +144,5 @@ def test_exports_stay_what_they_are(cli: Cli, tmp_path: Path, text: str) -> None
         assert stack.startswith("cuda:0;")
 
 
-def test_a_megabyte_of_text_does_not_flood_the_terminal(cli: Cli, tmp_path: Path) -> None:
+def test_long_texts_are_shortened_on_the_terminal(cli: Cli, tmp_path: Path) -> None:
     assert len(run(cli, tmp_path, "A" * MIB, "--top", "0").stdout) < 50_000

@@ -28,7 +28,7 @@ from cudakit.units import Unavailable
 
 USUAL = GemmSettings(reduced_precision=False)
 FP8 = ("fp8_e4m3", "fp8_e5m2")
-# The least compute capability (cuBLAS Library, "cublasLtMatmul").
+# Minimum compute capability (cuBLAS Library, "cublasLtMatmul").
 LEAST = {"bf16": (8, 0), "tf32": (8, 0), "fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)}
 BLACKWELL = (10, 0)
 
@@ -61,19 +61,19 @@ def assert_right(
     settings: GemmSettings = USUAL,
     algorithm: Algorithm | None = None,
 ) -> None:
-    """Multiply, with the type of data on a device that has it, and check every byte of D."""
+    """Compute a GEMM and check every byte of D; skip data types that the device lacks."""
     if capability(bench.gpu) < LEAST.get(gemm.dtype, (0, 0)):
         pytest.skip(f"the device does not multiply {gemm.dtype}")
     problem = Problem(gemm)
-    with closing(blas.multiplication(gemm, settings, algorithm)) as multiplication:
-        content = run(bench, multiplication, problem)
+    with closing(blas.prepare(gemm, settings, algorithm)) as plan:
+        content = run(bench, plan, problem)
     problem.check(content, reduced=settings.reduced_precision)
 
 
 def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
-    """Let a library that cannot compute a product say so, and why."""
+    """Check the result of a GEMM, or that the library raises Unsupported with a reason."""
     try:
-        blas.multiplication(gemm, USUAL).close()
+        blas.prepare(gemm, USUAL).close()
     except Unsupported as refusal:
         pytest.skip(f"{refusal.message}; {refusal.hint}")
     assert_right(bench, blas, gemm)
@@ -176,7 +176,7 @@ def test_unsupported_gemm_is_refused_with_reason(
     bench: Workbench, library: Library, gemm: Gemm
 ) -> None:
     with closing(opened(bench.gpu, library)) as blas, pytest.raises(Unsupported) as caught:
-        blas.multiplication(gemm, USUAL)
+        blas.prepare(gemm, USUAL)
     assert caught.value.message
     assert caught.value.hint
 
@@ -186,7 +186,7 @@ def test_fp8_needs_layout_tn_before_blackwell(bench: Workbench, blas: Blas, layo
     if capability(bench.gpu) >= BLACKWELL:
         pytest.skip("this device multiplies fp8 in every layout")
     with pytest.raises(Unsupported) as caught:
-        blas.multiplication(a_gemm("fp8_e4m3", layout=layout), USUAL)
+        blas.prepare(a_gemm("fp8_e4m3", layout=layout), USUAL)
     assert caught.value.message
     assert caught.value.hint
 
@@ -195,11 +195,11 @@ def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, a_gemm("fp32")
     late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
     stream, where, other = gpu.stream(blocking=False), put(bench, early), put(bench, late)
-    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+    with closing(blas.prepare(gemm, USUAL)) as plan:
         bench.spin(stream)
         gpu.copy(where.a, other.a, late.a.nbytes, stream)
         gpu.copy(where.b, other.b, late.b.nbytes, stream)
-        multiplication.enqueue(where, stream)
+        plan.enqueue(where, stream)
         late.check(result(bench, late, where))
 
 
@@ -207,9 +207,9 @@ def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas)
     gpu, gemm = bench.gpu, a_gemm("bf16", epilogue="bias")
     problems = [Problem(gemm, seed=seed) for seed in range(3)]
     stream, where = gpu.stream(), put(bench, problems[0])
-    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
+    with closing(blas.prepare(gemm, USUAL)) as plan:
         gpu.capture_begin(stream)
-        multiplication.enqueue(where, stream)
+        plan.enqueue(where, stream)
         graph = gpu.instantiate(gpu.capture_end(stream))
         untouched = result(bench, problems[0], where)
         for problem in problems:
@@ -244,8 +244,8 @@ def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str)
 def test_multiplication_reports_chosen_algorithm(blas: Blas) -> None:
     gemm = a_gemm("fp32", k=512)
     for wanted in blas.heuristics(gemm, USUAL, 3):
-        with closing(blas.multiplication(gemm, USUAL, wanted)) as multiplication:
-            chosen = multiplication.algorithm
+        with closing(blas.prepare(gemm, USUAL, wanted)) as plan:
+            chosen = plan.algorithm
             assert isinstance(chosen, Algorithm)
             assert replace(chosen, workspace_bytes=wanted.workspace_bytes) == wanted
 
@@ -264,8 +264,8 @@ def test_deterministic_gemm_is_bitwise_reproducible(
 ) -> None:
     gemm, settings = a_gemm(dtype, k=4096), GemmSettings(deterministic=True)
     problem = Problem(gemm)
-    with closing(blas.multiplication(gemm, settings)) as multiplication:
-        runs = {run(bench, multiplication, problem) for _ in range(5)}
+    with closing(blas.prepare(gemm, settings)) as plan:
+        runs = {run(bench, plan, problem) for _ in range(5)}
 
     assert len(runs) == 1
     problem.check(runs.pop(), reduced=True)
@@ -276,17 +276,17 @@ def test_multiplication_reports_settings(bench: Workbench, library: Library) -> 
     with closing(opened(bench.gpu, library)) as blas:
         assert blas.library == library
         assert blas.version
-        with closing(blas.multiplication(a_gemm("fp32"), USUAL)) as multiplication:
-            assert isinstance(multiplication.algorithm, Algorithm | Unavailable)
-            assert multiplication.settings
-            assert all(multiplication.settings.values())
+        with closing(blas.prepare(a_gemm("fp32"), USUAL)) as plan:
+            assert isinstance(plan.algorithm, Algorithm | Unavailable)
+            assert plan.settings
+            assert all(plan.settings.values())
 
 
 def test_second_close_has_no_effect(bench: Workbench) -> None:
     blas = opened(bench.gpu)
-    multiplication = blas.multiplication(a_gemm("fp32", k=4096), USUAL)
+    plan = blas.prepare(a_gemm("fp32", k=4096), USUAL)
     for _ in range(2):
-        multiplication.close()
+        plan.close()
     for _ in range(2):
         blas.close()
     bench.gpu.sync()
@@ -294,20 +294,20 @@ def test_second_close_has_no_effect(bench: Workbench) -> None:
 
 def test_closed_gemm_frees_workspace(bench: Workbench, blas: Blas) -> None:
     gemm = a_gemm("fp32", k=1 << 15)
-    multiplication = blas.multiplication(gemm, USUAL)
-    run(bench, multiplication, Problem(gemm))
-    multiplication.close()  # what a library takes once for all is taken by now
+    plan = blas.prepare(gemm, USUAL)
+    run(bench, plan, Problem(gemm))
+    plan.close()  # one-time allocations of the library are done
     before = bench.gpu.memory_info().free_bytes
     for _ in range(16):
-        blas.multiplication(gemm, USUAL).close()
+        blas.prepare(gemm, USUAL).close()
     assert before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
 
 
 def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
     first, second = Problem(a_gemm("fp32", k=4096)), Problem(a_gemm("fp64", n=16), seed=1)
     with (
-        closing(blas.multiplication(first.gemm, USUAL)) as one,
-        closing(blas.multiplication(second.gemm, USUAL)) as other,
+        closing(blas.prepare(first.gemm, USUAL)) as one,
+        closing(blas.prepare(second.gemm, USUAL)) as other,
     ):
         for _ in range(2):
             first.check(run(bench, one, first))
@@ -318,13 +318,13 @@ def test_unused_operands_may_be_null(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("fp32"))
     where = put(bench, problem)
     bench.gpu.free(where.bias)
-    with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:
-        multiplication.enqueue(where, bench.gpu.stream())
+    with closing(blas.prepare(problem.gemm, USUAL)) as plan:
+        plan.enqueue(where, bench.gpu.stream())
         problem.check(result(bench, problem, where))
 
 
 def test_int8_sums_are_exact_at_extremes(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("int8", k=1024))
     problem.a[:], problem.b[:] = np.int8(-128), np.int8(-128)
-    with closing(blas.multiplication(problem.gemm, USUAL)) as multiplication:
-        problem.check(run(bench, multiplication, problem))
+    with closing(blas.prepare(problem.gemm, USUAL)) as plan:
+        problem.check(run(bench, plan, problem))

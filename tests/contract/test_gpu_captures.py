@@ -1,4 +1,4 @@
-"""What is known of a capture while it goes on."""
+"""Queries of a stream capture in progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def capturing(gpu: Gpu, stream: Stream) -> Iterator[None]:
 
 
 def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
-    """Return all the nodes that the next one of a stream comes after."""
+    """Return all transitive dependencies of the next captured node of a stream."""
     seen: set[GraphNode] = set()
     left = [*gpu.capture_ends(stream)]
     while left:

@@ -53,7 +53,7 @@ def compare(gpu: Gpu) -> Iterator[Compare]:
 def filled(
     bench: Workbench, element: Element, count: int, how: Callable[[Ptr], None]
 ) -> npt.NDArray[Any]:
-    """Return the bits that a fill writes, having seen that it writes no more."""
+    """Run a fill, check that it writes only its range, and return the bits."""
     size_bytes = count * element.size_bytes
     out = bench.gpu.malloc(size_bytes + 16)
     bench.gpu.fill(out, 0xEE, size_bytes + 16, LEGACY)
@@ -114,7 +114,7 @@ def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Eleme
 
     assert np.abs(values).max() <= 104  # what fp8 rounds 100 to
     shares = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
-    # Rounding to 8 bits moves what is near an edge.
+    # Rounding to 8 bits moves values near the edges.
     assert np.abs(shares - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
     assert abs(values.mean()) < 1
 

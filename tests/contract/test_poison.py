@@ -1,4 +1,4 @@
-"""Poison, on every device."""
+"""The poison values of benchmarks, on every device."""
 
 from __future__ import annotations
 

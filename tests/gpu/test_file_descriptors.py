@@ -1,4 +1,4 @@
-"""File descriptors of other processes, by the calls of the system."""
+"""Duplication of file descriptors of other processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @contextmanager
 def child() -> Iterator[Descriptor]:
-    """Start a process that has a pipe, until the end of the block."""
+    """Run a child process with a pipe within a block."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", CHILD],
         stdin=subprocess.PIPE,

@@ -59,6 +59,7 @@ _OPTIONS = option_group(
     option(
         "--export",
         "export",
+        type=FILE,
         metavar="FILE.csv",
         help="Write what --tune found for torch.cuda.tunable as well (experimental; torch 2.15 and newer).",
     ),

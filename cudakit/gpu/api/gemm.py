@@ -178,7 +178,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSettings:
-    """Options for a library, which ignores unsupported ones; ``Multiplication.settings`` reports them."""
+    """Options for a library, which ignores unsupported ones; ``GemmPlan.settings`` reports them."""
 
     workspace_bytes: int = WORKSPACE_BYTES  # maximum
     deterministic: bool = False  # bitwise reproducible: no reductions in varying order
@@ -217,7 +217,7 @@ class Operands(Protocol):
     def bias(self) -> Ptr: ...
 
 
-class Multiplication(Protocol):
+class GemmPlan(Protocol):
     """A prepared GEMM, which can be enqueued any number of times."""
 
     @property
@@ -255,9 +255,9 @@ class Blas(Protocol):
         """The version of the library: "13.1.0"."""
         ...
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> Multiplication:
+    ) -> GemmPlan:
         """Prepare a GEMM, by default with the library's preferred algorithm."""
         ...
 

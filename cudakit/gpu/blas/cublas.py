@@ -83,16 +83,16 @@ class Cublas(WithoutAlgorithms):
         """Invalidate the cached state, because a workspace is about to be freed."""
         self._state = ()
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> CublasMultiplication:
+    ) -> CublasGemm:
         """Prepare a GEMM. Raises Unsupported if an algorithm is given: cuBLAS does not accept one."""
         if not self._handle:
             raise closed(self.library)
         refuse_for_cublas(gemm)
         if algorithm is not None:
             raise self.no_choice()
-        return CublasMultiplication(self, gemm, settings)
+        return CublasGemm(self, gemm, settings)
 
     def close(self) -> None:
         """Destroy the handle. Has no effect the second time, or after the device was closed."""
@@ -101,7 +101,7 @@ class Cublas(WithoutAlgorithms):
         self._handle = 0
 
 
-class CublasMultiplication:
+class CublasGemm:
     """A prepared call of cublasGemmEx or cublasGemmStridedBatchedEx."""
 
     def __init__(self, blas: Cublas, gemm: Gemm, settings: GemmSettings) -> None:

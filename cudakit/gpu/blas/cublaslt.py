@@ -63,9 +63,9 @@ class CublasLt:
         except self.vendor.lt.cuBLASLtError as error:
             raise refused_call(error.status, what) from error
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> LtMultiplication:
+    ) -> LtGemm:
         """Prepare a GEMM. Raises Unsupported for an algorithm that library or settings do not allow."""
         with ExitStack() as owned:
             problem = owned.enter_context(closing(self._problem(gemm, settings)))
@@ -74,7 +74,7 @@ class CublasLt:
             else:
                 structure, chosen = self._checked_structure(problem, algorithm)
             given = algorithm is not None
-            product = LtMultiplication(self, problem, structure, chosen, given=given)
+            product = LtGemm(self, problem, structure, chosen, given=given)
             owned.pop_all()  # now owned by the prepared GEMM
             return product
 
@@ -189,7 +189,7 @@ class CublasLt:
         yield from configurations(supported, check.accepts)
 
 
-class LtMultiplication:
+class LtGemm:
     """A prepared call of cublasLtMatmul."""
 
     def __init__(

@@ -61,16 +61,16 @@ class CupyBlas(WithoutAlgorithms):
             self._streams[stream] = stream_of_cupy(self.cupy, handle)
         return self._streams[stream]
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> CupyMultiplication:
+    ) -> CupyGemm:
         """Prepare a GEMM. Raises Unsupported if CuPy needs copies for it, or if an algorithm is given."""
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
             raise self.no_choice()
         _check(gemm, settings)
-        return CupyMultiplication(self, gemm)
+        return CupyGemm(self, gemm)
 
     def close(self) -> None:
         """Release the stream objects. Has no effect the second time."""
@@ -78,7 +78,7 @@ class CupyBlas(WithoutAlgorithms):
         self._streams.clear()
 
 
-class CupyMultiplication:
+class CupyGemm:
     """A prepared call of cupy.matmul that writes directly into D."""
 
     def __init__(self, blas: CupyBlas, gemm: Gemm) -> None:

@@ -45,15 +45,15 @@ class TorchBlas(WithoutAlgorithms):
             self._streams[stream] = self.torch.cuda.ExternalStream(handle, device=self.device)
         return self._streams[stream]
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> TorchMultiplication:
+    ) -> TorchGemm:
         """Prepare a GEMM. Raises Unsupported if torch has no function for it, or if an algorithm is given."""
         if self._closed:
             raise closed(self.library)
         if algorithm is not None:
             raise self.no_choice()
-        return TorchMultiplication(self, gemm, settings)
+        return TorchGemm(self, gemm, settings)
 
     def close(self) -> None:
         """Release the stream objects. Has no effect the second time."""
@@ -61,7 +61,7 @@ class TorchBlas(WithoutAlgorithms):
         self._streams.clear()
 
 
-class TorchMultiplication:
+class TorchGemm:
     """A prepared torch call that writes into D.
 
     torch allocates a cuBLAS workspace at the first call on a stream, so a warm-up call must precede a stream

@@ -21,7 +21,7 @@ NAMES(X)
 static PyObject *allocate_in_python, *deallocate_in_python;
 static PyObject *cudakit_error, *from_handle, *stream_keyword; /* ("stream",) */
 
-/* Return the handle of a stream (cuda.core's protocol: a pair of a version and it). */
+/* Return the handle of a stream: the second item of the pair that __cuda_stream__ returns. */
 static PyObject *handle_of(PyObject *stream)
 {
     PyObject *pair = PyObject_CallMethodNoArgs(stream, name___cuda_stream__);
@@ -39,14 +39,15 @@ static PyObject *call(PyObject *self, PyObject *name, PyObject *first, PyObject 
     return result;
 }
 
+/* Return whether a call has `wanted` positional arguments and the keyword `stream`. */
 static bool is_usual(Py_ssize_t count, Py_ssize_t wanted, PyObject *names)
 {
     return count == wanted && names && PyTuple_GET_SIZE(names) == 1 &&
            PyUnicode_Compare(PyTuple_GET_ITEM(names, 0), PyTuple_GET_ITEM(stream_keyword, 0)) == 0;
 }
 
-static PyObject *in_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count,
-                           PyObject *names)
+static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count,
+                             PyObject *names)
 {
     Py_ssize_t all = count + (names ? PyTuple_GET_SIZE(names) : 0);
     PyObject **moved = PyMem_Malloc((size_t)(all + 1) * sizeof *moved);
@@ -60,11 +61,11 @@ static PyObject *in_python(PyObject *function, PyObject *self, PyObject *const *
     return found;
 }
 
-/* Free memory without a Buffer, and keep the exception that explains why there is none. */
-static void take_back(PyObject *self, PyObject *ptr)
+/* Free memory for which no Buffer could be created; the current exception stays set. */
+static void free_without_buffer(PyObject *self, PyObject *ptr)
 {
 #if PY_VERSION_HEX >= 0x030C0000
-    PyObject *why = PyErr_GetRaisedException();
+    PyObject *error = PyErr_GetRaisedException();
 #else
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -74,7 +75,7 @@ static void take_back(PyObject *self, PyObject *ptr)
         PyErr_WriteUnraisable(self);
     Py_XDECREF(none);
 #if PY_VERSION_HEX >= 0x030C0000
-    PyErr_SetRaisedException(why);
+    PyErr_SetRaisedException(error);
 #else
     PyErr_Restore(type, value, traceback);
 #endif
@@ -83,7 +84,7 @@ static void take_back(PyObject *self, PyObject *ptr)
 static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     if (!is_usual(count, 1, names))
-        return in_python(allocate_in_python, self, args, count, names);
+        return call_python(allocate_in_python, self, args, count, names);
     PyObject *size = args[0], *stream = args[1], *handle = handle_of(stream);
     PyObject *ptr = handle ? call(self, name__alloc, size, handle) : NULL;
     Py_XDECREF(handle);
@@ -92,7 +93,7 @@ static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t coun
     PyObject *given[] = {ptr, size, self, stream};
     PyObject *buffer = PyObject_Vectorcall(from_handle, given, 3, stream_keyword);
     if (!buffer)
-        take_back(self, ptr);
+        free_without_buffer(self, ptr);
     Py_DECREF(ptr);
     return buffer;
 }
@@ -100,7 +101,7 @@ static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t coun
 static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
     if (!is_usual(count, 2, names))
-        return in_python(deallocate_in_python, self, args, count, names);
+        return call_python(deallocate_in_python, self, args, count, names);
     PyObject *handle = handle_of(args[2]);
     PyObject *none = handle ? call(self, name__free, args[0], handle) : NULL;
     Py_XDECREF(handle);
@@ -116,10 +117,10 @@ static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t co
 static PyMethodDef methods[] = {
     {"allocate", (PyCFunction)(void (*)(void))allocate, METH_FASTCALL | METH_KEYWORDS,
      "allocate($self, size, *, stream)\n--\n\n"
-     "Allocate a Buffer of so many bytes for use in the order of a stream. Raises OutOfMemory."},
+     "Allocate a Buffer of ``size`` bytes in stream order. Raises OutOfMemory."},
     {"deallocate", (PyCFunction)(void (*)(void))deallocate, METH_FASTCALL | METH_KEYWORDS,
      "deallocate($self, ptr, size, *, stream)\n--\n\n"
-     "Give memory back. Never raises: what is not allocated is counted among the invalid frees."},
+     "Free memory in stream order. Raises nothing: a double free is counted in ``invalid_frees``."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -132,7 +133,7 @@ static PyTypeObject calls_type = {
 };
 
 /* Return an attribute of a class or function of a module. */
-static PyObject *imported(const char *module, const char *class, const char *attribute)
+static PyObject *import_attribute(const char *module, const char *class, const char *attribute)
 {
     PyObject *from = PyImport_ImportModule(module);
     PyObject *found = from ? PyObject_GetAttrString(from, class) : NULL;
@@ -153,10 +154,10 @@ static bool find_all(void)
     NAMES(X)
 #undef X
     return (stream_keyword = Py_BuildValue("(s)", "stream")) &&
-           (from_handle = imported("cuda.core", "Buffer", "from_handle")) &&
-           (cudakit_error = imported("cudakit.errors", "CudakitError", NULL)) &&
-           (allocate_in_python = imported("cudakit.gpu.plugs.buffers", "Calls", "allocate")) &&
-           (deallocate_in_python = imported("cudakit.gpu.plugs.buffers", "Calls", "deallocate"));
+           (from_handle = import_attribute("cuda.core", "Buffer", "from_handle")) &&
+           (cudakit_error = import_attribute("cudakit.errors", "CudakitError", NULL)) &&
+           (allocate_in_python = import_attribute("cudakit.gpu.plugs.buffers", "Calls", "allocate")) &&
+           (deallocate_in_python = import_attribute("cudakit.gpu.plugs.buffers", "Calls", "deallocate"));
 }
 
 static int prepare(PyObject *module)

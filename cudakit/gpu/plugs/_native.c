@@ -1,9 +1,12 @@
-/* Memory straight from the driver, as torch's MemPool takes it: two C functions for each kind.
+/* Driver memory for PyTorch's MemPool: a C function to allocate and one to free, for each kind of memory.
  *
- * They run inside the lock of torch's allocator, where no Python may: whoever waits for that lock may hold the
- * interpreter's. The signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h; what fails is NULL, which
- * torch takes for out of memory. Names and versions of functions are those of the CUDA Driver API.
- */
+ * cudakit.torch_pool() passes this library and the names of two functions to torch.cuda.memory.CUDAPluggableAllocator.
+ * PyTorch calls the functions while it holds the lock of its allocator. No Python code may run there: a thread that
+ * waits for this lock may hold the GIL, which is a deadlock. Hence C, without calls of the interpreter.
+ *
+ * The signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h. A failure returns NULL, which PyTorch treats as
+ * out of memory. The driver is not linked but looked up, so that the library also loads on machines without a GPU. The
+ * names and versions of its functions are those of the CUDA Driver API. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
@@ -20,7 +23,7 @@ typedef void *handle;     /* CUcontext, CUstream */
 
 enum { ATTACH_GLOBAL = 1 }; /* CU_MEM_ATTACH_GLOBAL */
 
-/* X(name, parameters): what is called of the driver; each returns a CUresult, 0 for success. */
+/* X(name, parameters): the driver functions; each returns a CUresult, 0 for success. */
 #define FUNCTIONS(X) \
     X(cuDeviceGet, (int *device, int ordinal)) \
     X(cuDevicePrimaryCtxRetain, (handle *context, int device)) \
@@ -40,7 +43,7 @@ FUNCTIONS(X)
 
 static bool found;
 
-static void look_up(void)
+static void load_driver(void)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (!driver)
@@ -53,13 +56,13 @@ static void look_up(void)
 #undef X
 }
 
-/* Make the primary context of a device, which is torch's, the current one of this thread. */
+/* Make the primary context of a device, which PyTorch uses, current in this thread. */
 static bool enter(int ordinal, int *device)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     handle context;
 
-    pthread_once(&once, look_up);
+    pthread_once(&once, load_driver);
     if (!found || cuDeviceGet(device, ordinal) || cuDevicePrimaryCtxRetain(&context, *device))
         return false;
     if (!cuCtxPushCurrent_v2(context))
@@ -76,13 +79,13 @@ static void leave(int device)
     cuDevicePrimaryCtxRelease_v2(device);
 }
 
-/* X(kind, how to allocate, how to free): what of the driver a kind of memory is. */
+/* X(kind, call to allocate, call to free) for each kind of memory. */
 #define KINDS(X) \
     X(driver, cuMemAlloc_v2(&ptr, size), cuMemFree_v2((address)ptr)) \
     X(managed, cuMemAllocManaged(&ptr, size, ATTACH_GLOBAL), cuMemFree_v2((address)ptr)) \
     X(async, allocate_in_order(&ptr, size, stream), free_in_order((address)ptr, stream))
 
-/* A capture would make it part of the graph, and torch's pools outlive that. */
+/* Fail during a capture: the allocation would become part of the graph, and PyTorch's pools outlive the graph. */
 static int allocate_in_order(address *ptr, size_t size, handle stream)
 {
     int capturing = 1;
@@ -90,7 +93,7 @@ static int allocate_in_order(address *ptr, size_t size, handle stream)
     return cuStreamIsCapturing(stream, &capturing) || capturing || cuMemAllocAsync(ptr, size, stream);
 }
 
-/* The stream may be gone since. */
+/* Free without a stream if the stream of the allocation was destroyed, or is captured. */
 static int free_in_order(address ptr, handle stream)
 {
     int capturing = 1;
@@ -129,7 +132,7 @@ KINDS(X)
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_doc = "C functions that torch calls; there is nothing for Python in it.",
+    .m_doc = "C functions for PyTorch, none of them for Python.",
 };
 
 PyMODINIT_FUNC PyInit__native(void)

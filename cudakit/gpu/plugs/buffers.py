@@ -1,4 +1,4 @@
-"""The two calls of cuda.core's Buffers, in Python."""
+"""allocate and deallocate of a memory resource of cuda.core, in Python."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _from_handle = Buffer.from_handle
 
 
 class Calls:
-    """The calls of a memory resource; ``_alloc`` and ``_free`` are those of its allocator.
+    """The calls of a memory resource. ``_alloc`` and ``_free`` are functions of its allocator.
 
-    ``_buffers.c`` has the same class for calls in the form that cuda.core uses; it calls this one for all
-    other forms.
+    ``_buffers.c`` has the same class in C for the form of the calls that cuda.core uses, and passes other
+    forms to this class.
     """
 
     __slots__ = ()
@@ -31,7 +31,7 @@ class Calls:
         _free: Callable[..., None]
 
     def allocate(self, size: int, *, stream: Stream) -> Buffer:
-        """Allocate a Buffer of so many bytes for use in the order of a stream. Raises OutOfMemory."""
+        """Allocate a Buffer of ``size`` bytes in stream order. Raises OutOfMemory."""
         ptr = self._alloc(size, stream.__cuda_stream__()[1])
         try:
             return _from_handle(ptr, size, self, stream=stream)
@@ -40,8 +40,8 @@ class Calls:
             raise
 
     def deallocate(self, ptr: Any, size: int, *, stream: Stream) -> None:  # noqa: ARG002
-        """Give memory back. Never raises: what is not allocated is counted among the invalid frees."""
-        try:  # noqa: SIM105  suppress() takes longer than all of the rest
+        """Free memory in stream order. Raises nothing: a double free is counted in ``invalid_frees``."""
+        try:  # noqa: SIM105  suppress() takes longer than all the rest
             self._free(ptr, stream.__cuda_stream__()[1])
         except CudakitError:
             pass

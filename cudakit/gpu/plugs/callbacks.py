@@ -1,4 +1,4 @@
-"""Libraries that take two functions, to allocate and to free: CuPy, and RMM, which cuDF and cuML use."""
+"""Plugs for libraries that call two functions, alloc and free: CuPy and RMM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cudakit.errors import MissingDependency, UsageError
 from cudakit.gpu.api.allocator import Allocator
 
 
-class Devices(dict[int, Allocator]):
-    """Allocators by the number of their device. Raises UsageError for a device without one, or with two."""
+class AllocatorByDevice(dict[int, Allocator]):
+    """Allocators by the ordinal of their device. Raises UsageError for a device with none or with two."""
 
     def __init__(self, allocators: Iterable[Allocator]) -> None:
         super().__init__()
@@ -30,13 +30,13 @@ class Devices(dict[int, Allocator]):
     def __missing__(self, device: int) -> Allocator:
         known = ", ".join(f"cuda:{number}" for number in sorted(self))
         raise UsageError(
-            f"memory of cuda:{device} was asked for, and the allocators given are of {known}",
-            hint=f"give one more: cudakit.CachingAllocator({device})",
+            f"no allocator was given for cuda:{device}, only for {known}",
+            hint=f"add cudakit.CachingAllocator({device})",
         )
 
 
 def cupy_function(allocators: Iterable[Allocator]) -> Callable[[int], Any]:
-    """Return the function that cupy.cuda.set_allocator takes. Raises MissingDependency without CuPy."""
+    """Return a function for cupy.cuda.set_allocator. Raises MissingDependency without CuPy."""
     try:
         import cupy  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
@@ -47,21 +47,21 @@ def cupy_function(allocators: Iterable[Allocator]) -> Callable[[int], Any]:
 
 
 def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[int], Any]:
-    """Return a function of a size that makes a MemoryPointer, for the current device and stream.
+    """Return a function that allocates a MemoryPointer on the current device and stream, given a size.
 
-    Freed memory goes back to the stream of its allocation, as in CuPy's own pool: a program that uses it on
-    another stream synchronizes the two, or calls ``record_use``.
+    Freed memory can be reused by the stream of its allocation at once, as with CuPy's own pool: a program
+    that uses it on another stream synchronizes the two streams, or calls ``record_use``.
     """
-    devices = Devices(allocators)
+    by_device = AllocatorByDevice(allocators)
     current_stream = cupy.cuda.get_current_stream
 
     def malloc(size_bytes: int, device: int) -> int:
-        return devices[device].alloc(size_bytes, current_stream().ptr)
+        return by_device[device].alloc(size_bytes, current_stream().ptr)
 
     def free(ptr: int, device: int) -> None:
-        devices[device].free(ptr)
+        by_device[device].free(ptr)
 
-    # The fastest of CuPy's ways: its memory objects are made and destroyed in C++.
+    # The fastest of CuPy's interfaces: its memory objects are created and destroyed in C++.
     function: Callable[[int], Any] = cupy.cuda.PythonFunctionAllocator(malloc, free).malloc
     return function
 
@@ -78,7 +78,7 @@ def rmm_resource(allocator: Allocator) -> Any:
 
 
 def rmm_resource_of(mr: Any, allocator: Allocator) -> Any:
-    """Make the resource from the module ``rmm.mr``."""
+    """Return the resource, given the module ``rmm.mr``."""
 
     def allocate(size_bytes: int, stream: Any) -> int:
         # RMM turns a MemoryError into a std::bad_alloc, which its adaptors and libcudf catch.

@@ -1,4 +1,4 @@
-"""An allocator as a memory resource of cuda.core."""
+"""A memory resource of cuda.core that uses an allocator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ except ImportError as error:
 
 try:
     from cudakit.gpu.plugs._buffers import Calls
-except ImportError:  # it was not built
+except ImportError:  # not compiled
     from cudakit.gpu.plugs.buffers import Calls
 
 
 class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stubs are not marked as such
-    """Memory of an allocator as Buffers of cuda.core; ``Device.memory_resource`` takes it.
+    """Creates Buffers of cuda.core from an allocator's memory; to be set as ``Device.memory_resource``.
 
-    A Buffer gives its memory back on the stream that it is closed on: where that is not the one it was
-    allocated on, the memory is reused once that stream has come so far.
+    A Buffer is freed on the stream on which it is closed. If that is another stream than that of its
+    allocation, the memory is reused after all work that was enqueued on that stream before.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -34,10 +34,10 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
 
     @property
     def allocator(self) -> Any:
-        """The allocator behind it: statistics, history, snapshots, settings."""
+        """The allocator, for statistics, history, snapshots and settings."""
         return self._allocator
 
-    # Before the abstract methods of MemoryResource.
+    # They replace the abstract methods of MemoryResource.
     allocate = Calls.allocate
     deallocate = Calls.deallocate
 
@@ -50,12 +50,10 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
     def device_id(self) -> int:
         return self._device
 
-    # The most used calls of the allocator.
-
     def statistics(self) -> dict[str, int]:
         """Return the numbers of torch.cuda.memory_stats."""
         return self._allocator.statistics()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is held and the trace, in PyTorch's format."""
+        """Return the segments and the trace in PyTorch's format."""
         return self._allocator.snapshot()

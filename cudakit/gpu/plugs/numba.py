@@ -11,17 +11,17 @@ from typing import Any
 from cudakit.errors import MissingDependency
 from cudakit.gpu.api import HANDLE_BYTES, LEGACY
 from cudakit.gpu.api.allocator import Allocator
-from cudakit.gpu.plugs.callbacks import Devices
+from cudakit.gpu.plugs.callbacks import AllocatorByDevice
 
-# The stream that Numba's memory is allocated on: no program uses it, so each free is a use by another stream.
-# Numba does not tell which stream it allocates for, nor which streams used the memory.
+# The stream on which Numba's memory is allocated. No program uses this stream, so each free on the default
+# stream waits for an event. Numba reports neither the stream of an allocation nor the streams that use it.
 UNUSED_STREAM = -1
 
 _INTERFACE = 1
 
 
 def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
-    """Return a class for numba.cuda.set_memory_manager that asks ``source`` for the allocator of a device.
+    """Return a class for numba.cuda.set_memory_manager. ``source`` returns the allocator of a device.
 
     Raises MissingDependency without Numba.
     """
@@ -34,13 +34,13 @@ def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: b
     return manager_of(cuda, source, default_stream_only=default_stream_only)
 
 
-def among(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
-    """Return a source of these allocators. Raises UsageError for a device without one."""
-    return Devices(allocators).__getitem__
+def source_of(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
+    """Return a function of a device's ordinal that returns its allocator. Raises UsageError without one."""
+    return AllocatorByDevice(allocators).__getitem__
 
 
 def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
-    """Make the class from the module ``numba.cuda``."""
+    """Return the class, given the module ``numba.cuda``."""
     at_alloc, at_free = (0, None) if default_stream_only else (UNUSED_STREAM, LEGACY)
 
     class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc,unused-ignore]
@@ -52,7 +52,7 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
         @cached_property
         def allocator(self) -> Allocator:
-            # Lazy: Numba makes a manager without a context, to query its version.
+            # Lazy: to query its version, Numba creates a manager without a context.
             return source(self.context.device.id)
 
         def initialize(self) -> None:
@@ -61,8 +61,7 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
         def memalloc(self, size: int) -> Any:
             allocator = self.allocator
             ptr = allocator.alloc(size, at_alloc)
-            # The allocator looks up its free at the call: it is replaced when the interpreter ends.
-            finalizer = partial(_free, allocator, ptr, at_free)
+            finalizer = partial(allocator.free, ptr, at_free)
             context = weakref.proxy(self.context)
             return cuda.MemoryPointer(context, c_void_p(ptr), size, finalizer=finalizer)
 
@@ -71,9 +70,9 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
             return cuda.MemoryInfo(free=info.free_bytes, total=info.total_bytes)
 
         def get_ipc_handle(self, memory: Any) -> Any:
-            """Return what Numba opens elsewhere: a handle of the segment, and the offset of the memory.
+            """Return Numba's IPC handle: the handle of the segment and the offset of the memory in it.
 
-            Raises Unsupported in an expandable segment: Numba opens memory by cuIpcOpenMemHandle alone.
+            Raises Unsupported in an expandable segment: Numba opens memory only by cuIpcOpenMemHandle.
             """
             found = self.allocator.ipc_handle(memory.device_pointer_value or 0)
             source = self.context.device.get_device_identity()
@@ -85,23 +84,24 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
 
 def handle_class(cuda: Any) -> type:
-    """Return Numba's class of handles, in a version that can be pickled.
+    """Return a subclass of Numba's IPC handle that can be pickled.
 
-    Numba's own reads the bytes of the handle (``reserved``), which some versions of CUDA's bindings lack.
+    Numba's own class reads the attribute ``reserved`` of the handle, which some versions of cuda-bindings
+    lack.
     """
 
     class IpcHandle(cuda.IpcHandle):  # type: ignore[misc,unused-ignore]
-        """A handle that is unpickled as a handle."""
+        """An IPC handle that is pickled as bytes."""
 
         def __reduce__(self) -> Any:
             data = string_at(self.handle.getPtr(), HANDLE_BYTES)
-            return opened_elsewhere, (data, self.size, self.source_info, self.offset)
+            return unpickle_handle, (data, self.size, self.source_info, self.offset)
 
     return IpcHandle
 
 
-def opened_elsewhere(data: bytes, size_bytes: int, source: Any, offset_bytes: int) -> Any:
-    """Make Numba's handle from what another process sent, without an allocator of cudakit."""
+def unpickle_handle(data: bytes, size_bytes: int, source: Any, offset_bytes: int) -> Any:
+    """Return Numba's IPC handle for the bytes of another process; needs no allocator."""
     from numba import cuda
 
     return handle_class(cuda)(None, _driver_handle(data), size_bytes, source, offset_bytes)
@@ -113,7 +113,3 @@ def _driver_handle(data: bytes) -> Any:
     handle = CUipcMemHandle()
     memmove(handle.getPtr(), data, HANDLE_BYTES)
     return handle
-
-
-def _free(allocator: Allocator, ptr: int, stream: int | None) -> None:
-    allocator.free(ptr, stream)

@@ -1,4 +1,4 @@
-"""Pools of torch that take memory from the driver; why torch cannot use an allocator written in Python."""
+"""PyTorch MemPools that take their segments from the driver. PyTorch cannot use an allocator in Python."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
 
-# The driver call of each kind.
+# The driver function of each upstream.
 UPSTREAMS = {
-    "driver": "cuMemAlloc: what torch itself uses",
-    "managed": "cuMemAllocManaged: moves between host and device, and may be more than the device has",
-    "async": "cuMemAllocAsync: the driver's own pool, shared with all else in the process that uses it",
+    "driver": "cuMemAlloc, which PyTorch uses by default",
+    "managed": "cuMemAllocManaged: migrates between host and device, may exceed the device's memory",
+    "async": "cuMemAllocAsync: the driver's pool, shared by the process",
 }
 _REASON = (
-    "torch calls it inside the lock of its own allocator, where Python must not run: a thread that waits"
-    " for that lock may hold the interpreter's"
+    "PyTorch calls it while holding its own lock, and a thread that waits for that lock may hold the GIL:"
+    " a deadlock"
 )
 
 
@@ -26,7 +26,7 @@ def pool(upstream: object, options: dict[str, bool]) -> Any:
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
-        raise MissingDependency("torch", purpose="a pool of its memory") from error
+        raise MissingDependency("torch", purpose="a MemPool") from error
     return pool_of(torch, library, kind, options)
 
 
@@ -38,13 +38,13 @@ def checked(upstream: object) -> str:
     if isinstance(upstream, str):
         raise UsageError(f"no upstream is named {upstream!r}", hint=f"one of {known}")
     raise UsageError(
-        f"torch cannot allocate by {type(upstream).__name__}: {_REASON}",
-        hint=f"name an upstream that runs without Python: {known}",
+        f"torch cannot use {type(upstream).__name__} as an allocator: {_REASON}",
+        hint=f"give an upstream that runs without Python: {known}",
     )
 
 
 def native_library() -> str:
-    """Return the path of the C functions. Raises EnvironmentUnusable where they were not built."""
+    """Return the path of the C functions. Raises EnvironmentUnusable if they were not compiled."""
     found = find_spec("cudakit.gpu.plugs._native")
     if found is None or found.origin is None:
         raise EnvironmentUnusable(
@@ -55,17 +55,17 @@ def native_library() -> str:
 
 
 def pool_of(torch: Any, library: str, kind: str, options: dict[str, bool]) -> Any:
-    """Make the pool from the module ``torch``. Raises UsageError for an option it does not know."""
+    """Return the MemPool, given the module ``torch``. Raises UsageError for an option that torch lacks."""
     cuda = torch.cuda
     functions = (f"cudakit_{kind}_alloc", f"cudakit_{kind}_free")
     allocator = cuda.memory.CUDAPluggableAllocator(library, *functions)
     try:
-        # Options that are off are left out: an older torch does not know them.
+        # Options that are off are omitted: older versions of torch lack them.
         return cuda.MemPool(
             allocator.allocator(), **{name: True for name, on in options.items() if on}
         )
     except TypeError as error:
         raise UsageError(
-            f"torch {torch.__version__} has no such pool: {error}",
-            hint="leave the option out, or install a newer torch",
+            f"torch {torch.__version__} cannot create this MemPool: {error}",
+            hint="omit the option, or install a newer torch",
         ) from error

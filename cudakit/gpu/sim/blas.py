@@ -83,9 +83,9 @@ class SimBlas:
         self._closed = False
         self._check_open()
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> SimMultiplication:
+    ) -> SimGemm:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check(gemm)
         if algorithm is not None:
@@ -94,9 +94,7 @@ class SimBlas:
             chosen = self._by_estimate(gemm, settings)[0]
         shown = Unavailable(_NO_CHOICE) if self.library == "cublas" else chosen
         described = _describe_settings(settings, chosen, given=algorithm is not None)
-        return SimMultiplication(
-            self._memory, self._kernels, self._products, gemm, chosen, shown, described
-        )
+        return SimGemm(self._memory, self._kernels, self._products, gemm, chosen, shown, described)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
         """Return at most ``most`` algorithms by estimated duration; the first is not always the fastest."""
@@ -148,7 +146,7 @@ class SimBlas:
             raise closed(self.library)
 
 
-class SimMultiplication:
+class SimGemm:
     """A prepared GEMM: one kernel that reads the operands and writes D, without their padding.
 
     Each call writes the algorithm's workspace, as on a real device: concurrent calls on two streams race.

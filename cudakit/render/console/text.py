@@ -33,7 +33,7 @@ _ASCII = str.maketrans(
         **dict.fromkeys("⣤⠶⠛", "#"),
         **dict.fromkeys("⣀⠤⠒⠉", "-"),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),
-        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~'u", strict=True)),
+        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~ u", strict=True)),
     }
 )
 

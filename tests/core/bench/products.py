@@ -11,9 +11,9 @@ from cudakit.gpu.api.gemm import (
     Algorithm,
     Blas,
     Gemm,
+    GemmPlan,
     GemmSettings,
     Library,
-    Multiplication,
     Operands,
     never,
 )
@@ -29,7 +29,7 @@ class Run(NamedTuple):
     gemm: Gemm
     at: Operands
     stream: Stream
-    number: int  # of its multiplication, from 0 on
+    number: int  # of its plan, from 0 on
     library: Library
     captured: bool  # into a graph, which was not run yet
 
@@ -79,13 +79,13 @@ class _Blas:
         self.library, self.version = inner.library, inner.version
         self._gpu, self._inner, self._spoil, self._refusing = gpu, inner, spoil, refusing
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> Multiplication:
+    ) -> GemmPlan:
         for what in (self.library, gemm.dtype):
             if what in self._refusing:
                 raise Unsupported(f"{what} is not to be had", hint="take another")
-        inner = self._inner.multiplication(gemm, settings, algorithm)
+        inner = self._inner.prepare(gemm, settings, algorithm)
         return _Multiplication(self._gpu, gemm, inner, self._spoil, self.library)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
@@ -105,7 +105,7 @@ class _Multiplication:
         self,
         gpu: Spoiled,
         gemm: Gemm,
-        inner: Multiplication,
+        inner: GemmPlan,
         spoil: Spoil | None,
         library: Library,
     ) -> None:

@@ -34,7 +34,7 @@ def spinning(timer: Timer, times: int = 1, nanoseconds: int = SPIN_NS):  # noqa:
 def least_ns(timer: Timer) -> int:
     gpu = timer.gpu
     assert isinstance(gpu, Sim)
-    return gpu.costs.least_ns
+    return gpu.costs.minimum_ns
 
 
 def test_timer_times_only_the_work(timer: Timer) -> None:

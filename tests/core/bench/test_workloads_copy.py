@@ -65,7 +65,7 @@ def test_both_ways_at_once_move_twice_as_much_in_the_same_time() -> None:
     with closing(Sim()) as gpu:
         one, both, within = (measured(gpu, name) for name in ("h2d", "both", "d2d"))
 
-        assert one.median_s == pytest.approx(gpu.costs.over_link_ns(SIZE) / 1e9)
+        assert one.median_s == pytest.approx(gpu.costs.host_link_ns(SIZE) / 1e9)
     assert both.median_s == one.median_s
     assert (one.bytes_moved, both.bytes_moved, within.bytes_moved) == (SIZE, 2 * SIZE, 2 * SIZE)
 

@@ -1,4 +1,4 @@
-"""One stream or one pool of a trace, and all of them together."""
+"""Selections of one stream or one pool."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ def check_sum(parts: list[Replay], whole: Replay) -> None:
 
 @LAW
 @given(recordings(pools=3))
-def test_all_streams_together_are_the_whole(history: History) -> None:
+def test_streams_sum_to_the_whole(history: History) -> None:
     check_sum(by_stream(history), history.replay())
 
 
 @LAW
 @given(recordings(pools=3))
-def test_all_pools_together_are_the_whole(history: History) -> None:
+def test_pools_sum_to_the_whole(history: History) -> None:
     check_sum(by_pool(history), history.replay())
 
 
 @LAW
 @given(recordings(pools=3))
-def test_each_stream_is_as_consistent_as_the_whole(history: History) -> None:
+def test_each_stream_of_a_consistent_trace_is_consistent(history: History) -> None:
     assert [part.inconsistencies.total for part in by_stream(history)] == [0] * len(STREAMS)
 
 
 @LAW
 @given(recordings(pools=3))
-def test_each_pool_is_what_the_allocator_held_of_it(history: History) -> None:
-    assume(history.shows_every_end())
+def test_curves_of_a_pool_equal_the_allocators(history: History) -> None:
+    assume(history.determines_every_size())
     for number, part in enumerate(by_pool(history)):
         assert part.inconsistencies.total == 0
-        for moment, truth in enumerate(history.truths):
-            own = [segment for segment in truth.segments if segment.pool == number]
+        for moment, expected_state in enumerate(history.expected_states):
+            own = [segment for segment in expected_state.segments if segment.pool == number]
             held = sum(block.size for segment in own for block in segment.blocks)
             assert part.curves.reserved[moment] == sum(segment.size for segment in own)
             assert part.curves.active[moment] == held
 
 
 @LAW
-@given(recordings(pools=3, says_pools=False))
-def test_pools_that_events_do_not_name_add_up_as_well(history: History) -> None:
+@given(recordings(pools=3, records_pools=False))
+def test_pools_without_names_in_events_sum_to_the_whole(history: History) -> None:
     check_sum(by_pool(history), history.replay())
 
 
@@ -97,7 +97,7 @@ def two_streams() -> DeviceTrace:
     return builders.trace(entries, final)
 
 
-def test_events_of_others_stay_as_markers_so_that_indices_keep_their_meaning() -> None:
+def test_other_events_become_unknown_and_keep_their_indices() -> None:
     narrow_trace = narrowed(two_streams(), stream=1)
     assert narrow_trace.events.action.tolist() == [
         Action.UNKNOWN,
@@ -109,7 +109,7 @@ def test_events_of_others_stay_as_markers_so_that_indices_keep_their_meaning() -
     ]
 
 
-def test_final_blocks_follow_their_segments() -> None:
+def test_final_blocks_are_selected_with_their_segments() -> None:
     trace = narrowed(two_streams(), pool=(1, 0))
     assert trace.segments.address.tolist() == [OTHER]
     assert trace.blocks.segment.tolist() == [0, 0]
@@ -117,25 +117,25 @@ def test_final_blocks_follow_their_segments() -> None:
     assert layout.used_by_segment().tolist() == [3 * MIB]
 
 
-def test_a_pool_that_events_do_not_name_is_that_of_the_segment_at_the_address() -> None:
+def test_unnamed_pool_of_an_event_is_that_of_its_segment() -> None:
     trace = narrowed(two_streams(), pool=(1, 0))
     moves = np.flatnonzero((trace.events.action > 0) & (trace.events.action < Action.SNAPSHOT))
     assert moves.tolist() == [1]
 
 
-def test_a_stream_and_a_pool_may_be_asked_for_together() -> None:
+def test_stream_and_pool_can_be_combined() -> None:
     trace = narrowed(two_streams(), stream=0, pool=(1, 0))
     assert len(trace.segments) == 0
     assert Action.ALLOC not in trace.events.action
 
 
-def test_asking_for_neither_keeps_all() -> None:
+def test_no_selection_keeps_the_trace() -> None:
     trace = two_streams()
     assert narrowed(trace) is trace
 
 
 @pytest.mark.parametrize("stream", [-1, 4])
-def test_an_unknown_stream_is_refused_with_the_known_streams(
+def test_unknown_stream_error_lists_the_streams(
     stream: int,
 ) -> None:
     with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
@@ -143,7 +143,7 @@ def test_an_unknown_stream_is_refused_with_the_known_streams(
     assert caught.value.hint == "streams: 0 to 3"
 
 
-def test_an_unknown_pool_is_refused_with_the_known_pools() -> None:
+def test_unknown_pool_error_lists_the_pools() -> None:
     with pytest.raises(UsageError, match="no pool 7,7") as caught:
         narrowed(two_streams(), pool=(7, 7))
     assert caught.value.hint == "pools: 0,0; 0,1; 1,0; 0,2"

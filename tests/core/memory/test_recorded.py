@@ -1,4 +1,4 @@
-"""Snapshots recorded on a GPU, against the counters that torch kept meanwhile."""
+"""Snapshots recorded on a GPU, compared with PyTorch's counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTERS = ("requested", "allocated", "active", "reserved")
 
 @pytest.fixture(scope="module", params=RECORDINGS, ids=lambda path: path.name)
 def recording(request: pytest.FixtureRequest) -> Path:
-    """Name a recording, without what its two files end in."""
+    """Return the path of a recording without the suffixes of its two files."""
     path = request.param
     assert isinstance(path, Path)
     return path
@@ -39,13 +39,13 @@ def counters(recording: Path) -> dict[str, dict[str, int]]:
     return kept
 
 
-def test_each_kind_of_program_was_recorded() -> None:
+def test_recordings_cover_each_kind_of_program() -> None:
     expected = {"expandable", "fragmented_oom", "leak", "pools", "streams", "train"}
     assert expected <= {path.name for path in RECORDINGS}
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_peak_and_end_equal_torchs_counters(
+def test_peak_and_end_equal_pytorchs_counters(
     found: tuple[DeviceTrace, Replay], counters: dict[str, dict[str, int]], counter: str
 ) -> None:
     curve = getattr(found[1].curves, counter)
@@ -53,20 +53,20 @@ def test_peak_and_end_equal_torchs_counters(
     assert int(curve[-1]) == counters["end"][f"{counter}_bytes"]
 
 
-def test_trace_and_final_state_agree_in_everything(found: tuple[DeviceTrace, Replay]) -> None:
+def test_recorded_trace_and_final_state_agree(found: tuple[DeviceTrace, Replay]) -> None:
     trace, replayed = found
     assert replayed.inconsistencies == Contradictions()
     assert replayed.begins_complete
     assert trace.warnings == ()
 
 
-def test_every_event_of_the_trace_was_read(
+def test_every_recorded_event_is_read(
     found: tuple[DeviceTrace, Replay], counters: dict[str, int]
 ) -> None:
     assert len(found[0].events) == counters["events"]
 
 
-def test_the_layout_at_the_end_is_the_blocks_of_the_file(found: tuple[DeviceTrace, Replay]) -> None:
+def test_final_layout_has_the_blocks_of_the_file(found: tuple[DeviceTrace, Replay]) -> None:
     trace, replayed = found
     layout = replayed.layout_at(replayed.n_events)
     active = trace.blocks.state != BlockState.INACTIVE
@@ -77,7 +77,7 @@ def test_the_layout_at_the_end_is_the_blocks_of_the_file(found: tuple[DeviceTrac
     assert layout.free_size.sum() == trace.blocks.size[~active].sum()
 
 
-def test_the_layout_at_every_moment_adds_up_to_the_curves(
+def test_layout_at_every_moment_sums_to_the_curves(
     found: tuple[DeviceTrace, Replay],
 ) -> None:
     _, replayed = found

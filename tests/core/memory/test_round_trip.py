@@ -1,4 +1,4 @@
-"""What the builders write as torch does, the loader reads back."""
+"""Snapshots that the builders write and the loader reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(written: dict[str, Any]) -> Snapshot:
 
 @LAW
 @given(recordings(pools=3))
-def test_a_simulated_recording_is_read_as_it_was_written(history: History) -> None:
+def test_simulated_recording_survives_a_round_trip(history: History) -> None:
     written = torch_dict(history.snapshot())
     found = read(written)
     assert torch_dict(found) == written
@@ -35,7 +35,7 @@ def test_a_simulated_recording_is_read_as_it_was_written(history: History) -> No
 
 @LAW
 @given(recordings(pools=3))
-def test_reading_changes_nothing_in_the_replay(history: History) -> None:
+def test_replay_is_equal_after_a_round_trip(history: History) -> None:
     snapshot = read(torch_dict(history.snapshot()))
     found, expected = replay(snapshot, snapshot.devices[0]), history.replay()
     assert found.inconsistencies == expected.inconsistencies
@@ -43,7 +43,7 @@ def test_reading_changes_nothing_in_the_replay(history: History) -> None:
         assert getattr(found.curves, curve).tolist() == getattr(expected.curves, curve).tolist()
 
 
-def test_every_part_of_a_snapshot_is_written() -> None:
+def test_written_snapshot_has_all_parts() -> None:
     words = ("", "0/0", '{"layer":1}', "parameter")
     entries = [
         alloc(BASE, 100, compile_context=1, user_metadata=2, category=3, stack=1, pool=2),

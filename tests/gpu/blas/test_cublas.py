@@ -1,4 +1,4 @@
-"""How cuBLAS is asked: on bindings that remember it."""
+"""Calls of cuBLAS, recorded by fake bindings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def device() -> Iterator[Device]:
 
 def test_single_gemm_calls_gemm_ex(device: Device) -> None:
     cublas = FakeCublas()
-    Cublas(device, vendor(cublas=cublas)).multiplication(GEMM, USUAL).enqueue(Places(), LEGACY)
+    Cublas(device, vendor(cublas=cublas)).prepare(GEMM, USUAL).enqueue(Places(), LEGACY)
     ((name, arguments, _),) = cublas.calls
     handle, transa, transb, m, n, k, _, a, _, lda, b, _, ldb, _, d, _, ldd, compute, algo = (
         arguments
@@ -41,7 +41,7 @@ def test_single_gemm_calls_gemm_ex(device: Device) -> None:
 def test_batch_passes_strides_and_count(device: Device) -> None:
     cublas = FakeCublas()
     gemm = replace(GEMM, batch=5, padding=8)
-    Cublas(device, vendor(cublas=cublas)).multiplication(gemm, USUAL).enqueue(Places(), LEGACY)
+    Cublas(device, vendor(cublas=cublas)).prepare(gemm, USUAL).enqueue(Places(), LEGACY)
     ((name, arguments, _),) = cublas.calls
     assert name == "gemm_strided_batched_ex"
     assert arguments[9:11] == (72, 72 * 16)
@@ -52,15 +52,15 @@ def test_batch_passes_strides_and_count(device: Device) -> None:
 def test_sizes_above_32_bits_use_64_bit_function(device: Device) -> None:
     cublas = FakeCublas()
     gemm = replace(GEMM, m=2**31)
-    Cublas(device, vendor(cublas=cublas)).multiplication(gemm, USUAL).enqueue(Places(), LEGACY)
+    Cublas(device, vendor(cublas=cublas)).prepare(gemm, USUAL).enqueue(Places(), LEGACY)
     assert cublas.calls[0][0] == "gemm_ex_64"
 
 
 def test_every_gemm_sets_own_workspace_and_mode(device: Device) -> None:
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
-    exact = blas.multiplication(GEMM, GemmSettings(reduced_precision=False, workspace_bytes=4096))
-    usual = blas.multiplication(GEMM, replace(USUAL, workspace_bytes=8192))
+    exact = blas.prepare(GEMM, GemmSettings(reduced_precision=False, workspace_bytes=4096))
+    usual = blas.prepare(GEMM, replace(USUAL, workspace_bytes=8192))
     other = Stream(device.stream())
     for product, stream in ((exact, LEGACY), (usual, LEGACY), (usual, other), (exact, other)):
         product.enqueue(Places(), stream)
@@ -73,7 +73,7 @@ def test_every_gemm_sets_own_workspace_and_mode(device: Device) -> None:
 
 def test_unchanged_cublas_state_is_not_set_again(device: Device) -> None:
     cublas = FakeCublas()
-    product = Cublas(device, vendor(cublas=cublas)).multiplication(GEMM, USUAL)
+    product = Cublas(device, vendor(cublas=cublas)).prepare(GEMM, USUAL)
     product.enqueue(Places(), LEGACY)
     cublas.state["marked"] = True
     cublas.state["stream"] = "untouched"
@@ -87,7 +87,7 @@ def test_reallocated_workspace_at_same_address_is_set_again(
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
     blas.set_state(1, Ptr(0x2000), 4096, 0)
-    blas.multiplication(GEMM, USUAL).close()
+    blas.prepare(GEMM, USUAL).close()
     cublas.state.clear()
     blas.set_state(1, Ptr(0x2000), 4096, 0)
     assert cublas.state == {"stream": 1, "workspace": (0x2000, 4096), "math": 0}
@@ -105,7 +105,7 @@ def test_reallocated_workspace_at_same_address_is_set_again(
 )
 def test_unsupported_gemm_is_refused_before_call(device: Device, gemm: Gemm, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
-        Cublas(device, vendor()).multiplication(gemm, USUAL)
+        Cublas(device, vendor()).prepare(gemm, USUAL)
 
 
 def test_cublas_lists_and_takes_no_algorithms(device: Device) -> None:
@@ -113,21 +113,21 @@ def test_cublas_lists_and_takes_no_algorithms(device: Device) -> None:
     for ask in (
         lambda: blas.heuristics(GEMM, USUAL, 1),
         lambda: blas.algorithms(GEMM, USUAL),
-        lambda: blas.multiplication(GEMM, USUAL, Algorithm(id=1)),
+        lambda: blas.prepare(GEMM, USUAL, Algorithm(id=1)),
     ):
         with pytest.raises(Unsupported, match="chooses its algorithm internally"):
             ask()
-    assert isinstance(blas.multiplication(GEMM, USUAL).algorithm, Unavailable)
+    assert isinstance(blas.prepare(GEMM, USUAL).algorithm, Unavailable)
 
 
 def test_closed_library_is_refused(device: Device) -> None:
     cublas = FakeCublas()
     blas = Cublas(device, vendor(cublas=cublas))
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     product.close()
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
         product.enqueue(Places(), LEGACY)
     blas.close()
     assert cublas.state["destroyed"] == 7
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
-        blas.multiplication(GEMM, USUAL)
+        blas.prepare(GEMM, USUAL)

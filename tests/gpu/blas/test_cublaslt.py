@@ -1,4 +1,4 @@
-"""How cuBLASLt is asked: on bindings that remember it."""
+"""Calls of cuBLASLt, recorded by fake bindings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_version_is_that_of_library(device: Device) -> None:
 def test_descriptors_match_gemm(device: Device) -> None:
     lt = FakeLt()
     gemm = replace(GEMM, layout="nt", batch=3, padding=8)
-    product = _opened(device, lt).multiplication(gemm, USUAL)
+    product = _opened(device, lt).prepare(gemm, USUAL)
     product.enqueue(Places(), LEGACY)
     _, operation, _, a, a_layout, b, b_layout, _, c, c_layout, d, d_layout, *rest = lt.products[0]
     assert (a, b, c, d) == (0x100, 0x200, 0x300, 0x300)
@@ -58,7 +58,7 @@ def test_descriptors_match_gemm(device: Device) -> None:
 
 def test_bias_address_is_set_per_call(device: Device) -> None:
     lt = FakeLt()
-    product = _opened(device, lt).multiplication(replace(GEMM, epilogue="gelu-bias"), USUAL)
+    product = _opened(device, lt).prepare(replace(GEMM, epilogue="gelu-bias"), USUAL)
     for bias in (0x400, 0x400, 0x800):
         product.enqueue(Places(bias=bias), LEGACY)
     assert [call[-1] for call in lt.products] == [0x400, 0x400, 0x800]
@@ -71,7 +71,7 @@ def test_fp8_uses_unit_scales_and_no_c(device: Device) -> None:
     lt = FakeLt()
     gemm = Gemm(dtype="fp8_e5m2", m=16, n=16, k=16, output="fp8_e5m2")
     blas = _opened(device, lt)
-    blas.multiplication(gemm, GemmSettings(fast_accumulate=True)).enqueue(Places(), LEGACY)
+    blas.prepare(gemm, GemmSettings(fast_accumulate=True)).enqueue(Places(), LEGACY)
     _, operation, _, _, a_layout, _, b_layout, _, c, c_layout, *_ = lt.products[0]
     asked = lt.alive[operation]
     assert c == 0
@@ -90,7 +90,7 @@ def test_fp8_uses_unit_scales_and_no_c(device: Device) -> None:
 def test_workspace_is_allocated_once_and_freed(device: Device) -> None:
     lt = FakeLt(lambda _: 4096)
     blas = _opened(device, lt)
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     free = device.memory_info().free_bytes
     for _ in range(3):
         product.enqueue(Places(), LEGACY)
@@ -105,7 +105,7 @@ def test_workspace_is_allocated_once_and_freed(device: Device) -> None:
 def test_close_destroys_all_descriptors(device: Device) -> None:
     lt = FakeLt()
     with closing(_opened(device, lt)) as blas:
-        blas.multiplication(GEMM, USUAL).close()
+        blas.prepare(GEMM, USUAL).close()
         blas.heuristics(GEMM, USUAL, 8)
         list(blas.algorithms(GEMM, USUAL))
     assert lt.alive == {}
@@ -113,11 +113,11 @@ def test_close_destroys_all_descriptors(device: Device) -> None:
 
 def test_closed_library_is_refused(device: Device) -> None:
     blas = _opened(device, FakeLt())
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     blas.close()
     blas.close()
     for use in (
-        lambda: blas.multiplication(GEMM, USUAL),
+        lambda: blas.prepare(GEMM, USUAL),
         lambda: product.enqueue(Places(), LEGACY),
     ):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
@@ -130,7 +130,7 @@ def test_default_algorithm_is_first_of_heuristics(device: Device) -> None:
     proposed = blas.heuristics(GEMM, USUAL, 8)
     assert [each.id for each in proposed] == [66, 67]
     assert proposed[0] == Algorithm(id=66, tile=20, workspace_bytes=20 * 256)
-    product = blas.multiplication(GEMM, USUAL)
+    product = blas.prepare(GEMM, USUAL)
     assert product.algorithm == proposed[0]
     assert "heuristics" in product.settings["chosen_by"]
 
@@ -157,7 +157,7 @@ def test_every_yielded_algorithm_can_be_selected(device: Device) -> None:
     assert {each.cluster for each in found} == {0, 2}
     assert {each.split_k for each in found} > {1, 2, 16}
     for algorithm in found:
-        with closing(blas.multiplication(GEMM, USUAL, algorithm)) as product:
+        with closing(blas.prepare(GEMM, USUAL, algorithm)) as product:
             assert product.algorithm == algorithm
     assert "user" in product.settings["chosen_by"]
 
@@ -173,7 +173,7 @@ def test_deterministic_gemm_rejects_in_place_reduction(device: Device) -> None:
     settings = GemmSettings(deterministic=True)
     assert {each.reduction for each in blas.algorithms(GEMM, settings)} == {0, 2, 4}
     with pytest.raises(Unsupported, match="reduction scheme 1"):
-        blas.multiplication(GEMM, settings, Algorithm(id=66, split_k=2, reduction=1))
+        blas.prepare(GEMM, settings, Algorithm(id=66, split_k=2, reduction=1))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_deterministic_gemm_rejects_in_place_reduction(device: Device) -> None:
 def test_unusable_algorithm_is_unsupported(device: Device, algorithm: Algorithm) -> None:
     lt = FakeLt(lambda asked: None if asked["tile"] == 3 else 0)
     with pytest.raises(Unsupported):
-        _opened(device, lt).multiplication(GEMM, USUAL, algorithm)
+        _opened(device, lt).prepare(GEMM, USUAL, algorithm)
     assert len(lt.alive) == 1  # the handle
 
 
@@ -193,7 +193,7 @@ def test_error_without_algorithm_describes_gemm(device: Device) -> None:
     with pytest.raises(
         Unsupported, match=r"cuBLASLt 13.10.0 .* fp8_e4m3 .* layout tn.* 9\.0"
     ) as caught:
-        blas.multiplication(Gemm(dtype="fp8_e4m3", m=15, n=16, k=16), USUAL)
+        blas.prepare(Gemm(dtype="fp8_e4m3", m=15, n=16, k=16), USUAL)
     assert "multiples of 16" in caught.value.hint
 
 
@@ -202,7 +202,7 @@ def test_fp8_is_multiplied_along_k_only_before_blackwell(device: Device, layout:
     gemm = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout=layout)
     with pytest.raises(Unsupported, match="only layout tn"):
         _opened(device, FakeLt()).algorithms(gemm, USUAL)
-    CublasLt(device, vendor(), Capability(10, 0)).multiplication(gemm, USUAL)
+    CublasLt(device, vendor(), Capability(10, 0)).prepare(gemm, USUAL)
 
 
 def test_fp16_sums_are_stored_as_fp16(device: Device) -> None:
@@ -213,13 +213,13 @@ def test_fp16_sums_are_stored_as_fp16(device: Device) -> None:
 
 def test_failed_call_error_has_status_name(device: Device) -> None:
     lt = FakeLt()
-    product = _opened(device, lt).multiplication(GEMM, USUAL)
+    product = _opened(device, lt).prepare(GEMM, USUAL)
 
     def fail(*_: int) -> None:
         raise lt.cuBLASLtError(13)
 
     lt.matmul = fail
-    other = _opened(device, lt).multiplication(GEMM, USUAL)
+    other = _opened(device, lt).prepare(GEMM, USUAL)
     product.enqueue(Places(), LEGACY)
     with pytest.raises(CudaError, match="CUBLAS_STATUS_EXECUTION_FAILED: cublasLtMatmul failed"):
         other.enqueue(Places(), LEGACY)

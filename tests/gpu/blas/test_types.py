@@ -1,4 +1,4 @@
-"""What cuBLAS calls our types, and how a row-major library sees our operands."""
+"""cuBLAS type names, and row-major views of operands."""
 
 from __future__ import annotations
 

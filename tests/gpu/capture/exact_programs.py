@@ -13,15 +13,18 @@ from cudakit.trace.events import Access, Accessed, Event, Gap, GraphLaunch, Laun
 from cudakit.trace.kinds import Known, Mode
 
 PATCHES = ((90, b"a patch"),)
-LOADS, TENSOR_STORES, TEXTURES = 0x981, 0x3B5, 0xB60  # operation codes of machine code
+# Operation codes of machine code.
+LOADS, TENSOR_STORES, TENSOR_REDUCTIONS, TEXTURES, MULTIMEM = 0x981, 0x3B5, 0x3B6, 0xB60, 0x9A4
 
 
 def cubin() -> bytes:
-    """Return a module of three kernels."""
+    """Return a module of kernels with one kind of unreported access each, except the first."""
     image = Image()
     image.code("plain", LOADS)
     image.code("textures", LOADS, TEXTURES)
     image.code("stores", LOADS, TENSOR_STORES)
+    image.code("reduces", LOADS, TENSOR_REDUCTIONS)
+    image.code("multimem", LOADS, MULTIMEM)
     return image.file()
 
 
@@ -46,7 +49,7 @@ def read(address, size=4, *, stride=0, count=1):
 def write(address, size=4, *, stride=0, count=1):
     return Touch(address, stride, count, size, WRITE)
 
-plain, textures = Kernel(b"plain", 1, (0,), (8,)), Kernel(b"textures", 1, (0,), (8,))
+plain, textures, multimem = (Kernel(name, 1, (0,), (8,)) for name in (b"plain", b"textures", b"multimem"))
 def launch(*each, stream=STREAM, kernel=plain, pointer=0x100000, result=0, context=CONTEXT):
     set_accesses(*each, result=result)
     cuda.launch(context, stream, ctypes.byref(kernel), pointers(pointer), None)

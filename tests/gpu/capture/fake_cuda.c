@@ -78,6 +78,15 @@ typedef struct {
 
 int capability = 90; /* set by tests */
 
+size_t free_bytes = (size_t)64 << 30; /* of the device; set by tests */
+
+int cuMemGetInfo_v2(size_t *free, size_t *total)
+{
+    *free = free_bytes - device_allocated();
+    *total = (size_t)80 << 30;
+    return 0;
+}
+
 int cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     (void)device;
@@ -391,6 +400,13 @@ void synchronize_but(void *context, void *stream, int tells)
         tell(DOMAIN_SYNCHRONIZE, SYNC_STREAM, &data);
     else
         device_drain(stream);
+}
+
+/* Call a driver function that makes no other callback. */
+void call_driver(uint32_t cbid, const void *parameters)
+{
+    tell_call(cbid, 0, parameters, 0);
+    tell_call(cbid, 1, parameters, 0);
 }
 
 void instantiate(graph *of, void *executable)

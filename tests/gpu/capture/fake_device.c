@@ -225,6 +225,13 @@ int sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle launch, CUfunction fun
 
 /* --- memory ----------------------------------------------------------------------------------------- */
 
+static size_t allocated;
+
+size_t device_allocated(void)
+{
+    return __atomic_load_n(&allocated, __ATOMIC_RELAXED);
+}
+
 int sanitizerAlloc(CUcontext context, void **memory, size_t bytes)
 {
     (void)context;
@@ -235,6 +242,7 @@ int sanitizerAlloc(CUcontext context, void **memory, size_t bytes)
     if (begin == MAP_FAILED)
         return 2;
     *begin = bytes + 4096;
+    __atomic_add_fetch(&allocated, bytes, __ATOMIC_RELAXED);
     *memory = (char *)begin + 4096;
     return 0;
 }
@@ -243,6 +251,7 @@ int sanitizerFree(CUcontext context, void *memory)
 {
     size_t *begin = (size_t *)((char *)memory - 4096);
     (void)context;
+    __atomic_sub_fetch(&allocated, *begin - 4096, __ATOMIC_RELAXED);
     return munmap(begin, *begin);
 }
 

@@ -3,6 +3,7 @@
 #define FAKE_DEVICE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "hooks/sanitizer_api.h"
@@ -25,6 +26,9 @@ void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, con
 
 /* Run the deferred work of a stream; NULL: of all streams. */
 void device_drain(Sanitizer_StreamHandle stream);
+
+/* Return the bytes that the recorder has allocated. */
+size_t device_allocated(void);
 
 /* Destroy a stream: its deferred work runs, and its handle may be reused. */
 void device_forget(Sanitizer_StreamHandle stream);

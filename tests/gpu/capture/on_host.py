@@ -15,13 +15,13 @@ import pytest
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
 SOURCES = (
-    "decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/tensor_maps.c",
+    "decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/im2col.c", "decode/tensor_maps.c",
     "exact/machine_code.c",
 )  # fmt: skip
 BITMAP_BYTES = 4096
 PAGE_SHIFTS = 17, 15  # log2 of the bytes of memory per page, by level
 MAP_KEYS, NO_MAP = 8192, 0xFFFF
-MAX_MAPS, MAX_BOXES = 4096, 1 << 17
+MAX_MAPS, MAX_BOXES = 4096, 1 << 18
 
 
 class Range(ctypes.Structure):

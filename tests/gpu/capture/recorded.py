@@ -21,7 +21,13 @@ from cudakit.trace.spool import Spool
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
 # Linked into the device patch on the host.
-SOURCES = ("decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/tensor_maps.c")
+SOURCES = (
+    "decode/ranges.c",
+    "decode/page_set.c",
+    "decode/tma_boxes.c",
+    "decode/im2col.c",
+    "decode/tensor_maps.c",
+)
 
 Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # by compute capability
 

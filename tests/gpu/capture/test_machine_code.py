@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 TEXTURES, SURFACES = "texture reads", "surface accesses"
-MULTIMEM = "multimem.ld_reduce"
+MULTIMEM = "multimem instructions"
 STORES, REDUCTIONS = "tensor-map stores", "tensor-map reductions"
 ASYNCHRONOUS = "st.async or red.async to global memory"
 SYSTEM = "device functions of the driver"

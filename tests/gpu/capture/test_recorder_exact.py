@@ -87,12 +87,12 @@ for _ in range(400):
 
 def test_large_arena_is_read_at_each_wait(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.set_blocks(30_000)
 for _ in range(4):
-    launch(write(0x100000))
+    launch(write(1 << 32, 4, stride=1 << 17, count=9000))  # a page each
     wait()
 """
     begins, ends = begins_and_ends(run(tmp_path, library, program))
+    begins, ends = begins[1:], ends[1:]  # the need of pages is known after the first launch
     assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
@@ -212,16 +212,58 @@ for i in range(3000):
     ]
 
 
-def test_launch_without_space_is_gap(library: Path, tmp_path: Path) -> None:
+def test_launch_without_space_keeps_recorded_accesses(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
 launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
 """
     first, second = recorded_launches(events := run(tmp_path, library, program))
     assert first.ended_nodes == [(0, True)]
-    assert (second.accesses, second.ended_nodes) == ([], [(0, False)])
+    lo, hi, mode, _ = second.accesses[0]
+    assert (lo, mode, second.ended_nodes) == (1 << 32, Mode.READ, [(0, False)])
+    assert hi < (1 << 32) + (35000 << 17), "the rest was lost"
     assert len(second.assumed) == 1
     assert gaps(events) == {ARENA_FULL: 1}
+
+
+def test_space_is_reserved_for_launches_like_earlier_ones(library: Path, tmp_path: Path) -> None:
+    """The launches of a round need twice the pages of both arenas, without a wait in between."""
+    program = """
+def round(launches):
+    for _ in range(launches):
+        launch(read(1 << 32, 4, stride=1 << 17, count=9000))
+round(3)
+wait()
+round(16)
+"""
+    events = run(tmp_path, library, program)
+    assert [one.ended_nodes for one in recorded_launches(events)] == [[(0, True)]] * 19
+    assert gaps(events) == {}
+
+
+@pytest.mark.parametrize(
+    ("allocated", "free", "least", "most"),
+    [
+        (1 << 20, 64 << 30, 256 << 20, 400 << 20),
+        (8 << 30, 64 << 30, 512 << 20, (8 << 30) // 10),
+        (60 << 30, 20 << 30, 512 << 20, 1 << 30),  # 10 % would be 6 GiB
+        (60 << 30, 512 << 20, 32 << 20, 256 << 20),  # half of what is free
+    ],
+)
+def test_device_memory_of_arenas_is_bounded(
+    library: Path, tmp_path: Path, allocated: int, free: int, least: int, most: int
+) -> None:
+    program = f"""
+ctypes.c_size_t.in_dll(cuda, "free_bytes").value = {free}
+memory(ALLOC, 1 << 40, {allocated})
+for _ in range(3):
+    launch(write(0x100000))
+    wait()
+    for _ in range(300):
+        launch(write(0x100000))
+"""
+    sizes = [arenas.size_bytes for arenas in facts(run(tmp_path, library, program), Arenas)]
+    assert least <= max(sizes) <= most
 
 
 def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:
@@ -290,7 +332,7 @@ launch(write(0x100000))
     assert gaps(events) == {why: 2}
 
 
-def test_kernel_with_unreported_accesses_is_assumed(library: Path, tmp_path: Path) -> None:
+def test_kernel_with_unreported_accesses_is_not_exact(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000), kernel=textures)
 cuda.unload_module()
@@ -299,8 +341,22 @@ cuda.load_module(CONTEXT, MODULE, other, ctypes.c_size_t(len(other)))
 launch(write(0x100000), kernel=textures)  # one of the same name, in a module with the same handle
 """
     events = run(tmp_path, library, program)
-    assert [one.pending for one in recorded_launches(events)] == [0, 1]
+    assert [one.ended_nodes for one in recorded_launches(events)] == [[(0, False)], [(0, True)]]
+    assert [len(one.accesses) for one in recorded_launches(events)] == [1, 1], (
+        "what was recorded stays"
+    )
     assert gaps(events) == {"launch inferred from arguments: texture reads": 1}
+
+
+def test_multimem_counts_after_first_multicast_object(library: Path, tmp_path: Path) -> None:
+    program = """
+launch(write(0x100000), kernel=multimem)
+cuda.call_driver(706, None)  # cuMulticastCreate
+launch(write(0x100000), kernel=multimem)
+"""
+    events = run(tmp_path, library, program)
+    assert [one.ended_nodes for one in recorded_launches(events)] == [[(0, True)], [(0, False)]]
+    assert gaps(events) == {"launch inferred from arguments: multimem instructions": 1}
 
 
 def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
     assert "Fill" in {type(event.fact).__name__ for event in events}, "no node's, but a fill"
 
 
-def test_unreported_node_is_assumed_and_others_exact(library: Path, tmp_path: Path) -> None:
+def test_unreported_node_is_not_exact_and_others_are(library: Path, tmp_path: Path) -> None:
     program = """
 two = graph(textures, plain)
 launch_graph(two, write(0x100000), write(0x100008))
@@ -147,7 +147,10 @@ launch_graph(two, write(0x100000), write(0x100008))
     events = run(tmp_path, library, GRAPHS + program)
     (one,) = recorded_launches(events)
     assert sorted(one.ended_nodes) == [(1, False), (2, True)]
-    assert one.accesses == [(0x100008, 0x10000C, Mode.WRITE, 2)]
+    assert one.accesses == [
+        (0x100000, 0x100004, Mode.WRITE, 1),
+        (0x100008, 0x10000C, Mode.WRITE, 2),
+    ]
     assert gaps(events) == {"graph kernel inferred from arguments: texture reads": 1}
 
 
@@ -178,12 +181,13 @@ memory(ALLOC, ADDRESS, 1 << 23)
 def a_map_at(address):
     return address.to_bytes(8, "little") + MAP[8:]
 stores = Kernel(b"stores", 0, (0, 64, 128), (64, 64, 64))
-def launch_stores(*maps, loads=()):
+reduces = Kernel(b"reduces", 1, (0,), (64,))
+def launch_stores(*maps, loads=(), kernel=stores):
     buffers = [ctypes.create_string_buffer(each, 64) for each in maps]
     held.append(buffers)
     set_accesses(*(Touch(ctypes.addressof(buffers[i]), 0, 1, 0, 0) for i in loads))
-    stores.parameters = len(maps)
-    cuda.launch(CONTEXT, STREAM, ctypes.byref(stores), (P * len(maps))(*map(ctypes.addressof, buffers)), None)
+    kernel.parameters = len(maps)
+    cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), (P * len(maps))(*map(ctypes.addressof, buffers)), None)
 """
 
 
@@ -218,7 +222,8 @@ def test_stores_through_unknown_map_are_not_exact(
 ) -> None:
     (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     assert one.assumed
-    assert (one.accesses, one.ended_nodes) == ([], [(0, False)])
+    assert {mode for _, _, mode, _ in one.accesses} == {Mode.READ}, "what was recorded stays"
+    assert one.ended_nodes == [(0, False)]
     assert gaps(events) == {"launch with lost accesses: store through an unknown tensor map": 1}
 
 
@@ -226,5 +231,108 @@ def test_stores_without_map_parameter_are_assumed(library: Path, tmp_path: Path)
     # zeros; a tensor at no allocation; one that exceeds its allocation
     program = "launch_stores(bytes(64), a_map_at(1 << 62), a_map_at(ADDRESS + (1 << 22) * 3 // 2))"
     (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    assert one.pending == 0
+    assert (one.accesses, one.ended_nodes) == ([], [(0, False)])
     assert gaps(events) == {"launch inferred from arguments: tensor-map stores": 1}
+
+
+def test_reduced_tensor_is_accessed_atomically(library: Path, tmp_path: Path) -> None:
+    program = "launch_stores(a_map_at(ADDRESS), kernel=reduces)"
+    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    assert one.ended_nodes == [(0, True)]
+    assert {mode for _, _, mode, _ in one.accesses} == {Mode.READ | Mode.WRITE | Mode.ATOMIC}
+    assert one.known == {Known.SUMMARY}
+    assert gaps(events) == {}
+
+
+def test_dimension_without_stride_does_not_extend_the_tensor(library: Path, tmp_path: Path) -> None:
+    """cuBLAS appends dimensions of 2^31 - 1 elements whose stride is 0."""
+    program = """
+rank = MAP[8] & 0x8F | 2 << 4
+extended = MAP[:8] + bytes([rank]) + MAP[9:40] + (0x7FFFFFFE).to_bytes(4, "little") + MAP[44:]
+launch_stores(extended)
+"""
+    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    (written,) = (each for each in facts(events, Access) if each.mode == Mode.WRITE)
+    assert (written.hi - written.lo, written.count) == (511 * 4112 + 1024, 512)
+    assert one.ended_nodes == [(0, True)]
+
+
+NODES_WITH_STORES = """
+EXEC_KERNEL_SET_PARAMS, EXEC_CHILD_SET_PARAMS = 692, 586
+def parameters_of(*maps):
+    buffers = [ctypes.create_string_buffer(each, 64) for each in maps]
+    array = (P * len(maps))(*map(ctypes.addressof, buffers))
+    held.append((buffers, array))
+    return ctypes.addressof(array)
+def set_parameters(node, *maps):
+    node.kernel[0], node.kernel[5] = ctypes.addressof(stores), parameters_of(*maps)
+stores.parameters = 1
+node, storing = kernel_node(stores), Graph(1, 0)
+set_parameters(node, a_map_at(ADDRESS))
+storing.node[0] = ctypes.addressof(node)
+cuda.instantiate(ctypes.byref(storing), EXECUTABLE)
+nothing = Touch(0x100000, 4, 0, 4, READ)
+launch_graph(storing, nothing)
+"""
+
+
+def stored_at(events: list[Event]) -> list[int]:
+    return [each.lo for each in facts(events, Access) if each.known == Known.SUMMARY]
+
+
+def test_graph_node_stores_through_its_tensor_maps(library: Path, tmp_path: Path) -> None:
+    events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES)
+    assert stored_at(events) == [a_map()["address"]]
+    assert [one.ended_nodes for one in recorded_launches(events)] == [[(1, True)]]
+    assert gaps(events) == {}
+
+
+def test_changed_graph_node_stores_through_its_new_tensor_map(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+changed = kernel_node(stores)
+set_parameters(changed, a_map_at(ADDRESS + (1 << 22)))
+call = (P * 3)(EXECUTABLE.value, ctypes.addressof(node), ctypes.addressof(changed) + Node.kernel.offset)
+cuda.call_driver(EXEC_KERNEL_SET_PARAMS, call)
+launch_graph(storing, nothing)
+cuda.call_driver(563, (P * 3)())  # a memset node, whose new address is not followed
+"""
+    events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
+    address = a_map()["address"]
+    assert isinstance(address, int)
+    assert stored_at(events) == [address, address + (1 << 22)]
+    assert gaps(events) == {"executable graph whose nodes were changed": 1}
+
+
+def test_changed_child_graph_stores_through_its_new_tensor_map(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+def graph_of(one):
+    held.append(one)
+    made = Graph(1, 0)
+    made.node[0] = ctypes.addressof(one)
+    return made
+def child_node(inner):
+    one = Node(4)
+    one.child = ctypes.addressof(inner)
+    return one
+parent = child_node(storing)
+outer = graph_of(parent)
+cuda.instantiate(ctypes.byref(outer), OTHER_EXECUTABLE)
+changed = kernel_node(stores)
+set_parameters(changed, a_map_at(ADDRESS + (1 << 22)))
+other = graph_of(changed)
+call = (P * 3)(OTHER_EXECUTABLE.value, ctypes.addressof(parent), ctypes.addressof(other))
+cuda.call_driver(EXEC_CHILD_SET_PARAMS, call)
+launch_graph(storing, nothing, executable=OTHER_EXECUTABLE)
+copies = graph_of(Node(1))
+call = (P * 3)(OTHER_EXECUTABLE.value, ctypes.addressof(parent), ctypes.addressof(copies))
+cuda.call_driver(EXEC_CHILD_SET_PARAMS, call)
+"""
+    events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
+    address = a_map()["address"]
+    assert isinstance(address, int)
+    assert stored_at(events) == [address, address + (1 << 22)]
+    assert gaps(events) == {"executable graph whose nodes were changed": 1}

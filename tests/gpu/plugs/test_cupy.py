@@ -72,7 +72,7 @@ def test_a_device_without_an_allocator_is_refused() -> None:
     cupy = Cupy()
     cupy.device = 1
 
-    with pytest.raises(UsageError, match="memory of cuda:1"):
+    with pytest.raises(UsageError, match="no allocator was given for cuda:1"):
         cupy_function_of(cupy, [Allocating(0)])(100)
 
 

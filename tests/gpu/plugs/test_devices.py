@@ -4,30 +4,30 @@ import pytest
 from gpu.plugs.allocating import Allocating
 
 from cudakit.errors import UsageError
-from cudakit.gpu.plugs.callbacks import Devices
+from cudakit.gpu.plugs.callbacks import AllocatorByDevice
 
 
 def test_each_device_has_its_allocator() -> None:
     first, second = Allocating(0), Allocating(1)
 
-    devices = Devices([second, first])
+    devices = AllocatorByDevice([second, first])
 
     assert (devices[0], devices[1]) == (first, second)
 
 
 def test_a_device_without_one_is_refused_with_what_to_give() -> None:
-    devices = Devices([Allocating(0), Allocating(2)])
+    devices = AllocatorByDevice([Allocating(0), Allocating(2)])
 
-    with pytest.raises(UsageError, match=r"memory of cuda:1 .* are of cuda:0, cuda:2") as caught:
+    with pytest.raises(UsageError, match="cuda:1, only for cuda:0, cuda:2") as caught:
         devices[1]
-    assert caught.value.hint == "give one more: cudakit.CachingAllocator(1)"
+    assert caught.value.hint == "add cudakit.CachingAllocator(1)"
 
 
 def test_two_for_a_device_are_refused() -> None:
     with pytest.raises(UsageError, match="two allocators were given for cuda:1"):
-        Devices([Allocating(1), Allocating(1)])
+        AllocatorByDevice([Allocating(1), Allocating(1)])
 
 
 def test_none_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="no allocator was given"):
-        Devices([])
+        AllocatorByDevice([])

@@ -18,10 +18,10 @@ from cudakit.errors import CudakitError, MissingDependency, UsageError
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.plugs.numba import (
     UNUSED_STREAM,
-    among,
     manager_of,
     memory_manager,
-    opened_elsewhere,
+    source_of,
+    unpickle_handle,
 )
 
 MemoryInfo = namedtuple("MemoryInfo", "free, total")
@@ -70,7 +70,7 @@ CUDA = SimpleNamespace(
 
 
 def manager(*allocators: Allocating, device: int = 0, default_stream_only: bool = False) -> Any:
-    made = manager_of(CUDA, among(allocators), default_stream_only=default_stream_only)
+    made = manager_of(CUDA, source_of(allocators), default_stream_only=default_stream_only)
     context = Context(device)
     found = made(context=context)
     found.kept = context  # Numba keeps it
@@ -105,7 +105,7 @@ def test_a_context_has_the_allocator_of_its_device() -> None:
     first, second = Allocating(0), Allocating(1)
 
     assert manager(first, second, device=1).allocator is second
-    with pytest.raises(UsageError, match="memory of cuda:2"):
+    with pytest.raises(UsageError, match="no allocator was given for cuda:2"):
         manager(first, second, device=2).memalloc(1)
 
 
@@ -137,7 +137,7 @@ def test_a_handle_is_pickled_by_its_bytes_whatever_the_bindings_show() -> None:
     made = manager(Allocating())
     rebuild, (data, size, source, offset) = made.get_ipc_handle(made.memalloc(100)).__reduce__()
 
-    assert rebuild is opened_elsewhere
+    assert rebuild is unpickle_handle
     assert (data, size, source) == (b"a handle".ljust(64), 100, {"pci_bus_id": 7})
     assert offset > 0
 
@@ -156,7 +156,7 @@ def test_what_the_allocator_does_not_share_is_refused_with_its_reason() -> None:
 def test_numbas_own_handle_is_one_again_after_it_was_pickled() -> None:
     from numba import cuda
 
-    handle = opened_elsewhere(bytes(range(64)), 10, {"pci_bus_id": 1}, 512)
+    handle = unpickle_handle(bytes(range(64)), 10, {"pci_bus_id": 1}, 512)
     again = pickle.loads(pickle.dumps(handle))  # noqa: S301  written right here
 
     assert isinstance(again, cuda.IpcHandle)
@@ -168,5 +168,5 @@ def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "numba", None)
 
     with pytest.raises(MissingDependency) as caught:
-        memory_manager(among([Allocating()]), default_stream_only=False)
+        memory_manager(source_of([Allocating()]), default_stream_only=False)
     assert caught.value.hint == "pip install 'numba-cuda[cu13]'"

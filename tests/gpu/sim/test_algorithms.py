@@ -33,7 +33,7 @@ def sim() -> Iterator[Sim]:
 
 
 def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
-    """Say what a product takes on an idle device."""
+    """Return the duration of a GEMM on an idle device, in seconds."""
     busy = extra_ns(
         gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s
     )
@@ -74,14 +74,14 @@ def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason:
     excluded = next(each for each in algorithms(gemm) if reason in rejection_reason(each, settings))
 
     with pytest.raises(Unsupported) as caught:
-        sim.blas().multiplication(gemm, settings, excluded)
+        sim.blas().prepare(gemm, settings, excluded)
     assert reason in caught.value.message
     assert caught.value.hint
 
 
 def test_unknown_algorithm_is_refused(sim: Sim) -> None:
     with pytest.raises(Unsupported, match="no such algorithm for this GEMM") as caught:
-        sim.blas().multiplication(a_gemm(), USUAL, Algorithm(id=99))
+        sim.blas().prepare(a_gemm(), USUAL, Algorithm(id=99))
     assert caught.value.hint
 
 
@@ -129,12 +129,12 @@ def test_events_measure_gemm_duration(sim: Sim) -> None:
     gemm = a_gemm("bf16", m=512, n=512, k=512)
     blas, where = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
     for algorithm in blas.heuristics(gemm, USUAL, 3):
-        multiplication = blas.multiplication(gemm, USUAL, algorithm)
-        for _ in range(8):  # the device is busy until all is enqueued
-            multiplication.enqueue(where, LEGACY)
+        plan = blas.prepare(gemm, USUAL, algorithm)
+        for _ in range(8):  # keeps the device busy until all work is enqueued
+            plan.enqueue(where, LEGACY)
         begin, end = sim.event(), sim.event()
         sim.record(begin, LEGACY)
-        multiplication.enqueue(where, LEGACY)
+        plan.enqueue(where, LEGACY)
         sim.record(end, LEGACY)
         sim.sync()
         expected_s = seconds(sim, gemm, algorithm)

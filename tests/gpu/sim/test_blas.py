@@ -62,9 +62,9 @@ def test_gemm_is_traced_as_launch_with_accesses() -> None:
     gemm = a_gemm("bf16", padding=8, batch=2, epilogue="bias")
     where = put(bench, Problem(gemm))
     algorithm = Algorithm(id=1, tile=15)
-    multiplication = bench.gpu.blas().multiplication(gemm, USUAL, algorithm)
+    plan = bench.gpu.blas().prepare(gemm, USUAL, algorithm)
     begin = len(trace)
-    multiplication.enqueue(where, LEGACY)
+    plan.enqueue(where, LEGACY)
     bench.gpu.close()
 
     facts = [event.fact for event in trace[begin:]]
@@ -88,9 +88,9 @@ def test_captured_gemm_is_named_node() -> None:
     bench = a_bench(sink=trace.append)
     gemm, stream = a_gemm(), bench.gpu.stream()
     where = put(bench, Problem(gemm))
-    multiplication = bench.gpu.blas().multiplication(gemm, USUAL)
+    plan = bench.gpu.blas().prepare(gemm, USUAL)
     bench.gpu.capture_begin(stream)
-    multiplication.enqueue(where, stream)
+    plan.enqueue(where, stream)
     bench.gpu.capture_end(stream)
     bench.gpu.close()
 
@@ -107,7 +107,7 @@ def test_workspace_is_device_memory() -> None:
     trace: list[Event] = []
     sim = Sim(sink=trace.append)
     gemm = a_gemm(k=4096)
-    sim.blas().multiplication(gemm, USUAL, split(gemm)).close()
+    sim.blas().prepare(gemm, USUAL, split(gemm)).close()
     sim.close()
 
     facts = [event.fact for event in trace if isinstance(event.fact, Alloc | Free)]
@@ -121,10 +121,10 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
     bench = a_bench(sink=trace.append)
     gemm = a_gemm(k=4096)
     places = [put(bench, Problem(gemm)) for _ in range(2)]
-    multiplication = bench.gpu.blas().multiplication(gemm, USUAL, split(gemm))
+    plan = bench.gpu.blas().prepare(gemm, USUAL, split(gemm))
     used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
     for index, where in enumerate(places):
-        multiplication.enqueue(where, used[index % streams])
+        plan.enqueue(where, used[index % streams])
     bench.gpu.close()
 
     assert len(races(trace)) == expected
@@ -139,7 +139,7 @@ def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
     problem = Problem(a_gemm(epilogue="bias"))
     where = put(bench, problem)
     bench.gpu.free(getattr(where, operand))
-    bench.gpu.blas().multiplication(problem.gemm, USUAL).enqueue(where, LEGACY)
+    bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(where, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS) as caught:
         bench.gpu.sync()
@@ -150,7 +150,7 @@ def test_gemm_with_too_small_operand_fails() -> None:
     bench = a_bench()
     gemm = a_gemm("fp64")
     where = put(bench, Problem(a_gemm("fp64", n=8)))
-    bench.gpu.blas().multiplication(gemm, USUAL).enqueue(where, LEGACY)
+    bench.gpu.blas().prepare(gemm, USUAL).enqueue(where, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS):
         bench.gpu.sync()
@@ -159,16 +159,16 @@ def test_gemm_with_too_small_operand_fails() -> None:
 def test_gemm_in_unknown_stream_is_refused(bench: Workbench) -> None:
     problem, stream = Problem(a_gemm()), bench.gpu.stream()
     bench.gpu.destroy_stream(stream)
-    multiplication = bench.gpu.blas().multiplication(problem.gemm, USUAL)
+    plan = bench.gpu.blas().prepare(problem.gemm, USUAL)
 
     with refused(Status.INVALID_HANDLE):
-        multiplication.enqueue(put(bench, problem), stream)
+        plan.enqueue(put(bench, problem), stream)
 
 
 def test_workspace_out_of_memory_is_reported() -> None:
     gemm = a_gemm(k=4096)
     with closing(Sim(capacity_bytes=1024)) as sim, refused(Status.OUT_OF_MEMORY):
-        sim.blas().multiplication(gemm, USUAL, split(gemm))
+        sim.blas().prepare(gemm, USUAL, split(gemm))
 
 
 NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
@@ -176,13 +176,13 @@ NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
 
 def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
     blas, gemm = sim.blas(), a_gemm()
-    multiplication = blas.multiplication(gemm, USUAL)
-    multiplication.close()
+    plan = blas.prepare(gemm, USUAL)
+    plan.close()
     blas.close()
 
     with refused(Status.INVALID_HANDLE):
-        multiplication.enqueue(NOWHERE, LEGACY)
-    for call in (blas.multiplication, blas.algorithms, lambda *_: blas.heuristics(gemm, USUAL, 1)):
+        plan.enqueue(NOWHERE, LEGACY)
+    for call in (blas.prepare, blas.algorithms, lambda *_: blas.heuristics(gemm, USUAL, 1)):
         with refused(Status.INVALID_HANDLE):
             call(gemm, USUAL)
 
@@ -190,20 +190,20 @@ def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
 def test_closed_device_rejects_blas_calls() -> None:
     sim, gemm = Sim(), a_gemm(k=4096)
     blas = sim.blas()
-    multiplication = blas.multiplication(gemm, USUAL, split(gemm))
+    plan = blas.prepare(gemm, USUAL, split(gemm))
     sim.close()
 
     with refused(Status.CONTEXT_IS_DESTROYED):
-        multiplication.enqueue(NOWHERE, LEGACY)
+        plan.enqueue(NOWHERE, LEGACY)
     with refused(Status.CONTEXT_IS_DESTROYED):
-        blas.multiplication(gemm, USUAL)
+        blas.prepare(gemm, USUAL)
     with refused(Status.CONTEXT_IS_DESTROYED):
         sim.blas()
-    multiplication.close()
+    plan.close()
     blas.close()
 
 
-# --- what is offered
+# --- supported GEMMs
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
@@ -217,9 +217,9 @@ def test_torch_and_cupy_need_real_gpu(sim: Sim, library: Library) -> None:
 def test_old_device_error_lists_supported_types() -> None:
     with closing(Sim("a100-mig")) as sim:
         blas = sim.blas()
-        blas.multiplication(a_gemm("bf16"), USUAL)
+        blas.prepare(a_gemm("bf16"), USUAL)
         with pytest.raises(Unsupported) as caught:
-            blas.multiplication(a_gemm("fp8_e4m3"), USUAL)
+            blas.prepare(a_gemm("fp8_e4m3"), USUAL)
     assert caught.value.message == (
         "fp8_e4m3 needs compute capability 8.9, NVIDIA A100-SXM4-80GB MIG 3g.40gb has 8.0"
     )
@@ -242,7 +242,7 @@ def test_old_device_error_lists_supported_types() -> None:
 )
 def test_unsupported_error_has_request(sim: Sim, gemm: Gemm, reason: str) -> None:
     blas = sim.blas()
-    for ask in (blas.multiplication, blas.algorithms):
+    for ask in (blas.prepare, blas.algorithms):
         with pytest.raises(Unsupported) as caught:
             ask(gemm, USUAL)
         assert reason in caught.value.message
@@ -251,12 +251,12 @@ def test_unsupported_error_has_request(sim: Sim, gemm: Gemm, reason: str) -> Non
 
 def test_cublas_refuses_algorithms(sim: Sim) -> None:
     blas, gemm = sim.blas("cublas"), a_gemm()
-    with closing(blas.multiplication(gemm, USUAL)) as multiplication:
-        assert isinstance(multiplication.algorithm, Unavailable)
+    with closing(blas.prepare(gemm, USUAL)) as plan:
+        assert isinstance(plan.algorithm, Unavailable)
     asked = (
         lambda: blas.algorithms(gemm, USUAL),
         lambda: blas.heuristics(gemm, USUAL, 1),
-        lambda: blas.multiplication(gemm, USUAL, algorithms(gemm)[0]),
+        lambda: blas.prepare(gemm, USUAL, algorithms(gemm)[0]),
     )
     for ask in asked:
         with pytest.raises(Unsupported, match="chooses its algorithm internally"):
@@ -274,8 +274,8 @@ def test_every_model_computes_same_bits() -> None:
         with closing(bench.gpu):
             blas = bench.gpu.blas()
             for algorithm in blas.heuristics(problem.gemm, USUAL, 99):
-                multiplication = blas.multiplication(problem.gemm, USUAL, algorithm)
-                contents.add(run(bench, multiplication, problem))
+                plan = blas.prepare(problem.gemm, USUAL, algorithm)
+                contents.add(run(bench, plan, problem))
 
     assert len(contents) == 1
 
@@ -284,13 +284,13 @@ def test_changed_operands_are_computed_again(bench: Workbench) -> None:
     gemm = a_gemm("fp16", epilogue="bias")
     problems = [Problem(gemm, seed) for seed in range(3)]
     where = put(bench, problems[0])
-    multiplication = bench.gpu.blas().multiplication(gemm, USUAL)
+    plan = bench.gpu.blas().prepare(gemm, USUAL)
     other_bias = Problem(gemm, 0)
     other_bias.bias = problems[1].bias
     for problem in [*problems, *problems, other_bias]:
         for ptr, bits in (where.a, problem.a), (where.b, problem.b), (where.bias, problem.bias):
             bench.write(ptr, bits)
-        multiplication.enqueue(where, LEGACY)
+        plan.enqueue(where, LEGACY)
         problem.check(result(bench, problem, where))
 
 
@@ -299,5 +299,5 @@ def test_matrix_times_itself_needs_no_copy(bench: Workbench) -> None:
     problem.b = problem.a
     where = put(bench, problem)
     alias = SimpleNamespace(a=where.a, b=where.a, d=where.d, bias=where.bias)
-    bench.gpu.blas().multiplication(problem.gemm, USUAL).enqueue(alias, LEGACY)
+    bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(alias, LEGACY)
     problem.check(result(bench, problem, where))

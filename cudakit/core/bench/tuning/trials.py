@@ -18,7 +18,7 @@ from cudakit.core.bench.workload import Verification
 from cudakit.core.bench.workloads.gemm import GemmWorkload, PreparedGemm
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Stream
-from cudakit.gpu.api.gemm import Algorithm, Multiplication
+from cudakit.gpu.api.gemm import Algorithm, GemmPlan
 
 # A candidate that takes this many times as long as the default is not measured: its sample would take as long
 # as those of many others.
@@ -30,7 +30,7 @@ _PILOTS = 2
 class _Candidate:
     """An algorithm that is ready to be measured."""
 
-    multiplication: Multiplication
+    plan: GemmPlan
     rotation: BufferRotation
     estimate_s: float
     sampler: Sampler | None = None
@@ -43,7 +43,7 @@ class _Candidate:
 
     def close(self) -> None:
         self.forget_sampler()
-        self.multiplication.close()
+        self.plan.close()
 
 
 class AlgorithmTrials:
@@ -125,9 +125,9 @@ class AlgorithmTrials:
 
     def verify(self, number: int) -> bool:
         """Compute every buffer set by a candidate, and check the outputs."""
-        multiplication, stream = self._candidates[number].multiplication, self._timer.stream
+        plan, stream = self._candidates[number].plan, self._timer.stream
         for index in range(self._sets):
-            self._product.enqueue_by(multiplication, stream, index)
+            self._product.enqueue_by(plan, stream, index)
         self._timer.gpu.sync_stream(stream)
         self.verifications[number] = self._product.verify()
         return self.verifications[number].passed
@@ -157,21 +157,19 @@ class AlgorithmTrials:
     def _make(self, number: int) -> _Candidate:
         """Run a candidate once, so that its kernel is loaded, then estimate its time."""
         workload = self._workload
-        multiplication = self._blas.multiplication(
-            workload.gemm, workload.settings, self._algorithms[number]
-        )
+        plan = self._blas.prepare(workload.gemm, workload.settings, self._algorithms[number])
 
         def enqueue(stream: Stream, index: int) -> None:
-            self._product.enqueue_by(multiplication, stream, index)
+            self._product.enqueue_by(plan, stream, index)
 
         try:
             rotation = BufferRotation(enqueue, self._sets)
             self._timer.time(rotation.run, blocked=False)
             pilots = [self._timer.time(rotation.run, blocked=False).time_s for _ in range(_PILOTS)]
         except BaseException:
-            multiplication.close()
+            plan.close()
             raise
-        return _Candidate(multiplication, rotation, min(pilots))
+        return _Candidate(plan, rotation, min(pilots))
 
     def _read(self, number: int) -> Reading:
         candidate = self._candidates[number]

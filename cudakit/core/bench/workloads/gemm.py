@@ -26,9 +26,9 @@ from cudakit.gpu.api.gemm import (
     DATA_TYPES,
     Algorithm,
     Gemm,
+    GemmPlan,
     GemmSettings,
     Library,
-    Multiplication,
 )
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
@@ -148,7 +148,7 @@ class PreparedGemm:
         with ExitStack() as owned:
             blas = owned.enter_context(closing(gpu.blas(workload.library)))
             self._multiplication = owned.enter_context(
-                closing(blas.multiplication(gemm, settings, workload.algorithm))
+                closing(blas.prepare(gemm, settings, workload.algorithm))
             )
             self._version = blas.version
             self._checker = owned.enter_context(
@@ -205,9 +205,9 @@ class PreparedGemm:
     def enqueue(self, stream: Stream, index: int) -> None:
         self.enqueue_by(self._multiplication, stream, index)
 
-    def enqueue_by(self, multiplication: Multiplication, stream: Stream, index: int) -> None:
-        """Enqueue another multiplication of the same GEMM on a buffer set."""
-        multiplication.enqueue(self._sets[index % len(self._sets)], stream)
+    def enqueue_by(self, plan: GemmPlan, stream: Stream, index: int) -> None:
+        """Enqueue another plan of the same GEMM on a buffer set."""
+        plan.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
         verification = worst(map(self._checker.check, self._made))

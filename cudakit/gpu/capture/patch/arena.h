@@ -122,7 +122,7 @@ typedef struct { /* one use of a tensor map */
 
 #define CK_NO_MAP 0xFFFFu
 #define CK_MAX_MAPS 4096u
-#define CK_MAX_BOXES (1u << 17)
+#define CK_MAX_BOXES (1u << 18)
 /* At most half of the key slots are ever taken, and a quarter of the entries while pages are left: a page
  * whose first entry belongs to another page takes the slow path. */
 #define CK_MAP_KEYS (2 * CK_MAX_MAPS)

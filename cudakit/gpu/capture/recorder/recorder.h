@@ -39,6 +39,7 @@ typedef struct {
     void **parameters, **extra;
     const struct kernel_layout *layout;
     uint64_t user_data; /* passed to the device patch */
+    uint64_t signature; /* of the launch that was prepared, for estimates of its space */
     /* Stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;

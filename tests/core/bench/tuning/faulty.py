@@ -11,9 +11,9 @@ from cudakit.gpu.api.gemm import (
     Algorithm,
     Blas,
     Gemm,
+    GemmPlan,
     GemmSettings,
     Library,
-    Multiplication,
     Operands,
     never,
 )
@@ -56,13 +56,13 @@ class _FaultyBlas:
     def version(self) -> str:
         return self.blas.version
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> Multiplication:
+    ) -> GemmPlan:
         chosen = algorithm or self.blas.heuristics(gemm, settings, 1)[0]
         if self.faults.refused(chosen):
             raise Unsupported("refused")
-        right = self.blas.multiplication(gemm, settings, algorithm)
+        right = self.blas.prepare(gemm, settings, algorithm)
         return _FaultyMultiplication(self.sim, right, chosen, self.faults)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
@@ -80,7 +80,7 @@ class _FaultyBlas:
 @dataclass
 class _FaultyMultiplication:
     sim: Sim
-    right: Multiplication
+    right: GemmPlan
     chosen: Algorithm
     faults: Faults
 

@@ -7,7 +7,7 @@ import pytest
 
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Multiplication, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmPlan, GemmSettings, Library, never
 
 GEMM = Gemm(dtype="bf16", m=64, n=64, k=64)
 
@@ -37,9 +37,9 @@ class Listing:
             self.listed += 1
             yield algorithm
 
-    def multiplication(
+    def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
-    ) -> Multiplication:
+    ) -> GemmPlan:
         raise AssertionError((gemm, settings, algorithm))
 
     def close(self) -> None: ...

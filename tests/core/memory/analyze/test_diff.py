@@ -1,4 +1,4 @@
-"""What changed from one snapshot to another."""
+"""The comparison of two snapshots."""
 
 from __future__ import annotations
 
@@ -42,15 +42,13 @@ def rows(moment: MomentDiff) -> int:
 
 
 @pytest.mark.parametrize("name", ["peak", "end"])
-def test_the_changes_of_all_stacks_add_up_to_the_change_in_all(
-    changed: DiffResult, name: str
-) -> None:
+def test_changes_of_all_stacks_sum_to_the_total_change(changed: DiffResult, name: str) -> None:
     moment = getattr(changed.devices[0], name)
 
     assert rows(moment) == moment.after.state.active_bytes - moment.before.state.active_bytes
 
 
-def test_each_list_holds_what_its_name_says(changed: DiffResult) -> None:
+def test_rows_are_listed_by_kind_of_change(changed: DiffResult) -> None:
     moment = changed.devices[0].end
 
     assert all(row.before_count and row.change_bytes > 0 for row in moment.grown)
@@ -59,13 +57,13 @@ def test_each_list_holds_what_its_name_says(changed: DiffResult) -> None:
     assert all(not row.after_count and row.before_bytes for row in moment.vanished)
 
 
-def test_the_largest_change_stands_first(changed: DiffResult) -> None:
+def test_rows_are_sorted_by_size_of_change(changed: DiffResult) -> None:
     grown = [row.change_bytes for row in changed.devices[0].peak.grown]
 
     assert grown == sorted(grown, reverse=True)
 
 
-def test_a_snapshot_does_not_differ_from_itself(trained: Snapshot) -> None:
+def test_diff_of_a_snapshot_with_itself_is_empty(trained: Snapshot) -> None:
     same = diff(trained, trained, MemorySpec())
     moment = same.devices[0].peak
 
@@ -74,7 +72,7 @@ def test_a_snapshot_does_not_differ_from_itself(trained: Snapshot) -> None:
     assert not same.grew_beyond(0)
 
 
-def test_the_other_way_round_what_appeared_has_vanished(
+def test_swapped_snapshots_swap_appeared_and_vanished(
     trained: Snapshot, failed: Snapshot, changed: DiffResult
 ) -> None:
     back = diff(failed, trained, MemorySpec()).devices[0].end
@@ -83,7 +81,7 @@ def test_the_other_way_round_what_appeared_has_vanished(
     assert len(back.shrunk) == len(changed.devices[0].end.grown)
 
 
-def test_another_checkout_and_edited_lines_make_no_other_stacks(trained: Snapshot) -> None:
+def test_stacks_match_despite_another_checkout_and_edited_lines(trained: Snapshot) -> None:
     frames = tuple(
         replace(
             frame,
@@ -98,14 +96,14 @@ def test_another_checkout_and_edited_lines_make_no_other_stacks(trained: Snapsho
     assert is_empty(moment)
 
 
-def test_two_ranks_are_compared_though_their_devices_have_other_numbers(trained: Snapshot) -> None:
+def test_single_devices_are_compared_despite_different_indices(trained: Snapshot) -> None:
     other = replace(trained, devices=(replace(trained.devices[0], device=5),))
     found = diff(trained, other, MemorySpec()).devices[0]
 
     assert (found.before_device, found.device) == (0, 5)
 
 
-def test_growth_is_judged_at_the_peak_and_at_the_end(changed: DiffResult) -> None:
+def test_grew_beyond_checks_the_peak_and_the_end(changed: DiffResult) -> None:
     peak, end = changed.devices[0].peak.growth, changed.devices[0].end.growth
     assert peak is not None
     assert end is not None
@@ -114,7 +112,7 @@ def test_growth_is_judged_at_the_peak_and_at_the_end(changed: DiffResult) -> Non
     assert not changed.grew_beyond(max(peak, end) + 0.01)
 
 
-def test_snapshots_without_a_common_device_are_refused(trained: Snapshot) -> None:
+def test_diff_of_snapshots_without_a_common_device_is_a_usage_error(trained: Snapshot) -> None:
     device = trained.devices[0]
     before = replace(trained, devices=(replace(device, device=0), replace(device, device=1)))
     after = replace(trained, devices=(replace(device, device=2), replace(device, device=3)))

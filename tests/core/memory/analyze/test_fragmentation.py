@@ -1,4 +1,4 @@
-"""What is free inside segments, and which blocks keep it there."""
+"""Free memory in segments, and the blocks that keep segments in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measured(*segments: Segment) -> Fragmentation:
 
 
 def large(number: int, *blocks: tuple[int, int, int], **more: object) -> Segment:
-    """Make a segment of 20 MiB with blocks of (offset, size, stack), in MiB."""
+    """Return a segment of 20 MiB with blocks of (offset, size, stack), in MiB."""
     base = BASE + number * 20 * MIB
     held = [Block(base + at * MIB, size * MIB, stack=stack) for at, size, stack in blocks]
     return Segment(base, 20 * MIB, held, **more)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def names(found: Fragmentation) -> list[str]:
 
 @LAW
 @given(recordings(pools=3))
-def test_free_and_used_bytes_add_up_to_reserved_bytes(history: History) -> None:
+def test_free_and_used_bytes_sum_to_reserved_bytes(history: History) -> None:
     for at in ("end", "peak"):
         found = device(history.snapshot(), at)
         free, state = found.fragmentation.free_bytes, found.at.state
@@ -51,7 +51,7 @@ def test_free_and_used_bytes_add_up_to_reserved_bytes(history: History) -> None:
 
 @LAW
 @given(recordings(pools=3))
-def test_free_bytes_are_either_pinned_or_releasable(history: History) -> None:
+def test_free_bytes_are_in_segments_in_use_or_in_empty_segments(history: History) -> None:
     found = device(history.snapshot()).fragmentation
     assert found.stranded_bytes + found.releasable_bytes == found.free_bytes
     assert all(0 < pin.pinned_bytes <= found.stranded_bytes for pin in found.pins)
@@ -59,7 +59,7 @@ def test_free_bytes_are_either_pinned_or_releasable(history: History) -> None:
     assert sum(pin.alone_bytes for pin in found.pins) <= found.stranded_bytes
 
 
-def test_one_small_block_pins_a_whole_segment() -> None:
+def test_small_block_keeps_a_whole_segment_in_use() -> None:
     found = measured(large(0, (18, 2, 5)), large(1))
     assert found.free_bytes == 38 * MIB
     assert found.stranded_bytes == 18 * MIB
@@ -73,7 +73,7 @@ def test_one_small_block_pins_a_whole_segment() -> None:
     assert names(found) == ["place5"]
 
 
-def test_the_same_is_seen_in_a_program_that_keeps_a_statistic_between_its_activations() -> None:
+def test_small_tensors_between_activations_keep_segments_in_use() -> None:
     allocator = Allocator()
     for _ in range(4):
         held = [allocator.alloc(9 * MIB, stack=1) for _ in range(2)]
@@ -86,7 +86,7 @@ def test_the_same_is_seen_in_a_program_that_keeps_a_statistic_between_its_activa
     assert found.pins[0].segments * 20 * MIB - found.pins[0].bytes == found.pins[0].pinned_bytes
 
 
-def test_blocks_that_share_a_segment_pin_it_together_and_none_alone() -> None:
+def test_free_bytes_of_a_segment_with_two_stacks_are_shared() -> None:
     found = measured(large(0, (0, 2, 1), (4, 2, 1), (10, 3, 2)))
     assert {pin.pinned_bytes for pin in found.pins} == {13 * MIB}
     assert {pin.alone_bytes for pin in found.pins} == {0}
@@ -94,38 +94,38 @@ def test_blocks_that_share_a_segment_pin_it_together_and_none_alone() -> None:
     assert [pin.segments for pin in found.pins] == [1, 1]
 
 
-def test_blocks_that_pin_alone_come_first() -> None:
+def test_stacks_with_most_unshared_free_bytes_come_first() -> None:
     together = [large(i, (0, 2, 1), (2, 2, 2)) for i in range(3)]
     found = measured(*together, large(3, (0, 15, 3)))
     assert names(found)[0] == "place3"
     assert found.pins[0].pinned_bytes < found.pins[1].pinned_bytes
 
 
-def test_full_segments_are_not_pinned() -> None:
+def test_full_segments_have_no_pins() -> None:
     found = measured(large(0, (0, 20, 1)))
     assert found.pins == ()
     assert found.free_bytes == found.holes == found.largest_hole_bytes == 0
 
 
-def test_a_block_that_waits_for_another_stream_pins_too() -> None:
+def test_pending_block_keeps_its_segment_in_use() -> None:
     pending = Block(BASE, 2 * MIB, state=BlockState.PENDING_FREE, stack=4)
     found = measured(Segment(BASE, 20 * MIB, [pending]))
     assert names(found) == ["place4"]
 
 
-def test_rounding_is_what_blocks_are_larger_than_their_requests() -> None:
+def test_rounding_is_block_sizes_minus_requests() -> None:
     found = measured(Segment(BASE, 2 * MIB, [Block(BASE, KIB, 768), Block(BASE + KIB, KIB, 1024)]))
     assert found.rounding_bytes == 256
     assert found.rounding_share == pytest.approx(0.125)
 
 
-def test_an_empty_allocator_has_no_fragmentation() -> None:
+def test_empty_allocator_has_no_fragmentation() -> None:
     found = measured()
     assert (found.free_share, found.rounding_share) == (0, 0)
     assert found.pins == ()
 
 
-def test_segments_are_summed_by_pool_stream_kind_and_expandability_largest_first() -> None:
+def test_segments_are_grouped_by_pool_stream_kind_and_expandability_largest_first() -> None:
     small = Segment(BASE + 200 * MIB, 2 * MIB, kind=SegmentKind.SMALL)
     pieces = [
         large(0, (0, 5, 1)),

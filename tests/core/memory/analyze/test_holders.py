@@ -1,4 +1,4 @@
-"""Call sites that hold memory at a moment, and those that allocate over the trace."""
+"""Memory by call stack and call site at a moment, and allocations over the whole trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def facet(found: DeviceMemory, name: str) -> dict[str, int]:
 
 @LAW
 @given(recordings(pools=2), st.integers(0, 200))
-def test_holders_and_lines_add_up_to_all_that_is_active(history: History, event: int) -> None:
+def test_holders_and_call_sites_sum_to_active_bytes(history: History, event: int) -> None:
     at = event % (len(history.entries) + 1) - 1
     found = device(history.snapshot(), at)
     state = found.at.state
@@ -51,14 +51,14 @@ def test_holders_and_lines_add_up_to_all_that_is_active(history: History, event:
     assert sum(row.requested_bytes for row in found.holders) == state.requested_bytes
 
 
-def test_allocations_of_one_stack_are_one_holder() -> None:
+def test_allocations_of_one_stack_are_one_row() -> None:
     found = device(holding(place(0, KIB, 1), place(1, KIB, 1), place(2, 3 * KIB, 2))).holders
     rows = [(row.stack[row.site].name, row.bytes, row.count) for row in found]
     assert rows == [("place2", 3 * KIB, 1), ("place1", 2 * KIB, 2)]
     assert found[0].share == pytest.approx(0.6)
 
 
-def test_stacks_that_meet_in_a_line_of_the_program_are_one_line() -> None:
+def test_stacks_with_one_call_site_are_one_row() -> None:
     library = Frame("empty", "/usr/lib/python3/dist-packages/torch/functional.py", 7)
     own = Frame("forward", "model.py", 30)
     other = Frame("init", "model.py", 10)
@@ -78,12 +78,12 @@ def test_stacks_that_meet_in_a_line_of_the_program_are_one_line() -> None:
     assert len(found.holders) == 3
 
 
-def test_allocations_without_stack_have_no_line() -> None:
+def test_allocations_without_a_stack_have_no_call_site() -> None:
     (line,) = device(holding(place(0, KIB, 0))).lines
     assert line.frame is None
 
 
-def test_at_another_moment_others_hold() -> None:
+def test_holders_depend_on_the_moment() -> None:
     first, second = place(0, KIB, 1), place(1, KIB, 2)
     entries = [
         alloc(first.address, KIB, stack=1),
@@ -96,7 +96,7 @@ def test_at_another_moment_others_hold() -> None:
     assert names == [[], ["place1"], ["place1"], [], ["place2"]]
 
 
-def test_facets_divide_what_is_held_by_what_was_recorded_with_it() -> None:
+def test_facets_group_memory_by_recorded_property() -> None:
     blocks = [place(i, KIB, 1) for i in range(4)]
     words = ("", "N/A", "0/0", "layer", "parameter")
     entries = [
@@ -113,7 +113,7 @@ def test_facets_divide_what_is_held_by_what_was_recorded_with_it() -> None:
     assert facet(found, "annotation") == {"step 1": KIB, "": 3 * KIB}
 
 
-def test_a_facet_adds_up_to_all_that_is_active() -> None:
+def test_facet_sums_to_active_bytes() -> None:
     blocks = [place(i, (i + 1) * KIB, 1) for i in range(3)]
     ranges = annotated("step 1", START_US, START_US + 1)
     found = device(holding(*blocks, annotations=ranges))
@@ -123,7 +123,7 @@ def test_a_facet_adds_up_to_all_that_is_active() -> None:
     assert sum(group.share for group in only.groups) == pytest.approx(1)
 
 
-def test_facets_that_say_nothing_are_left_out() -> None:
+def test_empty_facets_are_omitted() -> None:
     assert device(holding(place(0, KIB, 1))).facets == ()
     words = ("", "N/A")
     entries = [alloc(BASE, KIB, compile_context=1)]
@@ -137,7 +137,7 @@ def churned(snapshot: Snapshot) -> tuple[Churn, ...]:
 
 @LAW
 @given(recordings(pools=2))
-def test_all_allocations_of_the_trace_are_counted_once(history: History) -> None:
+def test_churn_counts_every_allocation_once(history: History) -> None:
     found = churned(history.snapshot())
     made = [entry for entry in history.entries if entry.action == Action.ALLOC]
     assert sum(row.count for row in found) == len(made)
@@ -146,7 +146,7 @@ def test_all_allocations_of_the_trace_are_counted_once(history: History) -> None
     assert len(found) == len({entry.stack for entry in made})
 
 
-def test_the_stack_that_allocated_most_bytes_comes_first() -> None:
+def test_stack_with_most_allocated_bytes_comes_first() -> None:
     entries = []
     for stack, size, times in ((1, KIB, 4), (2, MIB, 2)):
         for _ in range(times):
@@ -156,7 +156,7 @@ def test_the_stack_that_allocated_most_bytes_comes_first() -> None:
     assert rows == [("place2", 2 * MIB, 2, MIB), ("place1", 4 * KIB, 4, KIB)]
 
 
-def test_the_mean_lifetime_counts_ended_allocations() -> None:
+def test_mean_lifetime_covers_freed_allocations_only() -> None:
     entries = [
         alloc(BASE, 512, stack=1, time_us=100),
         alloc(BASE + KIB, 512, stack=1, time_us=100),
@@ -169,13 +169,13 @@ def test_the_mean_lifetime_counts_ended_allocations() -> None:
     assert row.mean_lifetime_us == 20
 
 
-def test_without_an_end_or_without_times_there_is_no_mean_life() -> None:
+def test_mean_lifetime_is_missing_without_frees_or_times() -> None:
     live = builders.trace([alloc(BASE, 512)], [Segment(BASE, 2 * MIB, [Block(BASE, 512)])])
     assert churned(builders.snapshot(live))[0].mean_lifetime_us is None
     ended = builders.trace([alloc(BASE, 512), *freed(BASE, 512)], [Segment(BASE, 2 * MIB)])
     assert churned(builders.snapshot(ended, has_times=False))[0].mean_lifetime_us is None
 
 
-def test_allocations_from_before_the_trace_do_not_count_as_churn() -> None:
+def test_churn_excludes_allocations_from_before_the_trace() -> None:
     trace = builders.trace(freed(BASE, 512), [Segment(BASE, 2 * MIB, [Block(BASE + KIB, 512)])])
     assert churned(builders.snapshot(trace)) == ()

@@ -1,4 +1,4 @@
-"""The curves thinned for pictures."""
+"""The curves, reduced for charts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("requested", "allocated", "reserved")
 
 
 def thinned(values: list[int]) -> Timeline:
-    """Thin a curve that takes these values, one a moment."""
+    """Return the timeline of a curve with these values, one per moment."""
     curve = np.array(values, np.int64)
     trace = builders.trace(
         [alloc(BASE, 512) for _ in range(len(values) - 1)], [Segment(BASE, 2 * MIB)]
@@ -31,7 +31,7 @@ def thinned(values: list[int]) -> Timeline:
 
 @LAW
 @given(recordings())
-def test_a_short_trace_keeps_every_moment(history: History) -> None:
+def test_timeline_of_a_short_trace_has_every_moment(history: History) -> None:
     snapshot, curves = history.snapshot(), history.replay().curves
     found = timeline(snapshot, snapshot.devices[0], curves)
     assert found.event == tuple(range(-1, len(history.entries)))
@@ -41,7 +41,7 @@ def test_a_short_trace_keeps_every_moment(history: History) -> None:
 
 @LAW
 @given(st.integers(2, 30_000), st.data())
-def test_no_peak_is_lost_and_the_end_is_kept(length: int, data: st.DataObject) -> None:
+def test_timeline_keeps_the_peak_and_the_end(length: int, data: st.DataObject) -> None:
     values = [0] * length
     peaks = data.draw(st.lists(st.integers(0, length - 1), max_size=5, unique=True))
     for height, place in enumerate(peaks, start=1):
@@ -53,21 +53,21 @@ def test_no_peak_is_lost_and_the_end_is_kept(length: int, data: st.DataObject) -
     assert max(found.reserved_bytes) == max(values)
 
 
-def test_the_end_is_not_drowned_by_a_peak_just_before_it() -> None:
+def test_timeline_keeps_the_end_after_a_late_peak() -> None:
     assert thinned([*[0] * 20_000, 5, 1]).requested_bytes[-2:] == (5, 1)
 
 
-def test_a_long_trace_becomes_at_most_about_two_thousand_spans() -> None:
+def test_timeline_of_a_long_trace_has_about_2000_spans() -> None:
     assert len(thinned([0] * 30_000).event) <= 2001
 
 
-def test_spans_have_the_times_of_their_first_events() -> None:
+def test_timeline_has_the_times_of_first_events() -> None:
     found = thinned([0, 1, 2])
     assert found.event == (-1, 0, 1)
     assert found.time_us == (START_US, START_US, START_US + 1)
 
 
-def test_without_times_or_events_there_are_no_times() -> None:
+def test_timeline_without_times_or_events_has_no_times() -> None:
     trace = builders.trace([alloc(BASE, 512), *freed(BASE, 512)], [Segment(BASE, 2 * MIB)])
     curve = np.zeros(4, np.int64)
     curves = Curves(curve, curve, curve, curve)

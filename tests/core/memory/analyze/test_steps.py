@@ -34,71 +34,71 @@ def span(name: str, start: int, end: int, *, device: int = 0) -> tuple[Annotatio
     return annotated(name, START_US + start, START_US + end, device=device)
 
 
-QUIET = allocations([1] * 30)  # one stack over and over is no sequence of steps
+QUIET = allocations([1] * 30)  # a single repeating stack is not a sequence of steps
 
 
-def test_steps_begin_with_their_annotations_and_the_last_one_ends() -> None:
+def test_step_moments_are_starts_and_the_last_end() -> None:
     steps = [span(f"step {i}", 10 * i, 10 * i + 9) for i in range(3)]
     assert moments(QUIET, *steps) == ("annotation step#", [0, 10, 20, 29])
 
 
-def test_a_step_that_has_not_ended_has_no_last_moment() -> None:
+def test_open_last_step_has_no_end_moment() -> None:
     steps = [span(f"step {i}", 10 * i, 10 * i + 9) for i in range(3)]
     assert moments(QUIET, *steps[:2], steps[2][:1]) == ("annotation step#", [0, 10, 20])
 
 
-def test_numbered_ranges_go_before_more_frequent_ones_without_a_number() -> None:
+def test_numbered_ranges_precede_more_frequent_unnumbered_ranges() -> None:
     steps = [span(f"ProfilerStep#{i}", 10 * i, 10 * i + 10) for i in range(3)]
     inner = [span("forward", i, i + 1) for i in range(0, 30, 2)]
     assert moments(QUIET, *steps, *inner)[0] == "annotation ProfilerStep#"
 
 
-def test_layers_that_are_numbered_anew_in_each_step_are_not_steps() -> None:
+def test_numbered_ranges_that_restart_in_each_step_are_not_steps() -> None:
     steps = [span(f"step {i}", 10 * i, 10 * i + 10) for i in range(3)]
     layers = [span(f"layer{j}", 10 * i + j, 10 * i + j + 1) for i in range(3) for j in range(9)]
     assert moments(QUIET, *steps, *layers) == ("annotation step#", [0, 10, 20, 30])
 
 
-def test_without_numbers_the_outermost_ranges_are_the_steps() -> None:
+def test_outermost_ranges_are_steps_without_numbered_ranges() -> None:
     steps = [span("train", 10 * i, 10 * i + 9) for i in range(3)]
     layers = [span("layer", 10 * i + j, 10 * i + j + 1) for i in range(3) for j in (1, 3, 5, 7)]
     assert moments(QUIET, *steps, *layers) == ("annotation train", [0, 10, 20, 29])
 
 
-def test_a_range_without_end_does_not_hide_nested_ranges() -> None:
+def test_range_without_an_end_does_not_hide_nested_ranges() -> None:
     steps = [span("train", 10 * i + 1, 10 * i + 9) for i in range(3)]
     assert moments(QUIET, span("job", 0, 0)[:1], *steps)[0] == "annotation train"
 
 
-def test_a_number_may_be_longer_than_any_integer() -> None:
+def test_annotation_number_may_exceed_64_bits() -> None:
     steps = [span("step " + "9" * 5000, 10 * i, 10 * i + 10) for i in range(3)]
     assert moments(QUIET, *steps)[0] == "annotation step#"
 
 
-def test_annotations_of_another_device_do_not_count() -> None:
+def test_annotations_of_another_device_give_no_steps() -> None:
     steps = [span(f"step {i}", 10 * i, 10 * i + 9, device=1) for i in range(3)]
     assert moments(QUIET, *steps) == ("none", [])
 
 
-def test_annotations_need_times() -> None:
+def test_annotations_without_times_give_no_steps() -> None:
     steps = [span(f"step {i}", 10 * i, 10 * i + 9) for i in range(3)]
     assert moments(QUIET, *steps, has_times=False) == ("none", [])
 
 
-def test_snapshot_markers_are_the_steps_without_annotations() -> None:
+def test_snapshot_markers_are_steps_without_annotations() -> None:
     entries = list(QUIET)
     entries[5] = entries[15] = entries[25] = Entry(Action.SNAPSHOT)
     assert moments(entries) == ("snapshot markers", [5, 15, 25])
 
 
-def test_a_repeating_sequence_of_stacks_is_cut_into_its_repetitions() -> None:
+def test_repeating_stacks_give_one_moment_per_period() -> None:
     assert moments(allocations([1, 2, 2, 3, 4] * 6)) == (
         "repeating allocations",
         [5, 10, 15, 20, 25, 30],
     )
 
 
-def test_a_warm_up_may_differ() -> None:
+def test_period_is_found_after_a_different_warm_up() -> None:
     name, found = moments(allocations([7, 8, 9, 9, 8, 7, 7, *([1, 2, 3, 4] * 12)]))
     assert name == "repeating allocations"
     assert {later - earlier for earlier, later in pairwise(found)} == {4}
@@ -106,7 +106,7 @@ def test_a_warm_up_may_differ() -> None:
 
 @LAW
 @given(st.lists(st.integers(1, 15), min_size=2, max_size=12), st.integers(6, 20))
-def test_the_length_of_a_repetition_is_found(sequence: list[int], times: int) -> None:
+def test_period_of_repeating_stacks_is_found(sequence: list[int], times: int) -> None:
     name, found = moments(allocations(sequence * times))
     shortest = next(
         n
@@ -120,12 +120,12 @@ def test_the_length_of_a_repetition_is_found(sequence: list[int], times: int) ->
         assert {later - earlier for earlier, later in pairwise(found)} == {shortest}
 
 
-def test_one_stack_over_and_over_is_no_step() -> None:
+def test_single_repeating_stack_is_not_a_step() -> None:
     assert moments(QUIET) == ("none", [])
     assert moments(allocations([2, *[1] * 40])) == ("none", [])
 
 
-def test_a_trace_without_allocations_has_no_steps() -> None:
+def test_trace_without_allocations_has_no_steps() -> None:
     assert moments([]) == ("none", [])
     assert moments([Entry(Action.SNAPSHOT)]) == ("none", [])
 
@@ -142,60 +142,60 @@ def spans(name: str, start: int, end: int, *, device: int = 0) -> list[Annotatio
 
 
 def open_at(*bounds: Annotation, has_times: bool = True) -> list[str]:
-    """Name the range open at each of ten events, one microsecond apart."""
+    """Return the open range at each of ten events, one microsecond apart."""
     trace = builders.trace([Entry(Action.SNAPSHOT)] * EVENTS)
     snapshot = builders.snapshot(trace, annotations=bounds, has_times=has_times)
     index, names = active_annotation(snapshot, trace)
     return [names[i] for i in index.tolist()]
 
 
-def test_a_range_is_open_from_its_start_on_and_not_at_its_end() -> None:
+def test_range_includes_its_start_and_excludes_its_end() -> None:
     assert open_at(*spans("a", 2, 5)) == ["", "", "a", "a", "a", "", "", "", "", ""]
 
 
-def test_the_innermost_of_nested_ranges_counts() -> None:
+def test_innermost_of_nested_ranges_is_active() -> None:
     assert open_at(*spans("outer", 1, 8), *spans("inner", 3, 5)) == [
         *["", "outer", "outer", "inner", "inner"],
         *["outer", "outer", "outer", "", ""],
     ]
 
 
-def test_the_latest_of_overlapping_ranges_counts_until_its_end() -> None:
+def test_latest_of_overlapping_ranges_is_active_until_its_end() -> None:
     assert open_at(*spans("a", 1, 5), *spans("b", 3, 8)) == [
         *["", "a", "a", "b", "b"],
         *["b", "b", "b", "", ""],
     ]
 
 
-def test_a_range_that_began_before_the_recording_is_not_known() -> None:
+def test_end_of_a_range_without_start_is_ignored() -> None:
     assert open_at(bound("a", 4, start=False), *spans("b", 6, 8)) == [
         *["", "", "", "", ""],
         *["", "b", "b", "", ""],
     ]
 
 
-def test_a_range_without_an_end_stays_open() -> None:
+def test_range_without_an_end_stays_open() -> None:
     assert open_at(bound("a", 7, start=True))[6:] == ["", "a", "a", "a"]
 
 
-def test_the_later_of_two_ranges_of_one_name_ends_first() -> None:
+def test_end_closes_the_later_range_of_its_name() -> None:
     bounds = [*spans("a", 1, 9), *spans("b", 2, 7), *spans("a", 3, 5)]
     assert open_at(*bounds) == ["", "a", "b", "a", "a", "b", "b", "a", "a", ""]
 
 
-def test_ranges_of_another_device_are_none_of_this_one() -> None:
+def test_ranges_of_another_device_are_not_active() -> None:
     assert open_at(*spans("a", 0, 9, device=1)) == [""] * EVENTS
 
 
-def test_without_times_nothing_can_be_brought_together() -> None:
+def test_no_range_is_active_without_times() -> None:
     assert open_at(*spans("a", 0, 9), has_times=False) == [""] * EVENTS
 
 
-def test_without_annotations_there_is_none() -> None:
+def test_no_range_is_active_without_annotations() -> None:
     assert open_at() == [""] * EVENTS
 
 
-def test_a_clock_that_steps_back_stands_still_instead() -> None:
+def test_non_decreasing_times_replace_a_clock_that_goes_back() -> None:
     times = [5, 7, 6, 3, 9]
     trace = builders.trace([Entry(Action.SNAPSHOT, time_us=time) for time in times])
     assert non_decreasing(trace.events.time_us).tolist() == [5, 7, 7, 7, 9]
@@ -207,7 +207,7 @@ def test_a_clock_that_steps_back_stands_still_instead() -> None:
         st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(-2, EVENTS + 2)), max_size=12
     )
 )
-def test_starts_and_ends_in_any_order_are_read_as_the_events_come(
+def test_annotations_are_sorted_by_time(
     bounds: list[tuple[str, bool, int]],
 ) -> None:
     in_order = sorted(bounds, key=lambda each: each[2])

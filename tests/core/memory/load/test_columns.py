@@ -14,7 +14,7 @@ from cudakit.document import Frame
 from cudakit.torch_rules.actions import Action
 
 
-def test_every_column_of_a_trace_is_what_the_file_says(loaded: Loader) -> None:
+def test_event_columns_equal_the_file(loaded: Loader) -> None:
     snapshot = loaded(files.snapshot())
     events, raw = only(snapshot).events, files.numbered(files.trace())
     assert [Action(a).name.lower() for a in events.action] == [e["action"] for e in raw]
@@ -33,32 +33,32 @@ def test_every_column_of_a_trace_is_what_the_file_says(loaded: Loader) -> None:
     assert not events.category.any()
 
 
-def test_a_file_without_times_is_in_order_of_its_events(loaded: Loader) -> None:
+def test_file_without_times_keeps_the_order_of_events(loaded: Loader) -> None:
     snapshot = loaded(files.without(files.snapshot(), "time_us"))
     assert not snapshot.has_times
     assert not only(snapshot).events.time_us.any()
     assert len(only(snapshot).events) == len(files.trace())
 
 
-def test_an_unknown_action_stays_as_a_marker_and_is_reported(loaded: Loader) -> None:
+def test_unknown_action_becomes_unknown_with_a_warning(loaded: Loader) -> None:
     trace = [event("workspace_snapshot", 0, 0), event("alloc", LARGE, 512)]
     device = only(loaded(untraced(device_traces=[trace])))
     assert device.events.action.tolist() == [Action.UNKNOWN, Action.ALLOC]
     assert device.warnings == ("1 trace entries with an unknown action were skipped",)
 
 
-def test_free_is_an_action_of_its_own(loaded: Loader) -> None:
+def test_free_is_read_as_one_action(loaded: Loader) -> None:
     device = only(loaded(untraced(device_traces=[[event("free", LARGE, 512)]])))
     assert device.events.action.tolist() == [Action.FREE]
 
 
-def test_an_out_of_memory_entry_says_how_much_the_device_had(loaded: Loader) -> None:
+def test_oom_entry_has_the_free_device_memory(loaded: Loader) -> None:
     entry = files.failed(2**62, device_free=5 * MIB)
     events = only(loaded(untraced(device_traces=[[entry]]))).events
     assert (events.action[0], events.address[0], events.size[0]) == (Action.OOM, 5 * MIB, 2**62)
 
 
-def test_an_out_of_memory_entry_may_say_so_as_its_address(loaded: Loader) -> None:
+def test_oom_entry_may_store_device_free_as_address(loaded: Loader) -> None:
     entry = event("oom", 5 * MIB, GIB)
     assert only(loaded(untraced(device_traces=[[entry]]))).events.address.tolist() == [5 * MIB]
 
@@ -87,7 +87,7 @@ def test_integers_of_nine_bytes_keep_their_value(loaded: Loader) -> None:
     ],
     ids=lambda entry: f"{entry['action']} {entry.get('addr')} {entry.get('size')}",
 )
-def test_an_entry_that_cannot_be_stays_as_a_marker_and_is_reported(
+def test_invalid_entry_becomes_unknown_with_a_warning(
     loaded: Loader, entry: dict[str, Any]
 ) -> None:
     device = only(loaded(untraced(device_traces=[[entry, event("alloc", LARGE, 512)]])))
@@ -96,19 +96,19 @@ def test_an_entry_that_cannot_be_stays_as_a_marker_and_is_reported(
 
 
 @pytest.mark.parametrize("frames", [None, [], "main", 5, {}])
-def test_frames_that_are_no_list_are_an_empty_stack(loaded: Loader, frames: Any) -> None:
+def test_frames_that_are_not_a_list_are_an_empty_stack(loaded: Loader, frames: Any) -> None:
     trace = [event("alloc", LARGE, 512, frames=frames)]
     assert only(loaded(untraced(device_traces=[trace]))).events.stack.tolist() == [0]
 
 
-def test_a_frame_that_lacks_its_parts_is_an_unknown_one(loaded: Loader) -> None:
+def test_frame_without_keys_is_empty(loaded: Loader) -> None:
     trace = [event("alloc", LARGE, 512, frames=[{}, {"name": None, "line": "x", "filename": 1}])]
     snapshot = loaded({"device_traces": [trace]})
     assert snapshot.frames == (Frame("", "", 0),)
     assert snapshot.stacks == ((), (0, 0))
 
 
-def test_every_column_of_segments_is_what_the_file_says(loaded: Loader) -> None:
+def test_segment_columns_equal_the_file(loaded: Loader) -> None:
     snapshot = loaded(files.snapshot())
     segments, raw = only(snapshot).segments, files.segments()
     assert segments.address.tolist() == [SMALL, LARGE]
@@ -122,7 +122,7 @@ def test_every_column_of_segments_is_what_the_file_says(loaded: Loader) -> None:
     ]
 
 
-def test_every_column_of_blocks_is_what_the_file_says(loaded: Loader) -> None:
+def test_block_columns_equal_the_file(loaded: Loader) -> None:
     snapshot = loaded(files.snapshot())
     blocks = only(snapshot).blocks
     raw = [block for segment in files.segments() for block in segment["blocks"]]
@@ -141,7 +141,7 @@ def test_every_column_of_blocks_is_what_the_file_says(loaded: Loader) -> None:
     ]
 
 
-def test_files_from_before_torch_2_1_say_sizes_and_stacks_in_a_history(loaded: Loader) -> None:
+def test_sizes_and_stacks_come_from_the_history_before_torch_2_1(loaded: Loader) -> None:
     newest = {"addr": SMALL, "real_size": 1000, "frames": STEP}
     older = {"addr": SMALL, "real_size": 77, "frames": [frame("older")]}
     blocks = [
@@ -165,7 +165,7 @@ def test_files_from_before_torch_2_1_say_sizes_and_stacks_in_a_history(loaded: L
     assert only(snapshot).segments.pool.tolist() == [0]
 
 
-def test_addresses_are_counted_from_the_start_of_each_segment(loaded: Loader) -> None:
+def test_missing_block_addresses_follow_from_sizes(loaded: Loader) -> None:
     root = files.without(files.segments(), "requested_size")
     for segment in root:
         segment["blocks"] = files.without(segment["blocks"], "address")
@@ -175,21 +175,21 @@ def test_addresses_are_counted_from_the_start_of_each_segment(loaded: Loader) ->
 
 
 @pytest.mark.parametrize("word", ["active_pending_free", "active_awaiting_free"])
-def test_both_words_for_a_pending_free_are_known(loaded: Loader, word: str) -> None:
+def test_both_names_of_the_pending_state_are_known(loaded: Loader, word: str) -> None:
     block = files.block(LARGE, MIB, 1000, word)
     found = only(loaded([files.segment(LARGE, MIB, [block])])).blocks
     assert found.state.tolist() == [BlockState.PENDING_FREE]
     assert found.requested.tolist() == [1000]
 
 
-def test_a_block_in_an_unknown_state_counts_as_free_and_is_reported(loaded: Loader) -> None:
+def test_block_in_an_unknown_state_counts_as_free_with_a_warning(loaded: Loader) -> None:
     block = files.block(LARGE, MIB, 1000, "moved_elsewhere")
     device = only(loaded([files.segment(LARGE, MIB, [block])]))
     assert device.blocks.state.tolist() == [BlockState.INACTIVE]
     assert device.warnings == ("1 blocks with an unknown state count as free",)
 
 
-def test_blocks_that_do_not_tile_their_segment_are_accepted(loaded: Loader) -> None:
+def test_blocks_with_gaps_are_accepted(loaded: Loader) -> None:
     blocks = [
         files.block(LARGE + 5000, 700, 700, "active_allocated"),
         files.block(LARGE + 100, 300, 300, "active_allocated"),
@@ -199,10 +199,10 @@ def test_blocks_that_do_not_tile_their_segment_are_accepted(loaded: Loader) -> N
     assert found.size.tolist() == [300, 700]
 
 
-def test_segments_are_put_in_order_of_their_addresses(loaded: Loader) -> None:
+def test_segments_are_sorted_by_address(loaded: Loader) -> None:
     assert said(loaded(files.segments()[::-1])) == said(loaded(files.segments()))
 
 
-def test_a_request_larger_than_its_block_is_cut_to_the_block(loaded: Loader) -> None:
+def test_requested_size_is_at_most_the_block_size(loaded: Loader) -> None:
     block = files.block(LARGE, MIB, 2 * MIB, "active_allocated")
     assert only(loaded([files.segment(LARGE, MIB, [block])])).blocks.requested.tolist() == [MIB]

@@ -20,7 +20,7 @@ from cudakit.torch_rules.actions import Action
         {"total_size": MIB, "is_allocated": True},
     ],
 )
-def test_host_segments_are_read_under_every_plausible_key(
+def test_host_segment_values_are_read_under_all_known_keys(
     loaded: Loader, keys: dict[str, Any]
 ) -> None:
     segment = {"address": LARGE, "segment_pool_id": (0, 0), "frames": STEP} | keys
@@ -33,7 +33,7 @@ def test_host_segments_are_read_under_every_plausible_key(
     assert host.warnings == ()
 
 
-def test_host_segments_are_in_use_pending_or_cached(loaded: Loader) -> None:
+def test_host_segments_are_in_use_pending_or_free(loaded: Loader) -> None:
     states = ((1, 1), (0, 1), (0, 0))
     segments = [
         {"addr": LARGE + i * MIB, "size": MIB, "allocated": used, "active": active}
@@ -48,7 +48,7 @@ def test_host_segments_are_in_use_pending_or_cached(loaded: Loader) -> None:
     assert found.requested.tolist() == [MIB, MIB, 0]
 
 
-def test_host_segments_that_say_nothing_of_their_use_count_as_in_use(loaded: Loader) -> None:
+def test_host_segments_without_a_state_count_as_in_use(loaded: Loader) -> None:
     segments = [{"address": LARGE, "size": MIB}, {"address": "none", "size": MIB}]
     host = loaded({"host_segments": segments}).devices[-1]
     assert host.blocks.state.tolist() == [BlockState.ALLOCATED]
@@ -59,7 +59,7 @@ def test_host_segments_that_say_nothing_of_their_use_count_as_in_use(loaded: Loa
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_host_trace_is_a_list_of_entries_or_of_lists(loaded: Loader, *, nested: bool) -> None:
+def test_host_trace_is_a_list_of_entries_or_of_lists(loaded: Loader, *, nested: bool) -> None:
     entries = [event("alloc", LARGE, 512), event("free_requested", LARGE, 512)]
     traces = [[], entries] if nested else entries
     snapshot = loaded({"device_traces": [[]], "host_traces": traces})

@@ -1,4 +1,4 @@
-"""What both machines read, and what their trees say of it."""
+"""Values that both machines read, and the queries of their trees."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ def read(request: pytest.FixtureRequest) -> Read:
     return reader(native=request.param)
 
 
-# What is read.
+# Values.
 
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2500])
-def test_lists_and_dictionaries_longer_than_a_batch_stay_whole(
-    read: Read, count: int, protocol: int
-) -> None:
+def test_containers_longer_than_a_batch_are_complete(read: Read, count: int, protocol: int) -> None:
     value = {"list": [[i] for i in range(count)], "dict": {str(i): i for i in range(count)}}
     tree = read(pickle.dumps(value, protocol))
     assert tree.plain(tree.root) == value
 
 
-def test_lists_that_grow_in_turn_do_not_run_into_each_other(read: Read) -> None:
-    # Two lists under the memo numbers 0 and 1 get an item each, in turn.
+def test_lists_that_grow_alternately_do_not_overlap(read: Read) -> None:
+    # Two lists, at memo indices 0 and 1, get one item each in turn.
     turns = b"".join(b"h\0K%ca0h\1K%ca0" % (i, 255 - i) for i in range(250))
     tree = read(b"\x80\2]q\0]q\1" + turns + b"h\0h\1\x86.")
     up, down = tree.plain(tree.root)
@@ -53,7 +51,7 @@ def test_lists_that_grow_in_turn_do_not_run_into_each_other(read: Read) -> None:
     ],
 )
 @pytest.mark.parametrize("protocol", range(6))
-def test_integers_of_64_bits_are_read_and_the_upper_half_wraps(
+def test_integers_from_2_to_the_63_on_wrap(
     read: Read, number: int, read_as: int, protocol: int
 ) -> None:
     tree = read(pickle.dumps(number, protocol))
@@ -62,14 +60,14 @@ def test_integers_of_64_bits_are_read_and_the_upper_half_wraps(
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, 1 << 9_999, 1.0, "1", None, b"1", [1]])
-def test_values_beyond_64_bits_are_0_and_unknown(read: Read, value: Any) -> None:
+def test_integers_beyond_64_bits_are_not_integers(read: Read, value: Any) -> None:
     tree = read(pickle.dumps(value, 4))
     numbers, known = tree.integers(handles(tree.root, 0))
     assert (numbers.tolist(), known.tolist()) == ([0, 0], [False, False])
     assert tree.plain(tree.root) == value
 
 
-def test_needless_bytes_of_an_integer_change_nothing(read: Read) -> None:
+def test_redundant_sign_bytes_do_not_change_an_integer(read: Read) -> None:
     tree = read(b"\x80\2(K\x07\x8a\x09\7\0\0\0\0\0\0\0\0\x8a\3\xff\xff\xff\x8a\1\xff\x8a\0K\0t.")
     assert tree.plain(tree.root) == [7, 7, -1, -1, 0, 0]
     assert tree.intern(tree.children(handles(tree.root))[1])[0].tolist() == [0, 0, 1, 1, 2, 2]
@@ -88,16 +86,14 @@ def test_needless_bytes_of_an_integer_change_nothing(read: Read) -> None:
         (b'S""\n.', ""),
     ],
 )
-def test_texts_that_cannot_be_encoded_are_spelled_out(
-    read: Read, pickle_of_text: bytes, text: str
-) -> None:
+def test_invalid_utf_8_becomes_escapes(read: Read, pickle_of_text: bytes, text: str) -> None:
     tree = read(pickle_of_text)
     found = tree.plain(tree.root)
     assert found == text
     assert isinstance(found.encode(), bytes)
 
 
-def test_a_key_that_comes_again_has_the_last_value_and_the_first_place(
+def test_repeated_key_has_its_last_value_and_first_position(
     read: Read,
 ) -> None:
     tree = read(b"\x80\4}(\x8c\1aK\1\x8c\1bK\2\x8c\1aK\3u.")
@@ -105,7 +101,7 @@ def test_a_key_that_comes_again_has_the_last_value_and_the_first_place(
     assert tree.plain(int(tree.column(handles(tree.root), "a")[0])) == 3
 
 
-def test_the_content_of_a_dictionary_has_each_key_once(read: Read) -> None:
+def test_content_of_a_dictionary_uses_the_last_value_of_each_key(read: Read) -> None:
     one, two = b"\x8c\1aK\1", b"\x8c\1aK\2"
     dicts = (one + two, two, two + one, one, one + two + one, b"\x8c\1bK\1" + two)
     tree = read(b"\x80\4(" + b"".join(b"}(" + pairs + b"u" for pairs in dicts) + b"l.")
@@ -113,16 +109,16 @@ def test_the_content_of_a_dictionary_has_each_key_once(read: Read) -> None:
     assert ids.tolist() == [0, 0, 1, 1, 1, 2]
 
 
-def test_memoize_takes_the_number_of_what_is_stored(read: Read) -> None:
-    # The empty list is stored twice under 0, so that 7 gets the number 1 and 8 the number 2.
+def test_memoize_uses_the_number_of_memo_entries(read: Read) -> None:
+    # The empty list is stored twice at index 0, so 7 gets index 1 and 8 gets index 2.
     tree = read(b"\x80\4]q\0q\0K\7\x94K\x08\x94h\2h\1h\0\x87.")
     assert tree.plain(tree.root) == [8, 7, []]
-    # The numbers 0 to 3 are left out, and yet 7 gets the number 1.
+    # Indices 0 to 3 are unused, but 7 gets index 1: the number of entries.
     tree = read(b"\x80\4]q\4K\7\x94h\1.")
     assert tree.plain(tree.root) == 7
 
 
-def test_a_key_that_is_not_text_is_dropped_with_its_value(read: Read) -> None:
+def test_key_that_is_not_text_is_dropped(read: Read) -> None:
     tree = read(b"\x80\4}(K\1K\1N]\x8c\1a}]\x8c\1b)NG" + bytes(8) + b"NC\1xNu.")
     assert tree.plain(tree.root) == {"a": {}}
 
@@ -132,15 +128,15 @@ def test_bytes_after_the_end_of_the_pickle_are_ignored(read: Read) -> None:
     assert tree.plain(tree.root) == [1]
 
 
-def test_unused_values_and_marks_do_not_matter(read: Read) -> None:
+def test_leftover_stack_values_and_marks_are_ignored(read: Read) -> None:
     tree = read(b"\x80\4N(K\1K\2" + b"1" + b"(0K\3K\4" + b"0.")
     assert tree.plain(tree.root) == 3
 
 
-# Content.
+# Equal content.
 
 
-def test_stacks_that_are_written_out_each_time_are_numbered_by_content(
+def test_equal_stacks_have_equal_ids_without_the_memo(
     read: Read,
 ) -> None:
     events = [event("f"), event("g"), event("f", shuffled=True), event("g"), {}]
@@ -153,7 +149,7 @@ def test_stacks_that_are_written_out_each_time_are_numbered_by_content(
     assert first.tolist() == [frames[0], frames[1], 0]
 
 
-def test_values_of_different_types_are_different_contents(read: Read) -> None:
+def test_values_of_different_types_have_different_ids(read: Read) -> None:
     groups = [
         [1], [True], [1.0], ["1"], [b"1"], [[1], (1,)], [None], [0], [False], [-0.0], [0.0],
         [math.nan, math.nan], [[], ()], [{}], [{"a": 1}], [{"a": True}], [[[1]], ((1,),)], [""],
@@ -163,23 +159,23 @@ def test_values_of_different_types_are_different_contents(read: Read) -> None:
     assert ids.tolist() == [number for number, group in enumerate(groups) for _ in group]
 
 
-def test_content_is_compared_four_levels_deep_and_by_identity_below(
+def test_content_is_compared_four_levels_deep(
     read: Read,
 ) -> None:
     shared = [1]
     five = [[[[shared]]]]
     values = [[[[[1]]]], [[[[1]]]], five, [[[[shared]]]], [[[[[1]]]]], five[0]]
-    # The last is met inside the third, at another depth: before or after must not matter.
+    # The last node is also inside the third one, at another depth; the order must not matter.
     for order, expected in ((values, [0, 0, 1, 1, 2, 0]), (values[::-1], [0, 1, 2, 2, 0, 0])):
         tree = read(pickle.dumps(order, 4))
         ids, _ = tree.intern(tree.children(handles(tree.root))[1])
         assert ids.tolist() == expected
 
 
-# The face of the trees.
+# Queries.
 
 
-def test_a_node_of_another_kind_is_named_in_the_error(read: Read) -> None:
+def test_kind_error_names_the_found_kind(read: Read) -> None:
     tree = read(pickle.dumps([[], {}, "a", 1, True, None, 1.0, b"a"], 4))
     items = tree.children(handles(tree.root))[1]
     kinds = ["a list", "a dictionary", "text", "int", "bool", "NoneType", "float", "bytes"]
@@ -195,7 +191,7 @@ def test_a_node_of_another_kind_is_named_in_the_error(read: Read) -> None:
                 tree.members(item)
 
 
-def test_the_absent_node_has_no_items_and_is_no_dictionary(read: Read) -> None:
+def test_handle_0_has_no_items_and_is_not_a_dictionary(read: Read) -> None:
     tree = read(b"].")
     counts, children = tree.children(handles(0, tree.root, 0))
     assert (counts.tolist(), children.tolist()) == ([0, 0, 0], [])
@@ -205,7 +201,7 @@ def test_the_absent_node_has_no_items_and_is_no_dictionary(read: Read) -> None:
         tree.column(handles(0), "a")
 
 
-def test_no_handles_give_no_answers(read: Read) -> None:
+def test_empty_arrays_of_handles_give_empty_results(read: Read) -> None:
     tree = read(b"].")
     none = handles()
     assert [len(part) for part in tree.children(none)] == [0, 0]
@@ -214,7 +210,7 @@ def test_no_handles_give_no_answers(read: Read) -> None:
     assert len(tree.column(none, "a")) == 0
 
 
-def test_arrays_that_are_slices_with_a_step_are_read_as_any(read: Read) -> None:
+def test_non_contiguous_arrays_of_handles_are_accepted(read: Read) -> None:
     tree = read(pickle.dumps(list(range(10))))
     children = tree.children(handles(tree.root))[1]
     assert tree.integers(children[::3])[0].tolist() == [0, 3, 6, 9]
@@ -223,7 +219,7 @@ def test_arrays_that_are_slices_with_a_step_are_read_as_any(read: Read) -> None:
 
 @NEEDS_NATIVE
 @pytest.mark.parametrize("handle", [1, *((tag << 60) + 3 for tag in range(16) if tag != 2)])
-def test_a_number_that_is_no_handle_is_not_followed(handle: int) -> None:
+def test_invalid_handle_raises_index_error(handle: int) -> None:
     tree = pickled.read(b"\x80\4]}\x8c\1aNs\x86.", native=True)
     for answer in (tree.plain, tree.is_list, tree.members):
         with pytest.raises(IndexError):
@@ -234,7 +230,7 @@ def test_a_number_that_is_no_handle_is_not_followed(handle: int) -> None:
 
 
 @NEEDS_NATIVE
-def test_the_native_machine_writes_only_where_there_is_room() -> None:
+def test_compiled_queries_reject_result_arrays_that_are_too_short() -> None:
     from cudakit.core.memory.load._pickled import PickledTree
 
     nodes = PickledTree(b"](K\1K\2K\3e.", b"", lambda _opcode, _raw: True)
@@ -253,12 +249,12 @@ def test_the_native_machine_writes_only_where_there_is_room() -> None:
 
 
 @pytest.mark.skipif(HAS_NATIVE, reason="the native machine was built")
-def test_requiring_the_native_machine_fails_if_it_was_not_built() -> None:
+def test_native_true_without_the_compiled_reader_raises_import_error() -> None:
     with pytest.raises(ImportError):
         pickled.read(b"N.", native=True)
 
 
 @NEEDS_NATIVE
-def test_the_native_machine_is_used_if_it_was_built() -> None:
+def test_compiled_reader_is_used_by_default() -> None:
     assert not isinstance(pickled.read(b"N."), ObjectTree)
     assert isinstance(pickled.read(b"N.", native=False), ObjectTree)

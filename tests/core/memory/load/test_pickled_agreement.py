@@ -1,4 +1,4 @@
-"""Both machines say the same of every file, and what Python's own unpickler says of a good one."""
+"""Both machines give the same result for every file, and Python's unpickler for valid files."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ VALUES = st.recursive(
 
 @NEEDS_NATIVE
 @given(value=VALUES, protocol=st.integers(0, 5))
-def test_both_machines_read_what_pickle_reads(value: Any, protocol: int) -> None:
+def test_both_machines_read_the_same_values_as_pickle(value: Any, protocol: int) -> None:
     content = pickle.dumps(value, protocol)
     assert agreed(content) == facts(trusted(content))
 
 
 @given(value=VALUES, protocol=st.integers(0, 5))
-def test_the_python_machine_reads_what_pickle_reads(value: Any, protocol: int) -> None:
+def test_python_machine_reads_the_same_values_as_pickle(value: Any, protocol: int) -> None:
     content = pickle.dumps(value, protocol)
     tree = pickled.read(content, native=False)
     assert facts(tree) == facts(trusted(content))
@@ -50,7 +50,7 @@ def test_the_python_machine_reads_what_pickle_reads(value: Any, protocol: int) -
 
 @NEEDS_NATIVE
 @pytest.mark.parametrize("opcode", range(256))
-def test_both_machines_know_the_same_opcodes(opcode: int) -> None:
+def test_both_machines_accept_the_same_opcodes(opcode: int) -> None:
     for before in (b"", b"\x80\4N", b"\x80\4N(]}NN"):
         for after in (b".", b"\0\0\0\0\0\0\0\0\0\0N.", b"1\n."):
             agreed(before + bytes([opcode]) + after)

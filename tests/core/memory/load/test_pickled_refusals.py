@@ -1,4 +1,4 @@
-"""What both machines refuse, and what they survive."""
+"""Files that both machines reject, with bounded time and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(request: pytest.FixtureRequest) -> Read:
     return reader(native=request.param)
 
 
-# What is refused.
+# Rejected opcodes and damage.
 
 
 _REFUSED = {
@@ -34,12 +34,12 @@ _REFUSED = {
 
 
 @pytest.mark.parametrize("name", _REFUSED)
-def test_an_opcode_that_is_not_plain_data_is_refused_by_name(read: Read, name: str) -> None:
+def test_opcode_that_is_not_plain_data_is_rejected_by_name(read: Read, name: str) -> None:
     with pytest.raises(SnapshotError, match=f"^byte [0-9]+: opcode {name} .*nothing was loaded$"):
         read(b"\x80\4" + _REFUSED[name] + b".")
 
 
-def test_the_refusal_says_where_and_what_to_do(read: Read) -> None:
+def test_rejection_has_the_offset_and_a_hint(read: Read) -> None:
     with pytest.raises(SnapshotError) as refusal:
         read(b"\x80\2cos\nsystem\n.")
     assert refusal.value.message == (
@@ -55,7 +55,7 @@ class _Evil:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_an_object_hidden_in_plain_data_is_never_made(read: Read, protocol: int) -> None:
+def test_object_inside_plain_data_is_rejected(read: Read, protocol: int) -> None:
     with pytest.raises(SnapshotError, match="nothing was loaded"):
         read(pickle.dumps({"segments": [1, {"a": _Evil()}]}, protocol))
 
@@ -108,7 +108,7 @@ _DAMAGED = {
 
 
 @pytest.mark.parametrize(("content", "reason"), _DAMAGED.items())
-def test_a_damaged_file_is_refused_with_its_reason(read: Read, content: bytes, reason: str) -> None:
+def test_damaged_file_is_rejected_with_a_reason(read: Read, content: bytes, reason: str) -> None:
     with pytest.raises(SnapshotError) as refusal:
         read(content)
     assert reason in refusal.value.message
@@ -122,24 +122,24 @@ _LENGTHS = {
 
 
 @pytest.mark.parametrize("opcode", _LENGTHS)
-def test_a_declared_length_is_not_believed(read: Read, opcode: bytes) -> None:
+def test_declared_length_beyond_the_file_is_rejected(read: Read, opcode: bytes) -> None:
     for length in (b"\xff" * _LENGTHS[opcode], b"\xff" * (_LENGTHS[opcode] - 1) + b"\x7f"):
         with pytest.raises(SnapshotError, match="is truncated"):
             read(b"\x80\4" + opcode + length + b"abcdefgh.")
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_file_cut_at_any_byte_is_refused_by_both_alike(read: Read, protocol: int) -> None:
+def test_truncated_pickle_is_rejected_at_every_length(read: Read, protocol: int) -> None:
     content = pickle.dumps(SNAPSHOT, protocol)
     for size in range(len(content)):
         with pytest.raises(SnapshotError, match=f"is truncated after {size} bytes"):
             read(content[:size])
 
 
-# Bombs.
+# Files that expand.
 
 
-def test_a_list_that_contains_itself_hangs_nothing(read: Read) -> None:
+def test_list_that_contains_itself_is_rejected_or_bounded(read: Read) -> None:
     loop: list[Any] = []
     loop += [loop, {"a": loop}, 1]
     tree = read(pickle.dumps(loop, 4))
@@ -150,7 +150,7 @@ def test_a_list_that_contains_itself_hangs_nothing(read: Read) -> None:
     assert tree.intern(children)[0].tolist() == [0, 1, 2]
 
 
-def test_lists_shared_to_multiply_are_refused_before_they_are_walked(
+def test_exponentially_shared_lists_are_rejected(
     read: Read,
 ) -> None:
     layers: list[Any] = ["x"] * 100
@@ -165,10 +165,10 @@ def test_lists_shared_to_multiply_are_refused_before_they_are_walked(
     assert tree.intern(children)[0].tolist() == [0] * 100
 
 
-def test_a_subtree_has_at_most_as_many_items_as_the_file_has_bytes(
+def test_plain_rejects_more_items_than_the_file_has_bytes(
     read: Read,
 ) -> None:
-    # Bytes behind the end of the pickle count.
+    # Bytes after the end of the pickle count.
     content = pickle.dumps([[0] * 60] * 5, 4)
     enough, short = read(content.ljust(305)), read(content.ljust(304))
     assert enough.plain(enough.root) == [[0] * 60] * 5
@@ -176,7 +176,7 @@ def test_a_subtree_has_at_most_as_many_items_as_the_file_has_bytes(
         short.plain(short.root)
 
 
-def test_children_are_at_most_as_many_as_the_file_has_bytes(read: Read) -> None:
+def test_children_rejects_more_items_than_the_file_has_bytes(read: Read) -> None:
     content = pickle.dumps([[0] * 60] * 5, 4)
     enough, short = read(content.ljust(300)), read(content.ljust(299))
     assert enough.children(enough.children(handles(enough.root))[1])[0].sum() == 300
@@ -184,14 +184,14 @@ def test_children_are_at_most_as_many_as_the_file_has_bytes(read: Read) -> None:
         short.children(short.children(handles(short.root))[1])
 
 
-def test_nesting_a_million_deep_is_read_and_not_descended(read: Read) -> None:
+def test_million_levels_of_nesting_do_not_recurse(read: Read) -> None:
     tree = read(b"\x80\4N" + b"\x85" * 1_000_000 + b".")
     with pytest.raises(SnapshotError, match="deeper than 100 levels"):
         tree.plain(tree.root)
     assert tree.intern(handles(tree.root))[0].tolist() == [0]
 
 
-def test_a_subtree_of_100_levels_is_the_deepest_that_is_built(
+def test_plain_rejects_more_than_100_levels(
     read: Read,
 ) -> None:
     deepest = read(b"\x80\4N" + b"\x85" * 99 + b".")
@@ -205,7 +205,7 @@ def test_a_subtree_of_100_levels_is_the_deepest_that_is_built(
 
 
 @pytest.mark.parametrize("key", [b"N" + b"\x85" * 1_000_000, b")" + b"2\x86" * 100, b"]2a", b"}"])
-def test_a_container_as_a_key_is_never_hashed(read: Read, key: bytes) -> None:
+def test_container_as_a_key_is_never_hashed(read: Read, key: bytes) -> None:
     tree = read(b"\x80\4}" + key + b"Ns\x8c\1aK\1s.")
     assert tree.plain(tree.root) == {"a": 1}
 
@@ -224,7 +224,7 @@ def test_a_container_as_a_key_is_never_hashed(read: Read, key: bytes) -> None:
     ],
 )
 @NEEDS_NATIVE
-def test_memory_stays_in_proportion_to_the_file(bomb: bytes) -> None:
+def test_reader_memory_is_proportional_to_the_file(bomb: bytes) -> None:
     pickled.read(b"N.", native=True)
     tracemalloc.start()
     try:
@@ -232,5 +232,5 @@ def test_memory_stays_in_proportion_to_the_file(bomb: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # The first chunk of items is a mebibyte.
+    # The first chunk of items has 1 MiB.
     assert peak < (2 << 20) + 80 * len(bomb)

@@ -1,4 +1,4 @@
-"""From a tree of containers to a Snapshot, and the settings it records."""
+"""Snapshots from trees, and recorded settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core.memory.load.reading import TOP, Loader, Refused, only, said, untraced
 from cudakit.core.memory.snapshot import Annotation, SegmentKind
 
 
-def test_annotations_and_settings_are_what_the_file_says(loaded: Loader) -> None:
+def test_annotations_and_settings_equal_the_file(loaded: Loader) -> None:
     snapshot = loaded(files.snapshot())
     begin = 1_700_000_000_000_000
     assert snapshot.annotations == (
@@ -27,7 +27,7 @@ def test_annotations_and_settings_are_what_the_file_says(loaded: Loader) -> None
 
 
 @pytest.mark.parametrize("form", files.FORMS)
-def test_every_form_of_a_file_gives_the_same_snapshot(loaded: Loader, form: str) -> None:
+def test_every_file_format_gives_the_same_snapshot(loaded: Loader, form: str) -> None:
     reference = loaded(files.snapshot())
     snapshot = loaded(files.snapshot(), form)
     assert said(snapshot) == said(reference)
@@ -35,19 +35,19 @@ def test_every_form_of_a_file_gives_the_same_snapshot(loaded: Loader, form: str)
     assert snapshot.format == ("json" if "json" in form else "pickle")
 
 
-def test_the_size_is_that_of_the_unpacked_content(loaded: Loader) -> None:
+def test_size_is_that_of_the_decompressed_content(loaded: Loader) -> None:
     packed = loaded(files.snapshot(), "gzip.pkl.gz")
     assert packed.size_bytes == len(files.pickled(files.snapshot()))
 
 
-def test_a_bare_list_of_segments_is_a_snapshot_without_a_trace(loaded: Loader) -> None:
+def test_list_of_segments_is_a_snapshot_without_a_trace(loaded: Loader) -> None:
     snapshot = loaded(files.segments())
     assert said(snapshot) == said(loaded(untraced()))
     assert not any(len(device.events) for device in snapshot.devices)
 
 
 @pytest.mark.parametrize("pool", [(0, 7), [0, 7]])
-def test_a_pool_id_is_a_tuple_or_a_list(loaded: Loader, pool: Any) -> None:
+def test_pool_id_is_a_tuple_or_a_list(loaded: Loader, pool: Any) -> None:
     segment = files.segment(LARGE, MIB, [], segment_pool_id=pool)
     trace = [event("alloc", LARGE, 512, pool_id=pool)]
     snapshot = loaded({"segments": [segment], "device_traces": [trace]})
@@ -56,7 +56,7 @@ def test_a_pool_id_is_a_tuple_or_a_list(loaded: Loader, pool: Any) -> None:
     assert only(snapshot).events.pool.tolist() == [1]
 
 
-def test_a_profilers_snapshot_has_categories_and_the_cpu_as_its_last_device(loaded: Loader) -> None:
+def test_profiler_snapshot_has_categories_and_a_cpu_device(loaded: Loader) -> None:
     frames = [{"filename": "none", "line": 0, "name": "aten::empty"}]
     entry = {"addr": LARGE + 512, "size": 512, "stream": 0, "frames": frames}
     blocks = [
@@ -84,7 +84,7 @@ def test_a_profilers_snapshot_has_categories_and_the_cpu_as_its_last_device(load
     assert not snapshot.has_times
 
 
-def test_annotations_whose_numbers_are_text_are_read_as_numbers(loaded: Loader) -> None:
+def test_annotation_numbers_stored_as_text_are_read(loaded: Loader) -> None:
     annotation = {"name": "step", "stage": "START", "device": "1", "time_us": "1700000000000000"}
     snapshot = loaded(files.snapshot(external_annotations=[annotation]))
     assert snapshot.annotations == (
@@ -92,7 +92,7 @@ def test_annotations_whose_numbers_are_text_are_read_as_numbers(loaded: Loader) 
     )
 
 
-def test_a_file_without_frames_has_empty_stacks(loaded: Loader) -> None:
+def test_file_without_frames_has_empty_stacks(loaded: Loader) -> None:
     snapshot = loaded(files.without(files.snapshot(), "frames"))
     assert snapshot.stacks == ((),)
     assert snapshot.frames == ()
@@ -100,21 +100,19 @@ def test_a_file_without_frames_has_empty_stacks(loaded: Loader) -> None:
 
 
 @pytest.mark.parametrize("traces", [{}, {"device_traces": []}, {"device_traces": [[], []]}])
-def test_a_file_recorded_without_traces_has_the_state_at_its_end(
-    loaded: Loader, traces: dict[str, Any]
-) -> None:
+def test_file_without_traces_has_its_final_state(loaded: Loader, traces: dict[str, Any]) -> None:
     snapshot = loaded({"segments": files.segments()} | traces)
     assert not any(len(device.events) for device in snapshot.devices)
     assert len(only(snapshot).segments) == 2
     assert len(only(snapshot).events) == 0
 
 
-def test_a_file_of_a_process_that_used_no_memory_has_an_empty_device(loaded: Loader) -> None:
+def test_snapshot_without_memory_has_an_empty_device(loaded: Loader) -> None:
     snapshot = loaded({"segments": [], "device_traces": [[], []]})
     assert (only(snapshot).device, len(only(snapshot).segments)) == (0, 0)
 
 
-def test_unknown_keys_are_passed_over(loaded: Loader) -> None:
+def test_unknown_keys_are_ignored(loaded: Loader) -> None:
     root = files.snapshot()
     for place in list(files.places(root)):
         node = functools.reduce(lambda inner, key: inner[key], place, root)
@@ -126,7 +124,7 @@ def test_unknown_keys_are_passed_over(loaded: Loader) -> None:
     )
 
 
-def test_devices_have_their_own_traces_segments_and_streams(loaded: Loader) -> None:
+def test_each_device_has_its_own_trace_segments_and_streams(loaded: Loader) -> None:
     traces = [[], [event("alloc", LARGE, 512, stream=9)], [], [event("free", SMALL, 512)]]
     segments = [files.segment(SMALL, MIB, [], device=3), files.segment(LARGE, MIB, [], device=5)]
     found = loaded({"segments": segments, "device_traces": traces}).devices
@@ -137,12 +135,12 @@ def test_devices_have_their_own_traces_segments_and_streams(loaded: Loader) -> N
 
 
 @pytest.mark.parametrize("device", [-1, 128, 2**40, 2**64 - 1])
-def test_a_device_that_cannot_be_is_refused(refused: Refused, device: int) -> None:
+def test_impossible_device_index_is_rejected(refused: Refused, device: int) -> None:
     why = refused([files.segment(SMALL, MIB, [], device=device)])
     assert "which is impossible" in why
 
 
-def test_an_annotation_without_stage_or_time_is_no_end_of_a_range(loaded: Loader) -> None:
+def test_annotation_without_stage_or_time_is_ignored(loaded: Loader) -> None:
     annotations = [
         {"name": "no stage", "device": 0, "time_us": 1},
         {"name": "odd stage", "stage": "MIDDLE", "device": 0, "time_us": 1},
@@ -187,11 +185,13 @@ def test_an_annotation_without_stage_or_time_is_no_end_of_a_range(loaded: Loader
         ({"device_traces": [[event("alloc", 0, 2**49)] * 3000]}, "add up to 2e+18 bytes"),
     ],
 )
-def test_other_files_are_refused_with_a_reason(refused: Refused, root: Any, why: str) -> None:
+def test_files_that_are_not_snapshots_are_rejected_with_a_reason(
+    refused: Refused, root: Any, why: str
+) -> None:
     assert why in refused(root)
 
 
-def test_lists_that_are_shared_to_multiply_are_refused(refused: Refused) -> None:
+def test_shared_lists_that_expand_too_much_are_rejected(refused: Refused) -> None:
     frames = [frame("f")] * 1000
     nested: list[Any] = [1]
     for _ in range(40):
@@ -210,7 +210,7 @@ def test_lists_that_are_shared_to_multiply_are_refused(refused: Refused) -> None
         assert "they expand to more than" in refused(root)
 
 
-def test_a_list_shared_by_all_devices_of_a_machine_is_no_attack(loaded: Loader) -> None:
+def test_list_shared_by_eight_devices_is_accepted(loaded: Loader) -> None:
     trace = [event("alloc", LARGE, 512, frames=[frame("f" * 200)])]
     assert len(loaded({"device_traces": [trace] * 8}).devices) == 8
 
@@ -227,7 +227,7 @@ def test_a_list_shared_by_all_devices_of_a_machine_is_no_attack(loaded: Loader) 
         ("yes", [None, None]),
     ],
 )
-def test_the_overflow_flag_is_read_in_either_place(
+def test_overflow_flag_is_read_from_both_places(
     loaded: Loader, flag: Any, devices: list[bool | None], *, in_settings: bool
 ) -> None:
     said_so = {"trace_alloc_overflowed": flag}
@@ -236,19 +236,19 @@ def test_the_overflow_flag_is_read_in_either_place(
     assert [device.overflowed for device in loaded(root).devices] == devices
 
 
-def test_a_file_that_is_silent_about_overflow_leaves_it_open(loaded: Loader) -> None:
+def test_missing_overflow_flag_is_none(loaded: Loader) -> None:
     assert only(loaded(files.snapshot())).overflowed is None
 
 
 @pytest.mark.parametrize(
     "setting", [1 << 64, -(1 << 64), b"raw", [[1]], {"a": "b"}, {"9" * 50: 1}, [b"raw"], {"a": {}}]
 )
-def test_a_setting_that_is_none_is_left_out(loaded: Loader, setting: Any) -> None:
+def test_invalid_settings_are_omitted(loaded: Loader, setting: Any) -> None:
     settings = {"odd": setting, "max_split_size": 2**64 - 1, "list": [1, None, "x"]}
     found = loaded(untraced(allocator_settings=settings)).settings
     assert found == {"max_split_size": 2**64 - 1, "list": [1, None, "x"]}
 
 
 @pytest.mark.parametrize("settings", [None, [], "text", 5])
-def test_settings_that_are_no_dictionary_are_none(loaded: Loader, settings: Any) -> None:
+def test_settings_that_are_not_a_dictionary_are_empty(loaded: Loader, settings: Any) -> None:
     assert loaded(untraced(allocator_settings=settings)).settings == {}

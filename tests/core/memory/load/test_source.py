@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=[
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[[bytes], SnapshotError]:
-    """Write bytes to a file, and return the error that reading it gives."""
+    """Write bytes to a file, and return the error of reading it."""
 
     def error(content: bytes) -> SnapshotError:
         path = tmp_path / "file"
@@ -40,7 +40,7 @@ def refused(tmp_path: Path) -> Callable[[bytes], SnapshotError]:
 
 
 def chance(size: int, seed: int = 0) -> bytes:
-    """Make bytes that cannot be packed."""
+    """Return incompressible bytes."""
     digests = (sha512(b"%d %d" % (seed, i)).digest() for i in range(size // 64 + 1))
     return b"".join(digests)[:size]
 
@@ -53,22 +53,22 @@ def read(tmp_path: Path, content: bytes) -> bytes:
     return found.content
 
 
-def test_a_plain_file_is_its_content(tmp_path: Path) -> None:
+def test_uncompressed_file_is_read_as_it_is(tmp_path: Path) -> None:
     assert read(tmp_path, CONTENT) == CONTENT
 
 
 @BOTH
-def test_a_packed_file_is_known_by_its_first_bytes(tmp_path: Path, compress: Compress) -> None:
+def test_compression_is_detected_by_the_first_bytes(tmp_path: Path, compress: Compress) -> None:
     assert read(tmp_path, compress(CONTENT)) == CONTENT
 
 
 @BOTH
-def test_packed_files_one_behind_the_other_are_one(tmp_path: Path, compress: Compress) -> None:
+def test_concatenated_compressed_files_are_one_file(tmp_path: Path, compress: Compress) -> None:
     assert read(tmp_path, compress(CONTENT) + compress(b"more")) == CONTENT + b"more"
 
 
 @BOTH
-def test_a_truncated_compressed_file_is_refused_at_any_length(
+def test_truncated_compressed_stream_is_rejected_at_every_length(
     refused: Callable[[bytes], SnapshotError], compress: Compress
 ) -> None:
     packed = compress(chance(1000))
@@ -77,7 +77,7 @@ def test_a_truncated_compressed_file_is_refused_at_any_length(
 
 
 @BOTH
-def test_a_packed_file_with_a_wrong_byte_is_refused(
+def test_compressed_file_with_a_wrong_byte_is_rejected(
     refused: Callable[[bytes], SnapshotError], compress: Compress
 ) -> None:
     packed = bytearray(compress(CONTENT))
@@ -86,24 +86,24 @@ def test_a_packed_file_with_a_wrong_byte_is_refused(
 
 
 @BOTH
-def test_a_packed_file_with_something_behind_it_is_refused(
+def test_compressed_file_with_trailing_bytes_is_rejected(
     refused: Callable[[bytes], SnapshotError], compress: Compress
 ) -> None:
     assert "damaged" in refused(compress(CONTENT) + b"something else").message
 
 
 @BOTH
-def test_a_file_that_unpacks_to_nothing_is_refused(
+def test_empty_compressed_file_is_rejected(
     refused: Callable[[bytes], SnapshotError], compress: Compress
 ) -> None:
     assert "is empty after decompression" in refused(compress(b"")).message
 
 
-def test_an_empty_file_is_refused(refused: Callable[[bytes], SnapshotError]) -> None:
+def test_empty_file_is_rejected(refused: Callable[[bytes], SnapshotError]) -> None:
     assert "is empty" in refused(b"").message
 
 
-def test_an_archive_of_torch_save_is_recognised(
+def test_torch_save_archive_is_recognized(
     refused: Callable[[bytes], SnapshotError],
 ) -> None:
     archive = io.BytesIO()
@@ -112,7 +112,7 @@ def test_an_archive_of_torch_save_is_recognised(
     assert "zip archive (torch.save" in refused(archive.getvalue()).message
 
 
-# Where there is no file.
+# Paths that are not files.
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_an_archive_of_torch_save_is_recognised(
     ],
     ids=["missing", "missing directory", "long", "nul", "endless", "null", "directory"],
 )
-def test_a_path_that_is_no_file_is_refused_by_name(path: str, why: str) -> None:
+def test_path_that_is_not_a_file_is_rejected_by_name(path: str, why: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         source.read(path)
     assert why in caught.value.message
     assert caught.value.hint
 
 
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "secret.pkl"
     path.write_bytes(CONTENT)
     path.chmod(0)
@@ -145,7 +145,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
         source.read(str(path))
 
 
-def test_a_pipe_is_read_to_its_end() -> None:
+def test_pipe_is_read_to_its_end() -> None:
     reading, writing = os.pipe()
     os.write(writing, CONTENT)
     os.close(writing)
@@ -155,13 +155,13 @@ def test_a_pipe_is_read_to_its_end() -> None:
         os.close(reading)
 
 
-def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(CONTENT))))
     found = source.read("-")
     assert (found.name, found.content) == ("standard input", CONTENT)
 
 
-# Bombs.
+# Files that expand.
 
 
 def zeros(total: int) -> Iterator[bytes]:
@@ -179,7 +179,7 @@ def zstd_bomb(total: int) -> bytes:
 
 
 @pytest.mark.parametrize("bomb", [gzip_bomb, zstd_bomb])
-def test_a_bomb_is_refused_before_it_fills_memory(
+def test_decompression_bomb_is_rejected_with_little_memory(
     refused: Callable[[bytes], SnapshotError], bomb: Callable[[int], bytes]
 ) -> None:
     packed = bomb(64 * MIB)
@@ -193,7 +193,7 @@ def test_a_bomb_is_refused_before_it_fills_memory(
     assert peak < 40 * MIB
 
 
-def test_a_bomb_behind_harmless_data_is_refused(
+def test_decompression_bomb_after_harmless_data_is_rejected(
     refused: Callable[[bytes], SnapshotError],
 ) -> None:
     harmless = gzip.compress(chance(100_000))
@@ -201,7 +201,7 @@ def test_a_bomb_behind_harmless_data_is_refused(
 
 
 @BOTH
-def test_a_file_that_packs_a_hundredfold_is_read(tmp_path: Path, compress: Compress) -> None:
+def test_file_that_compresses_100_fold_is_read(tmp_path: Path, compress: Compress) -> None:
     content = b"".join(chance(64, i) + bytes(9940) for i in range(1000))
     packed = compress(content)
     assert 80 < len(content) / len(packed) < 190

@@ -1,4 +1,4 @@
-"""What a Tree promises, whichever class keeps the promise."""
+"""The queries of a Tree, for both classes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def items(tree: Tree) -> Handles:
 
 
 def shape(node: Any) -> Any:
-    """Make content comparable where Python calls 1, 1.0 and True the same."""
+    """Return a form of a value in which 1, 1.0 and True differ."""
     if isinstance(node, dict):
         return {key: shape(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -72,7 +72,7 @@ def shape(node: Any) -> Any:
 @EVERY
 @given(root=trees)
 @settings(max_examples=30, deadline=None)
-def test_plain_gives_back_what_the_file_says(grow: Grow, root: Any) -> None:
+def test_plain_returns_the_original_objects(grow: Grow, root: Any) -> None:
     tree = grow(root)
     assert shape(tree.plain(tree.root)) == shape(root)
 
@@ -80,10 +80,10 @@ def test_plain_gives_back_what_the_file_says(grow: Grow, root: Any) -> None:
 @EVERY
 @given(nodes=st.lists(trees, max_size=6))
 @settings(max_examples=20, deadline=None)
-def test_nodes_of_equal_content_have_equal_numbers(grow: Grow, nodes: list[Any]) -> None:
+def test_nodes_of_equal_content_have_equal_ids(grow: Grow, nodes: list[Any]) -> None:
     tree = grow([*nodes, *nodes])
     ids, firsts = tree.intern(items(tree))
-    # Two levels are enough for frames; what is deeper may count as different.
+    # Frames need two levels; deeper nodes may count as different.
     flat = [i for i, node in enumerate(nodes) if _depth(node) <= 2]
     for i in flat:
         assert ids[i] == ids[i + len(nodes)]
@@ -103,7 +103,7 @@ def _depth(node: Any) -> int:
 
 
 @EVERY
-def test_a_tuple_is_a_list(grow: Grow) -> None:
+def test_tuple_is_a_list(grow: Grow) -> None:
     tree = grow(((1, 2), [1, 2], "12", {}))
     assert [tree.is_list(int(handle)) for handle in items(tree)] == [True, True, False, False]
     counts, inner = tree.children(items(tree)[:2])
@@ -112,7 +112,7 @@ def test_a_tuple_is_a_list(grow: Grow) -> None:
 
 
 @EVERY
-def test_handle_zero_is_a_list_without_items(grow: Grow) -> None:
+def test_handle_0_is_an_empty_list(grow: Grow) -> None:
     tree = grow([[5], []])
     first, second = items(tree).tolist()
     counts, inner = tree.children(handles(0, first, 0, second))
@@ -121,7 +121,7 @@ def test_handle_zero_is_a_list_without_items(grow: Grow) -> None:
 
 
 @EVERY
-def test_a_column_is_zero_where_the_key_is_absent(grow: Grow) -> None:
+def test_column_is_zero_if_the_key_is_missing(grow: Grow) -> None:
     tree = grow([{"a": 1, "b": 2}, {}, {"b": None}])
     values = tree.column(items(tree), "b")
     assert (values != 0).tolist() == [True, False, True]
@@ -150,7 +150,7 @@ def test_a_column_is_zero_where_the_key_is_absent(grow: Grow) -> None:
         ({}, None),
     ],
 )
-def test_integers_of_64_bits_wrap_and_all_else_is_unknown(
+def test_integers_of_64_bits_wrap_and_other_values_are_unknown(
     grow: Grow, value: Any, wrapped: int | None
 ) -> None:
     tree = grow([value])
@@ -161,7 +161,7 @@ def test_integers_of_64_bits_wrap_and_all_else_is_unknown(
 
 
 @EVERY
-def test_members_of_a_dictionary_are_found_by_name(grow: Grow) -> None:
+def test_members_maps_keys_to_handles(grow: Grow) -> None:
     tree = grow({"a": 1, "": 2})
     found = tree.members(tree.root)
     assert {key: tree.plain(handle) for key, handle in found.items()} == {"a": 1, "": 2}
@@ -169,7 +169,7 @@ def test_members_of_a_dictionary_are_found_by_name(grow: Grow) -> None:
 
 @EVERY
 @pytest.mark.parametrize("value", [5, "text", None, 1.5, {}])
-def test_a_node_without_items_is_refused(grow: Grow, value: Any) -> None:
+def test_children_of_a_scalar_are_rejected(grow: Grow, value: Any) -> None:
     tree = grow([value])
     with pytest.raises(SnapshotError, match="where a memory snapshot has a list"):
         tree.children(items(tree))
@@ -177,7 +177,7 @@ def test_a_node_without_items_is_refused(grow: Grow, value: Any) -> None:
 
 @EVERY
 @pytest.mark.parametrize("value", [5, "text", None, 1.5, []])
-def test_a_node_without_keys_is_refused(grow: Grow, value: Any) -> None:
+def test_members_of_a_scalar_are_rejected(grow: Grow, value: Any) -> None:
     tree = grow([value])
     with pytest.raises(SnapshotError, match="where a memory snapshot has a dictionary"):
         tree.column(items(tree), "key")
@@ -186,7 +186,7 @@ def test_a_node_without_keys_is_refused(grow: Grow, value: Any) -> None:
 
 
 @EVERY
-def test_more_items_than_the_file_has_bytes_are_refused(grow: Grow) -> None:
+def test_more_items_than_the_file_has_bytes_are_rejected(grow: Grow) -> None:
     shared = list(range(100))
     tree = grow([shared] * 100)
     with pytest.raises(SnapshotError, match="they expand to more than"):
@@ -196,7 +196,7 @@ def test_more_items_than_the_file_has_bytes_are_refused(grow: Grow) -> None:
 
 
 @EVERY
-def test_deeply_nested_nodes_are_refused(grow: Grow) -> None:
+def test_deeply_nested_nodes_are_rejected(grow: Grow) -> None:
     root: list[Any] = []
     for _ in range(150):
         root = [root]
@@ -206,7 +206,7 @@ def test_deeply_nested_nodes_are_refused(grow: Grow) -> None:
 
 
 @EVERY
-def test_a_list_that_holds_itself_ends_in_an_error(grow: Grow) -> None:
+def test_plain_rejects_a_list_that_contains_itself(grow: Grow) -> None:
     root: list[Any] = []
     root.append(root)
     tree = grow(root)
@@ -217,7 +217,7 @@ def test_a_list_that_holds_itself_ends_in_an_error(grow: Grow) -> None:
 
 
 @EVERY
-def test_no_handles_give_no_answers(grow: Grow) -> None:
+def test_empty_arrays_of_handles_give_empty_results(grow: Grow) -> None:
     tree, none = grow([]), handles()
     assert [len(part) for part in tree.children(none)] == [0, 0]
     assert len(tree.column(none, "key")) == 0

@@ -1,4 +1,4 @@
-"""What other tools get to read."""
+"""Exports for other tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result() -> MemoryResult:
     return analyze([load(str(ROOT / "examples/oom.pkl.gz"))], MemorySpec())
 
 
-def test_every_allocation_is_a_row(result: MemoryResult) -> None:
+def test_csv_export_has_a_row_per_allocation(result: MemoryResult) -> None:
     rows = list(
         csv.DictReader(io.StringIO("".join(csv_render.render(exports.allocations(result)))))
     )
@@ -36,7 +36,7 @@ def test_every_allocation_is_a_row(result: MemoryResult) -> None:
     assert all(int(row["begin_event"]) < int(row["end_event"]) for row in rows if row["end_event"])
 
 
-def test_several_files_share_one_table_of_rows_with_their_own_words() -> None:
+def test_csv_export_of_several_files_keeps_their_texts() -> None:
     names = [str(ROOT / "tests/data" / f"{name}.pkl.gz") for name in ("leak", "pools")]
     both = analyze([load(name) for name in names], MemorySpec())
     text = "".join(csv_render.render(exports.allocations(both)))
@@ -48,7 +48,7 @@ def test_several_files_share_one_table_of_rows_with_their_own_words() -> None:
     assert not any("_forgotten" in row["line"] for row in rows if row["file"] == names[1])
 
 
-def test_the_flame_graph_holds_what_the_holders_hold(result: MemoryResult) -> None:
+def test_flame_graph_sums_to_the_holders(result: MemoryResult) -> None:
     lines = "".join(collapsed.render(exports.flame(result))).splitlines()
     total = sum(int(line.rpartition(" ")[2]) for line in lines)
 
@@ -56,14 +56,14 @@ def test_the_flame_graph_holds_what_the_holders_hold(result: MemoryResult) -> No
     assert all(line.startswith("cuda:0;") for line in lines)
 
 
-def test_speedscope_gets_one_profile_for_each_device(result: MemoryResult) -> None:
+def test_speedscope_export_has_a_profile_per_device(result: MemoryResult) -> None:
     profiles = json.loads(speedscope.render(exports.flame(result)))["profiles"]
 
     assert [profile["name"] for profile in profiles] == ["cuda:0"]
     assert profiles[0]["unit"] == "bytes"
 
 
-def test_the_trace_has_the_curves_as_counters_and_large_allocations_as_slices(
+def test_timeline_export_has_counters_and_large_allocations(
     result: MemoryResult,
 ) -> None:
     events = json.loads("".join(perfetto.render(exports.timeline(result))))["traceEvents"]
@@ -76,7 +76,7 @@ def test_the_trace_has_the_curves_as_counters_and_large_allocations_as_slices(
     assert min(s["args"]["size_bytes"] for s in slices) >= result.devices[0].peak.active_bytes / 200
 
 
-def test_a_deep_stack_is_no_problem_for_the_tree() -> None:
+def test_flame_graph_accepts_deep_stacks() -> None:
     call = exports._Call("root")
     call.add([f"f{i}" for i in range(5000)], 7)
     tree = call.tree()
@@ -87,7 +87,7 @@ def test_a_deep_stack_is_no_problem_for_the_tree() -> None:
     assert depth == 5000
 
 
-def test_a_file_without_times_is_exported_in_order_of_events(result: MemoryResult) -> None:
+def test_timeline_export_without_times_uses_event_indices(result: MemoryResult) -> None:
     from dataclasses import replace
 
     device = result.devices[0]

@@ -1,4 +1,4 @@
-"""The drawing of the layout of memory: segments in rows, and the blocks in them."""
+"""The drawing of the memory layout: segments in rows, with their blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def blocks(*rows_: tuple[int, int, int, int, int]) -> Columns:
     return Columns("blocks", dict(zip(names, table.T, strict=True)))
 
 
-def test_a_block_is_divided_into_what_was_requested_and_rounding() -> None:
+def test_block_is_divided_into_requested_bytes_and_rounding() -> None:
     pieces = pieces_of(
         blocks((0, 0, 512, 100, 1), (0, 512, 512, 0, 2), (0, 1024, 512, 0, 0)), np.array([4096])
     )
@@ -55,13 +55,13 @@ def test_a_block_is_divided_into_what_was_requested_and_rounding() -> None:
 @pytest.mark.parametrize(
     "row", [(7, 0, 9, 9, 1), (-1, 0, 9, 9, 1), (0, 99, 9, 9, 1), (0, 5, -3, 1, 1), (0, 0, 9, 9, 77)]
 )
-def test_a_block_that_cannot_be_is_not_drawn(row: tuple[int, int, int, int, int]) -> None:
+def test_invalid_block_is_not_drawn(row: tuple[int, int, int, int, int]) -> None:
     assert len(pieces_of(blocks(row), np.array([64]))) == 0
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(2, 60), st.data())
-def test_blocks_side_by_side_are_drawn_side_by_side(
+def test_adjacent_blocks_are_drawn_adjacent(
     sizes: list[int], units: int, data: st.DataObject
 ) -> None:
     uses = data.draw(
@@ -76,14 +76,14 @@ def test_blocks_side_by_side_are_drawn_side_by_side(
     for low, high in zip(spans.low, spans.high, strict=True):
         assert 0 <= low < high <= units
         covered[low:high] = True
-    # The blocks leave no hole, and so must not what is drawn.
+    # The blocks have no gaps, so the drawing must have none.
     assert covered[:units].all()
-    # Drawn parts share a unit at most at each border of a wide block.
+    # Drawn parts share a unit only at the borders of wide blocks.
     wide = sum(size * units >= total for size in sizes)
     assert (spans.high - spans.low).sum() <= units + 2 * wide
 
 
-def test_a_unit_with_several_thin_blocks_goes_to_the_use_that_has_most_of_it() -> None:
+def test_unit_with_several_thin_blocks_shows_the_largest_use() -> None:
     pieces = Pieces(
         np.zeros(3, np.int64),
         np.array([0, 10, 40]),
@@ -94,7 +94,7 @@ def test_a_unit_with_several_thin_blocks_goes_to_the_use_that_has_most_of_it() -
     assert (spans.low.tolist(), spans.high.tolist(), spans.use.tolist()) == ([0], [1], [PENDING])
 
 
-def test_a_million_thin_blocks_are_no_more_spans_than_units() -> None:
+def test_million_thin_blocks_give_at_most_one_span_per_unit() -> None:
     count = 10**6
     pieces = Pieces(
         np.zeros(count, np.int64),
@@ -106,7 +106,7 @@ def test_a_million_thin_blocks_are_no_more_spans_than_units() -> None:
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=60))
-def test_rows_hold_every_segment_once_within_their_width(sizes: list[int]) -> None:
+def test_rows_contain_every_segment_once(sizes: list[int]) -> None:
     columns = segments(*sizes)
     (group,) = grouped(columns, largest_segments(columns, most=200))
     found = []
@@ -122,7 +122,7 @@ def layout(segment_columns: Columns, block_columns: Columns) -> Node:
     return read(figure(memory_layout([segment_columns, block_columns]))).one("figure")
 
 
-def test_the_legend_of_a_layout_adds_up_to_reserved_bytes() -> None:
+def test_legend_sums_to_reserved_bytes() -> None:
     drawn = layout(segments(8 * MIB), blocks((0, 0, 4 * MIB, 3 * MIB, 1), (0, 4 * MIB, MIB, 0, 2)))
     assert [item.words for item in drawn.all("li")] == [
         "in use 3.00 MiB",
@@ -132,7 +132,7 @@ def test_the_legend_of_a_layout_adds_up_to_reserved_bytes() -> None:
     ]
 
 
-def test_segments_are_as_wide_as_large_but_never_too_thin_to_see() -> None:
+def test_segment_width_is_proportional_with_a_minimum() -> None:
     drawn = layout(segments(GIB, GIB // 4, 2 * MIB), blocks())
     bars = [node.attributes["width"] for node in drawn.all("rect", "ground")]
     assert bars == ["100%", "24.7%", "1.6%"]
@@ -144,25 +144,25 @@ def test_two_segments_of_half_the_largest_share_a_row() -> None:
     assert [row.label for row in rows(group.segments)] == ["32 B", "2 × 16 B"]
 
 
-def test_segments_are_grouped_by_pool_stream_and_kind_in_words() -> None:
+def test_segments_are_grouped_by_pool_stream_and_kind() -> None:
     drawn = layout(segments(GIB, GIB, kind=1), blocks((0, 0, GIB, GIB, 1)))
     heading = "default pool · stream 0 · large2 segments · 2.00 GiB · 50.0% in use"
     assert drawn.one("p", "group").words == heading
 
 
-def test_of_very_many_segments_the_largest_are_drawn_and_the_rest_named() -> None:
+def test_only_the_largest_segments_are_drawn_and_the_rest_counted() -> None:
     drawn = layout(segments(*[2 * MIB] * 100, *[20 * MIB] * 200), blocks((250, 0, MIB, MIB, 1)))
     assert len(drawn.all("rect", "ground")) == 200
     assert "The largest 200 segments; 100 others (200 MiB) are left out." in drawn.words
 
 
-def test_blocks_have_segment_address_size_and_state() -> None:
+def test_layout_columns_have_segments_and_blocks() -> None:
     drawn = layout(segments(64 * MIB), blocks((0, 16 * MIB, 32 * MIB, 32 * MIB, 1)))
     assert drawn.one("path", "used").attributes["d"] == "M0 .5m500 0h999"
     assert drawn.one("rect", "over").one("title").words == "32.0 MiB in use, 16.0 MiB in"
 
 
-def test_a_layout_of_a_hundred_thousand_blocks_stays_a_small_page() -> None:
+def test_layout_of_100000_blocks_is_a_small_page() -> None:
     count, size = 100_000, 512
     many = blocks(*((i // 1000, i % 1000 * size, size, size, i % 3) for i in range(count)))
     markup = figure(memory_layout([segments(*[1000 * size] * 100), many]))
@@ -170,5 +170,5 @@ def test_a_layout_of_a_hundred_thousand_blocks_stays_a_small_page() -> None:
     assert not re.search(r"NaN|inf|-\d+%", markup)
 
 
-def test_a_layout_without_segments_is_an_empty_legend() -> None:
+def test_layout_without_segments_has_an_empty_legend() -> None:
     assert layout(segments(), blocks()).words.startswith("in use 0 B")

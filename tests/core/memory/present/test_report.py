@@ -1,4 +1,4 @@
-"""The report as it reads."""
+"""The text of the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(autouse=True)
 def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name files as a user would: their names stand in the report."""
+    """Use relative file names, because the report shows them."""
     monkeypatch.chdir(ROOT)
 
 
@@ -38,7 +38,7 @@ def read(document: Document, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_report_of_a_job_that_ran_out_of_memory(
+def test_report_of_an_out_of_memory_error_equals_the_golden_file(
     golden: Callable[[str, str], None], width: int
 ) -> None:
     text = read(report(examined("examples/oom.pkl.gz"), top=5), width)
@@ -46,23 +46,23 @@ def test_the_report_of_a_job_that_ran_out_of_memory(
     golden(f"memviz-oom-{width}.txt", text)
 
 
-def test_the_report_of_a_leak(golden: Callable[[str, str], None]) -> None:
+def test_report_of_a_leak_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     golden("memviz-leak-100.txt", read(report(examined("tests/data/leak.pkl.gz")), 100))
 
 
-def test_the_report_of_several_ranks(golden: Callable[[str, str], None]) -> None:
+def test_report_of_several_ranks_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     names = [f"tests/data/{name}.pkl.gz" for name in ("pools", "streams", "expandable")]
     golden("memviz-several-100.txt", read(report(examined(*names), top=2), 100))
 
 
-def test_the_report_of_a_difference(golden: Callable[[str, str], None]) -> None:
+def test_report_of_a_diff_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     before, after = (load(f"examples/{name}.pkl.gz") for name in ("train_python", "oom"))
     document = present_diff.report(diff(before, after, MemorySpec()), top=3)
 
     golden("memviz-diff-100.txt", read(document, 100))
 
 
-def test_every_failed_allocation_is_explained_before_the_tables() -> None:
+def test_out_of_memory_is_the_first_section() -> None:
     titles = [
         node.title
         for node in report(examined("examples/oom.pkl.gz")).nodes
@@ -72,7 +72,7 @@ def test_every_failed_allocation_is_explained_before_the_tables() -> None:
     assert titles[0] == "Out of memory"
 
 
-def test_a_table_counts_the_rows_left_out_and_top_0_shows_all() -> None:
+def test_caption_counts_omitted_rows_unless_top_is_0() -> None:
     result = examined("examples/oom.pkl.gz")
 
     assert any("more call stacks: --top 0 shows all" in caption for caption in captions(result, 3))

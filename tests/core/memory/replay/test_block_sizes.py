@@ -1,4 +1,4 @@
-"""What the allocator does not split off a block."""
+"""Sizes of blocks whose remainder was not split off."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BASE = 0x7F00_0000_0000
 
 @LAW
 @given(recordings(pools=2))
-def test_the_size_of_every_block_is_found_that_the_trace_can_tell(history: History) -> None:
+def test_block_sizes_equal_the_allocators(history: History) -> None:
     known = {
-        (life.address, life.begin, life.end): life.size
-        for life in history.lives
-        if history.shows_end(life)
+        (lifetime.address, lifetime.begin, lifetime.end): lifetime.size
+        for lifetime in history.lifetimes
+        if history.determines_size(lifetime)
     }
     columns = ("address", "begin", "end", "size")
     allocations = history.replay().allocations
@@ -33,7 +33,7 @@ def test_the_size_of_every_block_is_found_that_the_trace_can_tell(history: Histo
 
 @LAW
 @given(recordings())
-def test_sizes_that_the_final_state_does_not_give_are_said_to_be_derived(history: History) -> None:
+def test_sizes_of_freed_blocks_are_marked_as_derived(history: History) -> None:
     found = history.replay().allocations
     assert found.size_known.tolist() == (found.end == len(history.entries)).tolist()
 
@@ -49,7 +49,7 @@ def one_block(requested: int, segment: int, **settings: object) -> int:
     return sizes(builders.trace(entries, [Segment(BASE, segment)]), **settings)[0]
 
 
-def test_up_to_1_mib_at_the_end_of_a_segment_is_not_split_off() -> None:
+def test_remainder_of_1_mib_at_a_segment_end_is_not_split_off() -> None:
     assert one_block(19 * MIB, 20 * MIB) == 20 * MIB
     assert one_block(19 * MIB - 1, 20 * MIB) == 20 * MIB
     assert one_block(19 * MIB - 512, 20 * MIB) == 19 * MIB - 512
@@ -60,16 +60,16 @@ def test_small_blocks_are_always_split() -> None:
     assert one_block(1, 2 * MIB) == 512
 
 
-def test_from_the_split_limit_on_nothing_is_split_off() -> None:
+def test_blocks_from_the_split_limit_on_are_not_split() -> None:
     assert one_block(30 * MIB, 44 * MIB, max_split_size=30 * MIB) == 44 * MIB
     assert one_block(30 * MIB, 44 * MIB, max_split_size=30 * MIB + 1) == 30 * MIB
 
 
-def test_with_expandable_segments_everything_is_split() -> None:
+def test_blocks_of_expandable_segments_are_always_split() -> None:
     assert one_block(19 * MIB + KIB, 20 * MIB, expandable_segments=True) == 19 * MIB + KIB
 
 
-def test_a_block_reaches_up_to_the_next_one_in_use() -> None:
+def test_block_extends_to_the_next_block_in_use() -> None:
     entries = [
         segment_alloc(BASE, 20 * MIB),
         alloc(BASE, 5 * MIB),
@@ -84,21 +84,21 @@ def test_a_block_reaches_up_to_the_next_one_in_use() -> None:
     assert found.size[found.begin == 5].tolist() == [5 * MIB]
 
 
-def test_an_old_block_ends_where_another_came_to_lie_close_behind_it() -> None:
+def test_block_from_before_the_trace_extends_to_a_later_adjacent_block() -> None:
     behind = BASE + 6 * MIB
     entries = [alloc(behind, 2 * MIB), *freed(BASE, 5 * MIB + 200 * KIB), *freed(behind, 2 * MIB)]
     found = sizes(builders.trace(entries, [Segment(BASE, 20 * MIB)]))
     assert found == {0: 6 * MIB, 6 * MIB: 2 * MIB}
 
 
-def test_old_blocks_beside_one_another_show_where_the_first_ends() -> None:
+def test_adjacent_blocks_from_before_the_trace_have_exact_sizes() -> None:
     behind = BASE + 6 * MIB
     entries = [*freed(BASE, 5 * MIB + 200 * KIB), *freed(behind, 2 * MIB)]
     found = sizes(builders.trace(entries, [Segment(BASE, 20 * MIB)]))
     assert found == {0: 6 * MIB, 6 * MIB: 2 * MIB}
 
 
-def test_an_old_block_that_nothing_shows_the_end_of_keeps_its_rounded_size() -> None:
+def test_block_from_before_the_trace_keeps_its_rounded_size() -> None:
     behind = BASE + 6 * MIB
     entries = [*freed(BASE, 5 * MIB + 200 * KIB), alloc(behind, 2 * MIB), *freed(behind, 2 * MIB)]
     trace = builders.trace(entries, [Segment(BASE, 20 * MIB)])

@@ -1,4 +1,4 @@
-"""What lay where at a moment, against the simulated allocator and by hand."""
+"""The layout at a moment, compared with the simulated allocator and with examples."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ def gaps(segment: Segment) -> list[tuple[int, int]]:
 
 @LAW
 @given(recordings(pools=3))
-def test_segments_blocks_and_holes_are_the_allocators_at_every_moment(history: History) -> None:
-    assume(history.shows_every_end())
+def test_layout_equals_the_allocators_at_every_moment(history: History) -> None:
+    assume(history.determines_every_size())
     replayed = history.replay()
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         layout = replayed.layout_at(moment)
         found = layout.segments
-        held = [block for segment in truth.segments for block in segment.blocks]
-        assert found.address.tolist() == [segment.address for segment in truth.segments]
-        assert found.size.tolist() == [segment.size for segment in truth.segments]
+        held = [block for segment in expected_state.segments for block in segment.blocks]
+        assert found.address.tolist() == [segment.address for segment in expected_state.segments]
+        assert found.size.tolist() == [segment.size for segment in expected_state.segments]
         assert blocks(layout) == sorted(
             (b.address, b.size, b.requested, b.state == BlockState.PENDING_FREE) for b in held
         )
-        assert holes(layout) == sorted(gap for s in truth.segments for gap in gaps(s))
+        assert holes(layout) == sorted(gap for s in expected_state.segments for gap in gaps(s))
 
 
 @LAW
 @given(recordings(pools=3))
-def test_streams_pools_and_kinds_are_the_allocators_at_every_moment(history: History) -> None:
+def test_layout_streams_pools_and_kinds_equal_the_allocators(history: History) -> None:
     replayed = history.replay()
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         found = replayed.layout_at(moment).segments
-        assert found.stream.tolist() == [segment.stream for segment in truth.segments]
-        assert found.pool.tolist() == [segment.pool for segment in truth.segments]
-        for kind, segment in zip(found.kind.tolist(), truth.segments, strict=True):
+        assert found.stream.tolist() == [segment.stream for segment in expected_state.segments]
+        assert found.pool.tolist() == [segment.pool for segment in expected_state.segments]
+        for kind, segment in zip(found.kind.tolist(), expected_state.segments, strict=True):
             empty = segment.expandable and not segment.blocks
             assert kind == segment.kind or (kind == SegmentKind.UNKNOWN and empty)
 
 
 @LAW
 @given(recordings(pools=2))
-def test_blocks_and_holes_tile_their_segments(history: History) -> None:
+def test_blocks_and_free_blocks_fill_their_segments(history: History) -> None:
     replayed = history.replay()
     for moment in range(len(history.entries) + 1):
         layout = replayed.layout_at(moment)
@@ -83,7 +83,7 @@ def test_blocks_and_holes_tile_their_segments(history: History) -> None:
 
 @LAW
 @given(garbage())
-def test_inconsistent_traces_can_be_laid_out(trace: DeviceTrace) -> None:
+def test_inconsistent_traces_have_a_layout(trace: DeviceTrace) -> None:
     replayed = replay(builders.snapshot(trace), trace)
     for moment in range(len(trace.events) + 1):
         layout = replayed.layout_at(moment)
@@ -92,7 +92,7 @@ def test_inconsistent_traces_can_be_laid_out(trace: DeviceTrace) -> None:
         assert (layout.free_by_segment() <= layout.segments.size).all()
 
 
-def test_a_block_lives_from_the_moment_after_its_allocation_to_that_before_its_free() -> None:
+def test_layout_has_a_block_from_its_allocation_to_its_free() -> None:
     trace = builders.trace([alloc(BASE, 512), *freed(BASE, 512)], [Segment(BASE, 2 * MIB)])
     replayed = replay(builders.snapshot(trace), trace)
     assert [len(live_at(replayed.allocations, moment)) for moment in range(4)] == [0, 1, 1, 0]
@@ -100,7 +100,7 @@ def test_a_block_lives_from_the_moment_after_its_allocation_to_that_before_its_f
     assert pending == [[False], [True]]
 
 
-def test_an_empty_segment_is_one_hole_and_a_full_one_has_none() -> None:
+def test_empty_segment_is_one_free_block_and_a_full_one_has_none() -> None:
     full = Segment(BASE, 2 * MIB, [Block(BASE, MIB), Block(BASE + MIB, MIB)])
     empty = Segment(BASE + 2 * MIB, 2 * MIB)
     layout = lay_out(builders.trace([], [full, empty]), 0)
@@ -108,7 +108,7 @@ def test_an_empty_segment_is_one_hole_and_a_full_one_has_none() -> None:
     assert layout.used_by_segment().tolist() == [2 * MIB, 0]
 
 
-def test_blocks_outside_of_segments_are_left_out() -> None:
+def test_blocks_outside_segments_are_omitted() -> None:
     final = [Segment(BASE, 2 * MIB, [Block(BASE + 2 * MIB - 512, KIB)])]
     below, above = BASE - 512, BASE + 4 * MIB
     entries = [alloc(below, 512), alloc(above, 512), *freed(below, 512), *freed(above, 512)]
@@ -117,12 +117,12 @@ def test_blocks_outside_of_segments_are_left_out() -> None:
     assert holes(layout) == [(BASE, 2 * MIB)]
 
 
-def test_without_segments_there_is_nothing_to_lay_out() -> None:
+def test_layout_without_segments_is_empty() -> None:
     layout = lay_out(builders.trace([alloc(BASE, 512)]), 1)
     assert len(layout.segments) == len(layout.allocation) == len(layout.free_size) == 0
 
 
-def test_blocks_give_an_expandable_segment_its_unknown_kind() -> None:
+def test_unknown_kind_of_an_expandable_segment_follows_from_its_blocks() -> None:
     entries = [*freed(BASE, 512), Entry(Action.SEGMENT_UNMAP, BASE, 20 * MIB)]
     trace = builders.trace(entries)
     assert lay_out(trace, 0).segments.kind.tolist() == [SegmentKind.SMALL]

@@ -36,17 +36,17 @@ def lifetimes(steps: list[Step]) -> list[tuple[int, int, int]]:
 
 
 def one_by_one(steps: list[Step]) -> list[tuple[int, int, int]]:
-    """Cut as one would by hand: a step goes to the open lifetime of its address, if it can."""
-    lives: dict[int, list[dict[int, int]]] = {}
+    """Group steps with a simple loop: a step belongs to the open lifetime of its address if it can follow."""
+    lifetimes: dict[int, list[dict[int, int]]] = {}
     for event, (address, step) in enumerate(steps):
-        own = lives.setdefault(address, [])
+        own = lifetimes.setdefault(address, [])
         if not own or max(own[-1]) >= step:
             own.append({})
         own[-1][step] = event
     return [
-        (life.get(BEGIN, -1), life.get(REQUEST, -1), life.get(COMPLETE, -1))
-        for address in sorted(lives)
-        for life in lives[address]
+        (lifetime.get(BEGIN, -1), lifetime.get(REQUEST, -1), lifetime.get(COMPLETE, -1))
+        for address in sorted(lifetimes)
+        for lifetime in lifetimes[address]
     ]
 
 
@@ -61,16 +61,16 @@ def test_lifetimes_equal_a_naive_implementation(steps: list[Step]) -> None:
 
 @LAW
 @given(st.lists(ADDRESSES, max_size=40))
-def test_steps_are_ordered_by_address_and_within_an_address_by_time(addresses: list[int]) -> None:
+def test_steps_are_sorted_by_address_then_time(addresses: list[int]) -> None:
     rows = ordered([(address, BEGIN) for address in addresses])
     assert rows.event.tolist() == sorted(range(len(addresses)), key=lambda i: (addresses[i], i))
 
 
-def test_a_whole_life_has_its_three_events() -> None:
+def test_complete_lifetime_has_three_events() -> None:
     assert lifetimes([(512, BEGIN), (512, REQUEST), (512, COMPLETE)]) == [(0, 1, 2)]
 
 
-def test_a_step_that_cannot_follow_starts_another_lifetime() -> None:
+def test_step_out_of_order_starts_a_new_lifetime() -> None:
     assert lifetimes([(512, BEGIN), (512, COMPLETE), (512, REQUEST), (512, BEGIN)]) == [
         (0, -1, 1),
         (-1, 2, -1),
@@ -78,7 +78,7 @@ def test_a_step_that_cannot_follow_starts_another_lifetime() -> None:
     ]
 
 
-def test_the_oldest_and_the_newest_lifetime_of_each_address_are_marked() -> None:
+def test_oldest_and_newest_lifetime_of_each_address_are_marked() -> None:
     found: Lifetimes = split_into_lifetimes(
         ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)])
     )
@@ -86,5 +86,5 @@ def test_the_oldest_and_the_newest_lifetime_of_each_address_are_marked() -> None
     assert found.newest.tolist() == [True, False, False, True]
 
 
-def test_no_steps_have_no_lifetimes() -> None:
+def test_no_steps_give_no_lifetimes() -> None:
     assert lifetimes([]) == []

@@ -1,4 +1,4 @@
-"""The ranges of expandable segments, mapped and unmapped."""
+"""Mapped ranges of expandable segments."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def contradictions(entries: list[Entry], *segments: Segment) -> int:
 
 @LAW
 @given(recordings(pools=3))
-def test_runs_equal_the_allocators_at_every_moment(history: History) -> None:
+def test_expandable_segments_equal_the_allocators_at_every_moment(history: History) -> None:
     trace = history.trace()
     names = ("address", "size", "stream", "pool")
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         found = mapped_at(trace, moment)
         rows = zip(*(getattr(found, name).tolist() for name in names), strict=True)
-        runs = [segment for segment in truth.segments if segment.expandable]
+        runs = [segment for segment in expected_state.segments if segment.expandable]
         assert list(rows) == [tuple(getattr(run, name) for name in names) for run in runs]
         for kind, run in zip(found.kind.tolist(), runs, strict=True):
             assert kind in (run.kind, SegmentKind.UNKNOWN)
@@ -63,13 +63,13 @@ def test_runs_equal_the_allocators_at_every_moment(history: History) -> None:
 
 @LAW
 @given(recordings(pools=3))
-def test_no_mapping_contradicts_another_in_what_an_allocator_wrote(history: History) -> None:
+def test_mappings_of_an_allocator_have_no_contradictions(history: History) -> None:
     assert mapped_ranges(history.trace())[1] == 0
 
 
 @LAW
 @given(garbage())
-def test_runs_never_overlap_whatever_was_written(trace: DeviceTrace) -> None:
+def test_joined_ranges_never_overlap(trace: DeviceTrace) -> None:
     for moment in range(len(trace.events) + 1):
         found = mapped_at(trace, moment)
         places = list(zip(found.address.tolist(), found.size.tolist(), strict=True))
@@ -77,12 +77,12 @@ def test_runs_never_overlap_whatever_was_written(trace: DeviceTrace) -> None:
             assert address + size <= following
 
 
-def test_a_run_grows_with_each_mapping_behind_it() -> None:
+def test_joined_range_grows_with_each_adjacent_mapping() -> None:
     trace = builders.trace([map_(0), map_(1, 2)], [final(0, 3)])
     assert [pages_at(trace, moment) for moment in range(3)] == [[], [(0, 1)], [(0, 3)]]
 
 
-def test_unmapping_the_middle_leaves_two_runs_and_mapping_it_again_joins_them() -> None:
+def test_unmapping_the_middle_splits_a_range_and_mapping_joins_it() -> None:
     trace = builders.trace([unmap(1), map_(1)], [final(0, 3)])
     assert [pages_at(trace, moment) for moment in range(3)] == [
         [(0, 3)],
@@ -91,7 +91,7 @@ def test_unmapping_the_middle_leaves_two_runs_and_mapping_it_again_joins_them() 
     ]
 
 
-def test_one_unmapping_may_cover_what_many_mapped_and_part_of_what_one_mapped() -> None:
+def test_unmapping_may_cover_several_mappings_and_a_part_of_one() -> None:
     trace = builders.trace([map_(0), map_(1), map_(2, 3), unmap(0, 4)], [final(4)])
     assert [pages_at(trace, moment) for moment in range(5)] == [
         [],
@@ -103,19 +103,19 @@ def test_one_unmapping_may_cover_what_many_mapped_and_part_of_what_one_mapped() 
     assert mapped_ranges(trace)[1] == 0
 
 
-def test_addresses_may_be_mapped_for_another_stream_later() -> None:
+def test_addresses_can_be_mapped_for_another_stream_later() -> None:
     entries = [map_(0, stream=1), unmap(0, stream=1), map_(0, stream=2)]
     trace = builders.trace(entries, [final(0, stream=2)])
     assert mapped_at(trace, 1).stream.tolist() == [1]
     assert mapped_at(trace, 3).stream.tolist() == [2]
 
 
-def test_runs_of_different_streams_do_not_join() -> None:
+def test_ranges_of_different_streams_are_not_joined() -> None:
     trace = builders.trace([], [final(0, stream=1), final(1, stream=2)])
     assert pages_at(trace, 0) == [(0, 1), (1, 1)]
 
 
-def test_an_unmapped_range_has_the_pool_and_kind_of_its_former_run() -> None:
+def test_unmapped_range_keeps_the_pool_and_kind_of_its_segment() -> None:
     trace = builders.trace([unmap(1)], [final(0, pool=2)])
     before = mapped_at(trace, 0)
     assert before.pool.tolist() == [2]
@@ -131,7 +131,9 @@ def test_an_unmapped_range_has_the_pool_and_kind_of_its_former_run() -> None:
         ([Entry(Action.SEGMENT_UNMAP, BASE, 20 * MIB)], SegmentKind.UNKNOWN),
     ],
 )
-def test_page_sizes_give_the_kind_of_a_mapping(entries: list[Entry], kind: SegmentKind) -> None:
+def test_kind_of_a_mapping_follows_from_its_page_size(
+    entries: list[Entry], kind: SegmentKind
+) -> None:
     mapped = entries[0].action == Action.SEGMENT_MAP
     undone = [Entry(Action.SEGMENT_UNMAP, BASE, entries[0].size)] if mapped else []
     trace = builders.trace([*entries, *undone])
@@ -143,13 +145,13 @@ def test_mapping_or_unmapping_twice_is_a_contradiction() -> None:
     assert contradictions([unmap(0), unmap(0)]) == 1
 
 
-def test_a_final_state_that_the_mappings_do_not_lead_to_is_a_contradiction() -> None:
+def test_final_state_that_differs_from_the_mappings_is_a_contradiction() -> None:
     assert contradictions([map_(0)]) == 1
     assert contradictions([unmap(0)], final(0)) == 1
     assert contradictions([map_(0, 2)], final(0)) == 1
 
 
-def test_a_mapping_does_not_reach_beyond_the_end_of_the_address_space() -> None:
+def test_mapping_ends_at_the_end_of_the_address_space() -> None:
     last = Entry(Action.SEGMENT_UNMAP, (1 << 64) - 512, 20 * MIB)
     assert mapped_at(builders.trace([last]), 0).size.tolist() == [512]
 

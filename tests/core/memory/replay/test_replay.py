@@ -1,4 +1,4 @@
-"""The replay against a simulated allocator that knows the truth at every moment."""
+"""The replay, compared with a simulated allocator that knows the state at every moment."""
 
 from __future__ import annotations
 
@@ -50,64 +50,66 @@ def rows(allocations: Allocations) -> list[tuple[int, ...]]:
     return sorted(zip(*(getattr(allocations, n).tolist() for n in names), strict=True))
 
 
-# Laws: whatever an allocator did, and however little of it was recorded.
+# Properties of complete and shortened recordings.
 
 
 @LAW
 @given(recordings(pools=3))
-def test_the_curves_equal_the_allocators_totals_at_every_moment(history: History) -> None:
-    assume(history.shows_every_end())
+def test_curves_equal_the_allocators_totals_at_every_moment(history: History) -> None:
+    assume(history.determines_every_size())
     curves = history.replay().curves
     for name in CURVES:
-        assert getattr(curves, name).tolist() == [getattr(truth, name) for truth in history.truths]
+        assert getattr(curves, name).tolist() == [
+            getattr(expected_state, name) for expected_state in history.expected_states
+        ]
 
 
 @LAW
 @given(recordings(pools=3))
-def test_every_allocation_is_found_with_its_size_and_its_interval(history: History) -> None:
-    assume(history.shows_every_end())
-    lives = [
+def test_allocations_equal_the_allocators(history: History) -> None:
+    assume(history.determines_every_size())
+    lifetimes = [
         (
-            life.address,
-            life.size,
-            life.requested,
-            life.stream,
-            life.pool,
-            history.known_stack(life),
-            life.begin,
-            life.free_requested,
-            life.end,
+            lifetime.address,
+            lifetime.size,
+            lifetime.requested,
+            lifetime.stream,
+            lifetime.pool,
+            history.knowable_stack(lifetime),
+            lifetime.begin,
+            lifetime.free_requested,
+            lifetime.end,
         )
-        for life in history.lives
+        for lifetime in history.lifetimes
     ]
-    assert rows(history.replay().allocations) == sorted(lives)
+    assert rows(history.replay().allocations) == sorted(lifetimes)
 
 
 @LAW
 @given(recordings(pools=3))
-def test_nothing_contradicts_itself_in_what_an_allocator_wrote(history: History) -> None:
+def test_traces_of_an_allocator_have_no_contradictions(history: History) -> None:
     assert history.replay().inconsistencies == Contradictions()
 
 
 @LAW
 @given(histories())
-def test_a_trace_from_an_empty_allocator_on_is_seen_to_be_complete(history: History) -> None:
+def test_trace_of_an_empty_allocator_is_complete(history: History) -> None:
     assert history.replay().begins_complete
 
 
 @LAW
 @given(recordings(), st.integers(0, 30))
-def test_cutting_a_trace_changes_nothing_in_what_is_kept(history: History, n: int) -> None:
-    assume(history.shows_every_end())
+def test_truncated_trace_keeps_its_curves(history: History, n: int) -> None:
+    assume(history.determines_every_size())
     shorter = history.last(min(n, len(history.entries)))
-    assume(shorter.shows_every_end())
+    assume(shorter.determines_every_size())
     long, short = history.replay().curves, shorter.replay().curves
     kept = len(shorter.entries) + 1
     for name in CURVES:
         assert getattr(long, name)[-kept:].tolist() == getattr(short, name).tolist()
 
 
-# Laws: entries are missing from the middle.
+# Properties of recordings with missing entries.
 
 
 def entries_of(history: History, action: Action) -> set[int]:
@@ -116,7 +118,7 @@ def entries_of(history: History, action: Action) -> set[int]:
 
 def check_end(found: Replay, history: History) -> None:
     for name in CURVES:
-        assert getattr(found.curves, name)[-1] == getattr(history.truths[-1], name)
+        assert getattr(found.curves, name)[-1] == getattr(history.expected_states[-1], name)
 
 
 def check_agrees_or_says_so(history: History) -> None:
@@ -124,20 +126,20 @@ def check_agrees_or_says_so(history: History) -> None:
     check_end(found, history)
     if found.inconsistencies.total == 0 and found.begins_complete:
         for name in CURVES:
-            expected = [getattr(truth, name) for truth in history.truths]
+            expected = [getattr(expected_state, name) for expected_state in history.expected_states]
             assert getattr(found.curves, name).tolist() == expected
 
 
 @LAW
 @given(histories(pools=2), st.integers(0, 500))
-def test_a_lost_event_is_reported_if_the_replay_needs_it(history: History, n: int) -> None:
+def test_lost_event_is_counted(history: History, n: int) -> None:
     assume(history.entries)
     check_agrees_or_says_so(history.without({n % len(history.entries)}))
 
 
 @LAW
 @given(histories(pools=2), st.sets(st.integers(0, 100)))
-def test_the_end_is_exact_whatever_was_lost(history: History, lost: set[int]) -> None:
+def test_end_is_exact_despite_lost_events(history: History, lost: set[int]) -> None:
     left = history.without(lost)
     check_end(left.replay(), left)
 
@@ -145,9 +147,7 @@ def test_the_end_is_exact_whatever_was_lost(history: History, lost: set[int]) ->
 @pytest.mark.parametrize("action", [a for a in Action if a not in (Action.UNKNOWN, Action.FREE)])
 @settings(max_examples=20, deadline=None)
 @given(history=histories())
-def test_a_skipped_kind_of_event_is_reported_if_the_replay_needs_it(
-    action: Action, history: History
-) -> None:
+def test_skipped_kind_of_event_is_counted(action: Action, history: History) -> None:
     check_agrees_or_says_so(history.without(entries_of(history, action)))
 
 
@@ -159,7 +159,7 @@ def test_a_skipped_kind_of_event_is_reported_if_the_replay_needs_it(
         (Action.ALLOC, "lost_allocations"),
     ],
 )
-def test_each_kind_of_entry_that_is_skipped_has_a_name(action: Action, kind: str) -> None:
+def test_skipped_action_is_counted_by_its_kind(action: Action, kind: str) -> None:
     entries = [
         segment_alloc(BASE, 2 * MIB),
         *(entry for _ in range(3) for entry in (alloc(BASE, 512), *freed(BASE, 512))),
@@ -171,7 +171,7 @@ def test_each_kind_of_entry_that_is_skipped_has_a_name(action: Action, kind: str
 
 @LAW
 @given(garbage())
-def test_inconsistent_traces_never_raise_and_end_in_the_final_state(
+def test_inconsistent_traces_end_in_the_final_state(
     trace: DeviceTrace,
 ) -> None:
     curves = replayed(trace).curves
@@ -186,7 +186,7 @@ def test_inconsistent_traces_never_raise_and_end_in_the_final_state(
 # Examples: one allocation.
 
 
-def test_without_events_there_is_one_moment_and_all_is_from_before() -> None:
+def test_trace_without_events_has_one_moment() -> None:
     block = Block(BASE, 512, 100)
     found = replayed(builders.trace([], [Segment(BASE, 2 * MIB, [block])]))
     assert found.n_events == 0
@@ -195,13 +195,13 @@ def test_without_events_there_is_one_moment_and_all_is_from_before() -> None:
     assert intervals(found.allocations) == [(BEFORE_TRACE, 0, 0)]
 
 
-def test_nothing_at_all_is_complete() -> None:
+def test_empty_trace_is_complete() -> None:
     found = replayed(builders.trace())
     assert found.begins_complete
     assert found.curves.active.tolist() == [0]
 
 
-def test_an_address_that_is_used_again_is_another_allocation() -> None:
+def test_reused_address_is_another_allocation() -> None:
     entries = [alloc(BASE, 100), *freed(BASE, 100), alloc(BASE, 200)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512, 200)])]))
     assert intervals(found.allocations) == [(0, 1, 2), (3, 4, 4)]
@@ -209,21 +209,21 @@ def test_an_address_that_is_used_again_is_another_allocation() -> None:
     assert found.curves.allocated.tolist() == [0, 512, 0, 0, 512]
 
 
-def test_a_block_freed_without_a_recorded_allocation_is_from_before() -> None:
+def test_block_freed_without_an_allocation_is_from_before_the_trace() -> None:
     found = replayed(builders.trace(freed(BASE, 100), [Segment(BASE, 2 * MIB)]))
     assert intervals(found.allocations) == [(BEFORE_TRACE, 0, 1)]
     assert found.inconsistencies.total == 0
     assert not found.begins_complete
 
 
-def test_a_free_requested_before_the_trace_may_complete_in_it() -> None:
+def test_free_requested_before_the_trace_can_complete_in_it() -> None:
     found = replayed(builders.trace([free_completed(BASE, 100)], [Segment(BASE, 2 * MIB)]))
     assert intervals(found.allocations) == [(BEFORE_TRACE, BEFORE_TRACE, 0)]
     assert found.curves.allocated.tolist() == [0, 0]
     assert found.curves.active.tolist() == [512, 0]
 
 
-def test_a_free_that_is_pending_from_before_the_trace_to_its_end_counts_as_active_only() -> None:
+def test_free_pending_during_the_whole_trace_counts_as_active_only() -> None:
     pending = Block(BASE, 512, 100, BlockState.PENDING_FREE)
     trace = builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB, [pending])])
     found = replayed(trace)
@@ -233,21 +233,21 @@ def test_a_free_that_is_pending_from_before_the_trace_to_its_end_counts_as_activ
     assert found.inconsistencies.total == 0
 
 
-def test_a_free_that_viewers_write_as_one_entry_is_both_steps() -> None:
+def test_single_free_entry_is_both_steps() -> None:
     entries = [alloc(BASE, 100), Entry(Action.FREE, BASE, 100)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
     assert intervals(found.allocations) == [(0, 1, 1)]
     assert found.inconsistencies.total == 0
 
 
-def test_a_request_of_no_bytes_takes_a_block_all_the_same() -> None:
+def test_request_of_0_bytes_has_a_block() -> None:
     entries = [alloc(BASE, 0), *freed(BASE, 0)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
     assert found.curves.requested.tolist() == [0, 0, 0, 0]
     assert found.curves.active.tolist() == [0, 512, 512, 0]
 
 
-def test_pinned_host_memory_is_one_block_a_segment() -> None:
+def test_pinned_host_segment_is_one_block() -> None:
     entries = [segment_alloc(BASE, 4 * MIB), alloc(BASE, 4 * MIB)]
     final = [Segment(BASE, 4 * MIB, [Block(BASE, 4 * MIB)])]
     found = replayed(builders.trace(entries, final, device=HOST))
@@ -255,13 +255,13 @@ def test_pinned_host_memory_is_one_block_a_segment() -> None:
     assert found.inconsistencies.total == 0
 
 
-def test_a_failed_allocation_moves_nothing() -> None:
+def test_failed_allocation_changes_no_curve() -> None:
     found = replayed(builders.trace([oom(GIB, device_free=BASE)], [Segment(BASE, 2 * MIB)]))
     assert found.curves.active.tolist() == [0, 0]
     assert len(found.allocations) == 0
 
 
-def test_a_stack_comes_from_the_allocation_or_the_block_and_never_from_a_free() -> None:
+def test_stack_comes_from_the_allocation_or_the_block_not_from_the_free() -> None:
     entries = [
         *freed(BASE, 512, stack=1, stream=1),
         alloc(BASE, 512, stack=2, stream=1),
@@ -273,19 +273,19 @@ def test_a_stack_comes_from_the_allocation_or_the_block_and_never_from_a_free() 
     assert found.allocations.source.tolist() == [0, 2, -1]
 
 
-def test_the_stack_of_a_live_block_stands_in_where_events_have_none() -> None:
+def test_stack_of_a_live_block_replaces_a_missing_one() -> None:
     final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, stack=3)])]
     found = replayed(builders.trace([alloc(BASE, 512)], final))
     assert found.allocations.stack.tolist() == [3]
 
 
-def test_the_stack_that_a_live_block_has_goes_before_that_of_its_event() -> None:
+def test_stack_of_a_live_block_precedes_that_of_its_event() -> None:
     final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, stack=3)])]
     found = replayed(builders.trace([alloc(BASE, 512, stack=1)], final))
     assert found.allocations.stack.tolist() == [3]
 
 
-def test_the_pool_is_what_the_event_says_else_that_of_the_segment_at_that_time() -> None:
+def test_pool_comes_from_the_event_else_from_the_segment() -> None:
     other = BASE + 64 * MIB
     entries = [
         alloc(other, 2 * MIB, pool=3),
@@ -305,51 +305,51 @@ def test_the_pool_is_what_the_event_says_else_that_of_the_segment_at_that_time()
     assert found.pool[by_begin].tolist() == [3, 0, 2]
 
 
-# Examples: what does not fit together.
+# Examples: contradictions.
 
 
-def test_an_allocation_where_something_lives_means_that_a_free_was_lost() -> None:
+def test_allocation_at_a_live_address_is_a_lost_free() -> None:
     entries = [alloc(BASE, 512), alloc(BASE, 1024)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 1024)])]))
     assert found.inconsistencies == Contradictions(lost_frees=1)
     assert found.curves.active.tolist() == [0, 512, 1024]
 
 
-def test_an_allocation_that_is_gone_without_a_free_means_that_a_free_was_lost() -> None:
+def test_allocation_missing_at_the_end_is_a_lost_free() -> None:
     found = replayed(builders.trace([alloc(BASE, 512)], [Segment(BASE, 2 * MIB)]))
     assert found.inconsistencies == Contradictions(lost_frees=1)
     assert found.curves.active[-1] == 0
 
 
-def test_a_block_that_lives_again_means_that_an_allocation_was_lost() -> None:
+def test_live_block_at_a_freed_address_is_a_lost_allocation() -> None:
     entries = [alloc(BASE, 512), *freed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512)])]))
     assert found.inconsistencies == Contradictions(lost_allocations=1)
     assert found.curves.active[-1] == 512
 
 
-def test_a_lost_allocation_begins_at_the_free_before_it() -> None:
+def test_lost_allocation_begins_at_the_previous_free() -> None:
     entries = [*freed(BASE, 512), *freed(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
     assert found.inconsistencies == Contradictions(lost_allocations=2, lost_requests=1)
     assert intervals(found.allocations) == [(BEFORE_TRACE, 0, 1), (1, 2, 3), (3, 4, 4)]
 
 
-def test_a_free_that_completes_unasked_means_that_a_request_was_lost() -> None:
+def test_completion_without_a_request_is_a_lost_request() -> None:
     entries = [alloc(BASE, 512), free_completed(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB)]))
     assert found.inconsistencies == Contradictions(lost_requests=1)
     assert intervals(found.allocations) == [(0, 1, 1)]
 
 
-def test_a_block_in_use_although_its_free_was_requested_is_a_contradiction() -> None:
+def test_block_in_use_after_its_free_request_is_a_contradiction() -> None:
     entries = [alloc(BASE, 512), free_requested(BASE, 512)]
     found = replayed(builders.trace(entries, [Segment(BASE, 2 * MIB, [Block(BASE, 512)])]))
     assert found.inconsistencies == Contradictions(lost_requests=1)
     assert found.curves.allocated[-1] == 512
 
 
-def test_sizes_that_disagree_are_counted_and_the_final_state_is_believed() -> None:
+def test_contradicting_sizes_are_counted_and_the_final_state_wins() -> None:
     entries = [alloc(BASE, 100), alloc(BASE + KIB, 300), free_requested(BASE + KIB, 301)]
     pending = Block(BASE + KIB, 512, 301, BlockState.PENDING_FREE)
     final = [Segment(BASE, 2 * MIB, [Block(BASE, 512, 200), pending])]
@@ -358,7 +358,7 @@ def test_sizes_that_disagree_are_counted_and_the_final_state_is_believed() -> No
     assert found.curves.requested[-1] == 501
 
 
-def test_contradictions_of_segments_and_mappings_are_added() -> None:
+def test_contradictions_of_segments_and_mappings_are_summed() -> None:
     page = 20 * MIB
     entries = [
         segment_free(BASE, 2 * MIB),
@@ -369,7 +369,7 @@ def test_contradictions_of_segments_and_mappings_are_added() -> None:
     assert replayed(builders.trace(entries)).inconsistencies == Contradictions(segments=2)
 
 
-def test_more_in_use_than_reserved_is_counted_by_the_moment() -> None:
+def test_moments_with_more_active_than_reserved_are_counted() -> None:
     entries = [alloc(BASE, 512), *freed(BASE, 512), alloc(BASE, 512), *freed(BASE, 512)]
     found = replayed(builders.trace(entries))
     assert found.inconsistencies == Contradictions(over_reserved=4)

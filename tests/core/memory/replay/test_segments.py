@@ -1,4 +1,4 @@
-"""The lives of segments that were allocated in one piece."""
+"""Lifetimes of segments that are not expandable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def contradictions(trace: DeviceTrace) -> int:
     return segment_history(trace).contradictions
 
 
-def lives(trace: DeviceTrace) -> list[Row]:
+def lifetimes(trace: DeviceTrace) -> list[Row]:
     found = plain_segments(trace)
     columns = (found.address, found.size, found.begin, found.end)
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
@@ -38,26 +38,26 @@ def lives(trace: DeviceTrace) -> list[Row]:
 def test_segments_equal_the_allocators_at_every_moment(history: History) -> None:
     names = ("address", "size", "stream", "pool", "kind")
     found = plain_segments(history.trace())
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         now = found.at(moment)
         rows = zip(*(getattr(now, name).tolist() for name in names), strict=True)
-        plain = [segment for segment in truth.segments if not segment.expandable]
+        plain = [segment for segment in expected_state.segments if not segment.expandable]
         assert list(rows) == [tuple(getattr(s, name) for name in names) for s in plain]
 
 
 @LAW
 @given(recordings(pools=3))
-def test_no_segment_contradicts_itself_in_what_an_allocator_wrote(history: History) -> None:
+def test_segments_of_an_allocator_have_no_contradictions(history: History) -> None:
     assert contradictions(history.trace()) == 0
 
 
-def test_a_segment_without_events_was_there_before_and_stays() -> None:
-    assert lives(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
+def test_segment_without_events_exists_during_the_whole_trace() -> None:
+    assert lifetimes(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
         (BASE, 2 * MIB, BEFORE_TRACE, 1)
     ]
 
 
-def test_an_address_that_is_reserved_again_is_another_segment() -> None:
+def test_reused_segment_address_is_another_segment() -> None:
     entries = [
         segment_free(BASE, 20 * MIB),
         segment_alloc(BASE, 2 * MIB),
@@ -65,7 +65,7 @@ def test_an_address_that_is_reserved_again_is_another_segment() -> None:
         segment_free(BASE, 2 * MIB),
     ]
     trace = builders.trace(entries, [Segment(BASE + 2 * MIB, 2 * MIB)])
-    assert lives(trace) == [
+    assert lifetimes(trace) == [
         (BASE, 2 * MIB, 1, 3),
         (BASE, 20 * MIB, BEFORE_TRACE, 0),
         (BASE + 2 * MIB, 2 * MIB, 2, 4),
@@ -73,7 +73,7 @@ def test_an_address_that_is_reserved_again_is_another_segment() -> None:
     assert contradictions(trace) == 0
 
 
-def test_the_pool_of_a_segment_that_is_gone_is_the_default_one_unless_an_event_says_so() -> None:
+def test_pool_of_a_released_segment_is_the_default_unless_recorded() -> None:
     entries = [
         segment_alloc(BASE, 2 * MIB),
         segment_free(BASE, 2 * MIB),
@@ -83,7 +83,7 @@ def test_the_pool_of_a_segment_that_is_gone_is_the_default_one_unless_an_event_s
     assert plain_segments(builders.trace(entries)).pool.tolist() == [0, 2]
 
 
-def test_only_the_small_pool_has_segments_of_2_mib() -> None:
+def test_segment_of_2_mib_belongs_to_the_small_pool() -> None:
     entries = [segment_free(BASE, 2 * MIB), segment_free(OTHER, 20 * MIB)]
     found = plain_segments(builders.trace(entries))
     assert found.kind.tolist() == [SegmentKind.SMALL, SegmentKind.LARGE]
@@ -96,7 +96,7 @@ def test_kind_and_pool_of_a_final_segment_come_from_the_file() -> None:
     assert found.pool.tolist() == [2]
 
 
-def test_a_segment_reserved_twice_freed_twice_or_of_two_sizes_is_a_contradiction() -> None:
+def test_segment_allocated_or_freed_twice_or_resized_is_a_contradiction() -> None:
     twice = [segment_alloc(BASE, 2 * MIB), segment_alloc(BASE, 2 * MIB)]
     assert contradictions(builders.trace(twice, [Segment(BASE, 2 * MIB)])) == 1
     twice = [segment_free(BASE, 2 * MIB), segment_free(BASE, 2 * MIB)]
@@ -106,7 +106,7 @@ def test_a_segment_reserved_twice_freed_twice_or_of_two_sizes_is_a_contradiction
     assert contradictions(builders.trace(twice[:1], [Segment(BASE, 20 * MIB)])) == 1
 
 
-def test_a_segment_that_is_not_there_at_the_end_as_its_last_event_says_is_a_contradiction() -> None:
+def test_segment_that_differs_from_the_final_state_is_a_contradiction() -> None:
     assert contradictions(builders.trace([segment_alloc(BASE, 2 * MIB)])) == 1
     final = [Segment(BASE, 2 * MIB)]
     assert contradictions(builders.trace([segment_free(BASE, 2 * MIB)], final)) == 1
@@ -114,7 +114,7 @@ def test_a_segment_that_is_not_there_at_the_end_as_its_last_event_says_is_a_cont
     assert contradictions(builders.trace(grown, [Segment(BASE, 20 * MIB)])) == 1
 
 
-def test_addresses_of_a_freed_segment_may_become_part_of_an_expandable_one() -> None:
+def test_addresses_of_a_freed_segment_can_become_expandable() -> None:
     entries = [
         segment_alloc(BASE, 2 * MIB),
         segment_free(BASE, 2 * MIB),
@@ -122,10 +122,10 @@ def test_addresses_of_a_freed_segment_may_become_part_of_an_expandable_one() -> 
     ]
     trace = builders.trace(entries, [Segment(BASE, 20 * MIB, expandable=True)])
     assert contradictions(trace) == 0
-    assert lives(trace) == [(BASE, 2 * MIB, 0, 1)]
+    assert lifetimes(trace) == [(BASE, 2 * MIB, 0, 1)]
 
 
-def test_a_final_segment_began_with_its_last_reservation_or_before_the_trace() -> None:
+def test_final_segment_begins_at_its_last_allocation_or_before_the_trace() -> None:
     entries = [
         segment_alloc(BASE, 2 * MIB),
         segment_free(BASE, 2 * MIB),

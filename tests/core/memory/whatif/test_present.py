@@ -1,4 +1,4 @@
-"""What other settings would have done, as it reads."""
+"""The text of the what-if report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ("expandable_segments:True", "max_split_size_mb:128", "")
 
 @pytest.fixture(autouse=True)
 def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name files as a user would: their names stand in the report."""
+    """Use relative file names, because the report shows them."""
     monkeypatch.chdir(ROOT)
 
 
@@ -28,17 +28,19 @@ def read(*names: str, settings: tuple[str, ...] = SETTINGS, limit: int | None = 
     return console.render(report(result), width=100, color=False)
 
 
-def test_the_report_of_a_job_that_ran_out_of_memory(golden: Callable[[str, str], None]) -> None:
+def test_report_of_an_out_of_memory_error_equals_the_golden_file(
+    golden: Callable[[str, str], None],
+) -> None:
     golden("memviz-what-if-oom-100.txt", read("examples/oom.pkl.gz"))
 
 
-def test_the_report_of_a_limit_that_is_too_low(golden: Callable[[str, str], None]) -> None:
+def test_report_of_a_low_limit_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     text = read("examples/train_python.pkl.gz", limit=780 << 20)
 
     golden("memviz-what-if-limit-100.txt", text)
 
 
-def test_the_report_of_several_files_has_a_part_for_each() -> None:
+def test_what_if_report_of_several_files_has_a_part_per_file() -> None:
     text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
 
     assert "under other settings" in text

@@ -1,4 +1,4 @@
-"""Laws: what our own allocator did, its replay does again."""
+"""Property tests: a replay has the statistics of the original program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLLECTING = st.sampled_from((0.3, 0.8)).map(
 
 
 def again(program: Program) -> dict[str, int]:
-    """Play what a program did under its own settings, and return the statistics."""
+    """Replay a program with its own settings, and return the statistics."""
     snapshot = program.snapshot()
     (trace,) = snapshot.devices
     garbage_collects = program.settings.garbage_collection_threshold > 0
@@ -69,31 +69,31 @@ def figures(played: Outcome) -> dict[str, int]:
 
 @LAW
 @given(programs(settings=GROWING))
-def test_a_replay_counts_what_the_program_counted(program: Program) -> None:
+def test_replay_has_the_statistics_of_the_program(program: Program) -> None:
     expected = program.statistics()
     assert again(program) == expected
 
 
 @LAW
 @given(programs(settings=st.one_of(SPLITTING, COLLECTING), streams=False))
-def test_a_replay_gives_back_what_is_not_to_be_split_and_what_is_old(program: Program) -> None:
+def test_replay_releases_unsplittable_and_old_blocks(program: Program) -> None:
     expected = program.statistics()
     assert again(program) == expected
 
 
 @LAW
 @given(programs(settings=GROWING, capacity=64 * GIB, pools=True))
-def test_a_replay_has_the_private_pools_of_the_program(program: Program) -> None:
+def test_replay_has_the_private_pools_of_the_program(program: Program) -> None:
     expected = program.statistics()
     assert again(program) == expected
 
 
 @LAW
 @given(programs(settings=GROWING))
-def test_the_replay_of_a_snapshot_equals_the_record_within_its_limit(
+def test_replay_within_the_recorded_limit_equals_the_recording(
     program: Program,
 ) -> None:
-    program.alloc(1)  # so that there is something
+    program.alloc(1)  # at least one event
     result = replay_snapshots([program.snapshot()], WhatIfSpec(("",)))
     (device,) = result.devices
     assert device.differences == ()
@@ -101,7 +101,7 @@ def test_the_replay_of_a_snapshot_equals_the_record_within_its_limit(
 
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("pools", [False, True])
-def test_the_replay_of_a_long_run_has_the_statistics_of_the_run(grows: bool, pools: bool) -> None:
+def test_replay_of_a_long_run_has_the_statistics_of_the_run(grows: bool, pools: bool) -> None:
     rng = random.Random(7)
     capacity = 64 * GIB if pools else 256 * MIB
     program = Program(Settings(expandable_segments=grows), capacity)

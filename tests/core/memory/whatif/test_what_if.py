@@ -1,4 +1,4 @@
-"""Real records against their replays, and what the answer says."""
+"""Replays of real recordings, and the result of what-if."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(snapshot: Snapshot, *settings: str, limit: int | None = None) -> DeviceW
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
-def test_the_replay_of_what_torch_recorded_equals_the_record_in_every_figure(path: Path) -> None:
+def test_replay_of_a_pytorch_recording_equals_every_figure(path: Path) -> None:
     device = ask(load(str(path)), "")
     assert device.differences == ()
     assert device.reasons == ()
@@ -44,13 +44,13 @@ def test_the_replay_of_what_torch_recorded_equals_the_record_in_every_figure(pat
     assert device.recorded.device_allocations > 0
 
 
-def test_the_defaults_are_the_settings_of_a_record_that_was_made_with_them() -> None:
+def test_defaults_replay_equals_a_recording_with_defaults() -> None:
     device = ask(load(str(ROOT / "examples/oom.pkl.gz")), "")
     assert device.tried[0] == replace(device.replayed, name="defaults")
     assert device.recorded.retries == device.replayed.retries == 4
 
 
-def test_a_record_of_expandable_segments_is_replayed_with_expandable_segments() -> None:
+def test_expandable_recording_is_replayed_with_expandable_segments() -> None:
     """The flag was off again when the file was written."""
     device = ask(load(str(ROOT / "tests/data/expandable.pkl.gz")), "", GROWS)
     assert device.replayed.settings == GROWS
@@ -67,27 +67,27 @@ def fragmented() -> Program:
     return program
 
 
-def test_settings_that_reserve_less_are_the_headline() -> None:
+def test_headline_names_settings_that_reserve_less() -> None:
     device = ask(fragmented().snapshot(), "max_split_size_mb:40", GROWS)
     assert device.headline == f"{GROWS} would have reserved 720 MiB (80%) less at the peak"
     assert device.best == 1
     assert device.limit is None
 
 
-def test_settings_without_effect_are_reported() -> None:
+def test_headline_reports_settings_without_effect() -> None:
     device = ask(fragmented().snapshot(), "")
     assert device.best is None
     assert device.headline == "defaults would not have reserved less at the peak than 900 MiB"
 
 
-def test_settings_that_reserve_more_are_reported() -> None:
+def test_headline_reports_settings_that_reserve_more() -> None:
     program = Program(Settings(expandable_segments=True), GIB)
     program.alloc(15 * MIB)
     device = ask(program.snapshot(), "large_segment_size_mb:32,expandable_segments:True")
     assert device.headline.endswith("would have reserved 12.0 MiB more at the peak")
 
 
-def test_settings_that_serve_the_failed_request_are_the_headline() -> None:
+def test_headline_names_settings_that_let_the_failed_request_succeed() -> None:
     program = Program(Settings(memory_fraction=0.5), GIB)
     for _ in range(30):
         program.alloc(15 * MIB)  # each in a segment of 16 MiB
@@ -106,7 +106,7 @@ def test_settings_that_serve_the_failed_request_are_the_headline() -> None:
     )
 
 
-def test_the_limit_of_a_full_device_is_its_reserved_and_free_memory() -> None:
+def test_limit_of_a_full_device_is_reserved_plus_free_memory() -> None:
     program = Program(capacity=100 * MIB)
     program.alloc(60 * MIB)
     assert program.alloc(50 * MIB) == 0
@@ -115,7 +115,7 @@ def test_the_limit_of_a_full_device_is_its_reserved_and_free_memory() -> None:
     assert device.differences == ()
 
 
-def test_within_a_limit_that_is_given_the_recorded_settings_are_tried_too() -> None:
+def test_given_limit_also_replays_the_recorded_settings() -> None:
     program = fragmented()
     device = ask(program.snapshot(), GROWS, limit=300 * MIB)
     assert device.baseline.name == "recorded settings"
@@ -125,7 +125,7 @@ def test_within_a_limit_that_is_given_the_recorded_settings_are_tried_too() -> N
     assert device.tried[0].limit_bytes == 300 * MIB
 
 
-def test_a_replay_ends_where_the_program_would_have() -> None:
+def test_replay_ends_at_the_first_new_failure() -> None:
     program = fragmented()
     device = ask(program.snapshot(), "", limit=100 * MIB)
     (tried,) = device.tried
@@ -135,13 +135,13 @@ def test_a_replay_ends_where_the_program_would_have() -> None:
     assert device.headline == "defaults would not have run to the end either"
 
 
-def test_a_share_of_the_memory_limits_a_replay() -> None:
+def test_memory_fraction_limits_a_replay() -> None:
     device = ask(fragmented().snapshot(), "per_process_memory_fraction:0.5", limit=GIB)
     assert device.tried[0].limit_bytes == GIB // 2
     assert device.tried[0].peak.reserved_bytes <= GIB // 2
 
 
-def test_memory_released_by_the_program_is_released_in_every_replay() -> None:
+def test_release_by_the_program_is_part_of_every_replay() -> None:
     program = Program(capacity=GIB)
     program.alloc(30 * MIB)
     program.free()
@@ -152,7 +152,7 @@ def test_memory_released_by_the_program_is_released_in_every_replay() -> None:
     assert device.limit is None
 
 
-def test_a_trace_that_begins_late_reports_the_difference_and_its_reason() -> None:
+def test_late_trace_has_a_difference_with_its_reason() -> None:
     program = fragmented()
     program.alloc(30 * MIB)
     snapshot = program.allocator.snapshot()
@@ -188,14 +188,14 @@ def test_allocations_from_before_the_trace_are_replayed_and_freed() -> None:
         ("per_process_memory_fraction:0.5", UsageError, "does not record the size"),
     ],
 )
-def test_settings_that_cannot_be_tried_are_refused(
+def test_unsupported_settings_are_rejected(
     settings: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         ask(fragmented().snapshot(), settings)
 
 
-def test_a_snapshot_without_a_trace_is_refused_with_what_to_do() -> None:
+def test_snapshot_without_a_trace_is_rejected_with_a_hint() -> None:
     snapshot = fragmented().allocator.snapshot()
     snapshot["device_traces"] = [[]]
     with pytest.raises(SnapshotError, match="has no trace to replay") as refused:
@@ -204,7 +204,7 @@ def test_a_snapshot_without_a_trace_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("device", "words"), [(3, "no device 3"), (HOST, "pinned host memory")])
-def test_a_device_that_cannot_be_replayed_is_refused(device: int, words: str) -> None:
+def test_unreplayable_device_is_a_usage_error(device: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         replay_snapshots([fragmented().snapshot()], WhatIfSpec(("",), device=device))
 
@@ -233,7 +233,7 @@ def test_invalid_settings_text_is_replaced_by_the_recorded_values() -> None:
 
 @LAW
 @given(st.one_of(recordings(pools=4).map(lambda history: history.trace()), garbage()))
-def test_no_trace_is_too_broken_or_too_late_for_an_answer(trace: DeviceTrace) -> None:
+def test_arbitrary_traces_can_be_replayed(trace: DeviceTrace) -> None:
     device = replace(trace, device=0)
     if not len(device.events):
         return

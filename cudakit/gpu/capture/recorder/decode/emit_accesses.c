@@ -15,7 +15,7 @@
 
 typedef struct {
     arena_copy *copy;
-    const record *launches;
+    const arena_launch *launches;
     uint32_t next, count; /* launches before ``next`` are done */
     const tma_store_set *stores;
     size_t next_store;
@@ -64,44 +64,45 @@ static bool is_lost(const emitter *out, uint32_t launch)
 /* Append an access of the current launch; the caller sets mode and known. */
 static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
-    const record *launch_record = out->launches + out->next;
-    record *row = append(out, launch_record, KIND_ACCESS);
+    const record *base = &out->launches[out->next].base;
+    record *row = append(out, base, KIND_ACCESS);
     row->access.lo = lo;
     row->access.hi = lo + (count - 1) * stride + bytes;
     row->access.stride_bytes = count > 1 ? (int64_t)stride : 0;
     row->access.count = count > 1 ? count : 0;
-    row->access.node = launch_record->access.node;
+    row->access.node = base->access.node;
     return row;
 }
 
 static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
-    record *row = append_access(context, lo, bytes, stride, count);
-    row->access.mode = MODE_WRITE;
+    emitter *out = context;
+    record *row = append_access(out, lo, bytes, stride, count);
+    row->access.mode = out->stores->maps[out->next_store].mode;
     row->access.known = KNOWN_SUMMARY;
 }
 
 /* Append the stores of the current launch through tensor maps. */
-static void emit_stores(emitter *out, bool lost)
+static void emit_stores(emitter *out)
 {
     const tma_store_set *stores = out->stores;
     for (; out->next_store < stores->count && stores->maps[out->next_store].launch <= out->next; out->next_store++)
-        if (!lost && !stores->maps[out->next_store].is_load)
+        if (!out->attribution_lost && !stores->maps[out->next_store].is_load)
             tma_store_rows(stores->maps + out->next_store, append_store_row, out);
 }
 
 static void finish_launches(emitter *out, uint32_t before)
 {
     for (; out->next < before; out->next++) {
-        const record *launch_record = out->launches + out->next;
-        if (!launch_record->kind)
+        const arena_launch *launch = out->launches + out->next;
+        if (!launch->base.kind)
             continue;
         bool lost = is_lost(out, out->next);
         out->lost += lost;
-        emit_stores(out, lost);
-        record *row = append(out, launch_record, KIND_ACCESSED);
-        row->accessed.node = launch_record->access.node;
-        row->accessed.exact = !lost;
+        emit_stores(out);
+        record *row = append(out, &launch->base, KIND_ACCESSED);
+        row->accessed.node = launch->base.access.node;
+        row->accessed.exact = !lost && !launch->is_incomplete;
         out->pieces = 0;
     }
 }
@@ -118,9 +119,8 @@ static void emit_range(void *context, const access_range *range)
     if (range->launch >= out->count || range->mode == CK_SYNC)
         return; /* system-scope synchronisation variables, not data */
     finish_launches(out, range->launch);
-    const record *launch_record = out->launches + range->launch;
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
-    if (!launch_record->kind || is_lost(out, range->launch) || hi <= LOWEST_ADDRESS)
+    if (!out->launches[range->launch].base.kind || out->attribution_lost || hi <= LOWEST_ADDRESS)
         return;
     record *last = out->used ? rows + out->used - 1 : NULL;
     if (++out->pieces > MAX_PIECES && last && can_coalesce(last, range, hi)) {
@@ -160,7 +160,7 @@ static void mark_unknown_stores_lost(emitter *out)
     }
 }
 
-void emit_accesses(arena_copy *copy, const record *launches, uint32_t count, tma_store_set *stores,
+void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t count, tma_store_set *stores,
                    bool attribution_lost)
 {
     const ck_header *header = &copy->top.header;

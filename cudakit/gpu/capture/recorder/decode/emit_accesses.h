@@ -6,10 +6,17 @@
 #include "exact/arena_memory.h"
 #include "write/record.h"
 
-/* Write the accesses of launches. ``launches``: by index in the arena, the records that access records are based
- * on; kind 0: no launch has this index. ``attribution_lost``: accesses cannot be attributed to launches. The lock is not
- * held. */
-void emit_accesses(arena_copy *copy, const record *launches, uint32_t count, tma_store_set *stores,
+/* A launch that writes its accesses to an arena. */
+typedef struct {
+    record base;        /* access records are based on it; kind 0: no launch has this index */
+    bool is_incomplete; /* some of its accesses are not reported to the patch */
+} arena_launch;
+
+/* Write the accesses of launches, which are in the order of their index in the arena. ``attribution_lost``: accesses
+ * cannot be attributed to launches. The lock is not held.
+ *
+ * A launch that lost accesses, or is incomplete, keeps those that were recorded, but is not exact. */
+void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t count, tma_store_set *stores,
                    bool attribution_lost);
 
 /* Write that the accesses of a launch are unknown. The lock is held. */

@@ -7,11 +7,13 @@
 enum {
     ADDRESS = 0,
     FORM = 2,
-    STRIDES = 3, /* of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
-    UPPER = 7,   /* upper bits of strides: 4 bits each */
-    DIMS = 8,    /* minus one */
-    STEPS = 13,  /* minus one: 3 bits each */
-    BOX = 13,    /* minus one: a byte each, from the top byte of this word on */
+    STRIDES = 3,  /* of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
+    UPPER = 7,    /* upper bits of strides: 4 bits each */
+    DIMS = 8,     /* minus one */
+    STEPS = 13,   /* minus one: 3 bits each */
+    BOX = 13,     /* minus one: a byte each, from the top byte of this word on; im2col: of the first dimension */
+    CORNERS = 14, /* im2col: lower corner in the lower half, upper corner in the upper half */
+    PIXELS = 15,  /* im2col: minus one, in the lower 10 bits */
     WORDS = 16,
 };
 
@@ -20,7 +22,7 @@ enum {
 /* Bits of the word FORM, from the lowest: format kind, rank minus one, element type, interleave; then the
  * shared memory swizzle, out-of-bounds fill, TF32 rounding and L2 promotion, which do not affect addresses;
  * the rest is always 0. */
-#define FORMAT_KIND(form) BITS(form, 0, 4) /* 0 from the driver, 2 from cuBLAS */
+#define FORMAT_KIND(form) BITS(form, 0, 4) /* bit 0: im2col; bit 1: set by cuBLAS and cuDNN, not by the driver */
 #define RANK(form) (BITS(form, 4, 3) + 1)
 #define TYPE(form) BITS(form, 7, 4)
 #define INTERLEAVE(form) BITS(form, 11, 2)
@@ -31,6 +33,25 @@ static const uint8_t BYTES_OF_TYPE[16] = {
     2, 4, 4, 8, 2,    /* f16, f32 (and tf32), f32 and tf32 with denormals flushed to zero, f64, bf16 */
 };
 
+/* Decode the fields of im2col. A corner has 16, 8 or 5 signed bits for each of 1, 2 or 3 spatial dimensions
+ * (CUDA Driver API, cuTensorMapEncodeIm2col). */
+static bool decode_im2col(const uint32_t words[WORDS], tensor_map *map)
+{
+    if (map->rank < 3 || words[PIXELS] >> 10)
+        return false;
+    const unsigned spatial_rank = map->rank - 2, bits = 16 / spatial_rank;
+    map->is_im2col = true;
+    map->pixels = words[PIXELS] + 1;
+    for (unsigned i = 0; i < spatial_rank; i++) {
+        const uint32_t lower = BITS(words[CORNERS], i * bits, bits);
+        const uint32_t upper = BITS(words[CORNERS] >> 16, i * bits, bits);
+        const uint32_t sign = 1u << (bits - 1);
+        map->lower[i] = (int32_t)(lower ^ sign) - (int32_t)sign;
+        map->upper[i] = (int32_t)(upper ^ sign) - (int32_t)sign;
+    }
+    return true;
+}
+
 bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 {
     uint32_t words[WORDS];
@@ -38,7 +59,7 @@ bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
     const uint32_t form = words[FORM];
     *map = (tensor_map){.address = content[ADDRESS], .rank = RANK(form), .interleave = INTERLEAVE(form)};
     map->strides[0] = BYTES_OF_TYPE[TYPE(form)];
-    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN(form) || FORMAT_KIND(form) & ~2u)
+    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN(form) || FORMAT_KIND(form) & ~3u)
         return false;
     for (unsigned i = 0; i < map->rank; i++) {
         const unsigned box_bit = 24 + 8 * i;
@@ -50,16 +71,33 @@ bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
         const uint64_t upper = BITS(words[UPPER], 4 * (i - 1), 4);
         map->strides[i] = (upper << 32 | words[STRIDES + i - 1]) << 4;
     }
-    return true;
+    return !(FORMAT_KIND(form) & 1) || decode_im2col(words, map);
+}
+
+bool tensor_map_end(const tensor_map *map, uint64_t *end)
+{
+    bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
+    for (unsigned i = 0; fits && i < map->rank; i++) {
+        uint64_t length;
+        fits = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &length) &&
+               !__builtin_add_overflow(*end, length, end);
+    }
+    return fits;
 }
 
 /* --- boxes ---------------------------------------------------------------------------------------- */
+
+/* Of the elements of a box, every ``step``th is moved, from the first one on. */
+static uint32_t moved_elements(const tensor_map *map, unsigned i)
+{
+    return (map->box[i] + map->steps[i] - 1) / map->steps[i];
+}
 
 /* Return the number of elements of a box inside the tensor in one dimension, and the coordinate of the
  * first. */
 static uint32_t clip(const tensor_map *map, unsigned i, int64_t at, uint64_t *first)
 {
-    const int64_t step = map->steps[i], count = map->box[i] / step, end = (int64_t)map->dims[i];
+    const int64_t step = map->steps[i], count = moved_elements(map, i), end = (int64_t)map->dims[i];
     const int64_t from = at < 0 ? (-at + step - 1) / step : 0;
     int64_t to = at < end ? (end - at + step - 1) / step : 0;
     if (to > count)
@@ -73,13 +111,10 @@ static uint32_t clip(const tensor_map *map, unsigned i, int64_t at, uint64_t *fi
 
 static bool is_certain(const tensor_map *map)
 {
-    bool sure = !map->interleave && map->steps[0] == 1;
     uint64_t bytes = map->strides[0] * map->box[0];
-    for (unsigned i = 1; i < map->rank; i++) {
-        sure = sure && map->box[i] % map->steps[i] == 0;
-        bytes *= map->box[i] / map->steps[i];
-    }
-    return sure && bytes <= MAX_SHARED_BYTES;
+    for (unsigned i = 1; i < map->rank; i++)
+        bytes *= moved_elements(map, i);
+    return !map->interleave && !map->is_im2col && map->steps[0] == 1 && bytes <= MAX_SHARED_BYTES;
 }
 
 /* Add count * stride to ``to``; false on overflow. */

@@ -13,6 +13,7 @@
 /* --- maps ---------------------------------------------------------------------------------------- */
 
 #define MAX_RANK 5
+#define MAX_SPATIAL_RANK (MAX_RANK - 2)
 
 typedef struct {
     uint64_t address;
@@ -21,6 +22,9 @@ typedef struct {
     uint32_t box[MAX_RANK];     /* elements, of which every ``steps``th is moved */
     uint32_t steps[MAX_RANK];
     unsigned rank, interleave;
+    bool is_im2col; /* then dimension 0 is the channel, the last one the batch, and those between are spatial */
+    int32_t lower[MAX_SPATIAL_RANK], upper[MAX_SPATIAL_RANK]; /* corners of the bounding box */
+    uint32_t pixels;                                          /* per load; ``box[0]`` channels of each */
 } tensor_map;
 
 /* The memory that a box at given coordinates covers: contiguous bytes in the first dimension, strided in the
@@ -31,13 +35,34 @@ typedef struct {
     uint32_t counts[MAX_RANK];
 } box_extent;
 
-/* Decode a map as cuTensorMapEncodeTiled encodes it. False for unknown forms and elements smaller than a byte. */
+/* Decode a map as cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col encodes it. False for unknown forms and elements
+ * smaller than a byte. */
 bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map);
 
-/* Compute the memory that a box covers. False if that is not certain: interleaved layouts, steps that do not
- * divide the box or are in the first dimension (which the driver API documents as ignored), boxes larger than
- * shared memory, and invalid addresses. */
+/* Compute the end address of the tensor; false on overflow. */
+bool tensor_map_end(const tensor_map *map, uint64_t *end);
+
+/* Compute the memory that a box covers. False if that is not certain: interleaved layouts, steps in the first
+ * dimension (which the driver API documents as ignored), boxes larger than shared memory, and invalid addresses. */
 bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent *extent);
+
+/* --- im2col loads -------------------------------------------------------------------------------- */
+
+/* Pixels of the bounding box that loads traverse, in the order of the traversal. */
+typedef struct {
+    uint32_t launch;
+    uint16_t mode, map;
+    uint16_t offset[MAX_SPATIAL_RANK]; /* added to the coordinates of each pixel: the position in the filter */
+    uint32_t channel, channels;        /* of each pixel */
+    uint64_t first, end;               /* numbers of pixels */
+} im2col_run;
+
+/* Find the pixels that a load reads; ``offset_bits`` is the argument of the callback. False if that is not certain. */
+bool im2col_run_of(const tensor_map *map, const int32_t at[MAX_RANK], uint32_t offset_bits, im2col_run *run);
+
+/* Mark the bytes of runs as accessed; changes the order of the runs. ``maps`` are indexed from 1. False if out of
+ * memory. */
+bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, const tensor_map *maps);
 
 /* --- boxes --------------------------------------------------------------------------------------- */
 
@@ -52,11 +77,13 @@ bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes,
 /* --- stores -------------------------------------------------------------------------------------- */
 
 /* The Sanitizer API (13.5) reports loads through tensor maps, but declares the callback of stores only by name
- * and never calls it. The maps are among the parameters of a kernel: each map that the kernel does not load
- * through is taken to be one that it stores through, and its whole tensor as written. */
+ * and never calls it, and has none for reductions. The maps are among the parameters of a kernel: each map that the
+ * kernel does not load through is assumed to be one that it stores or reduces through, and its whole tensor to be
+ * accessed. */
 
 typedef struct {
     uint32_t launch;
+    uint8_t mode; /* MODE_* of the accesses */
     bool is_load; /* the launch loads through this map */
     ck_u64 content[CK_MAP_WORDS];
 } tma_store;
@@ -69,8 +96,11 @@ typedef struct {
 /* Add the tensor maps among the parameters of a kernel; false if there are none, or memory is out. The lock is
  * held. */
 struct kernel_layout;
-bool tma_stores_add(tma_store_set *set, uint32_t launch, const struct kernel_layout *layout, void **parameters,
-                    void **extra);
+bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
+                    void **parameters, void **extra);
+
+/* Add maps that were found before, for another launch; false if there are none, or memory is out. */
+bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tma_store *maps, size_t count);
 
 /* Find the maps that their launch loads through, and sort all by launch. False if out of memory. */
 bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,

@@ -83,10 +83,10 @@ static bool write_boxes(page_writer *writer, placed_box *boxes, size_t count)
 
 typedef struct { /* decoded words of a ck_box */
     int32_t at[MAX_RANK];
-    uint32_t rank, mode;
+    uint32_t rank, mode, offset_bits;
 } box_use;
 
-enum { TILED = 0 }; /* Sanitizer_LoadMode */
+enum { TILED = 0, IM2COL = 1 }; /* Sanitizer_LoadMode */
 
 /* Load: destination and barrier precede the coordinates, and multicast fields follow the rank. Store:
  * assumed to be the source before, the mode behind. */
@@ -94,18 +94,18 @@ static box_use decode_use(const ck_box *box)
 {
     const uint32_t *word = box->word;
     const bool load = box->mode == CK_READ;
-    box_use use = {.rank = word[load ? 7 : 6], .mode = word[load ? 10 : 7]};
+    box_use use = {.rank = word[load ? 7 : 6], .mode = word[load ? 10 : 7], .offset_bits = word[9]};
     memcpy(use.at, word + (load ? 2 : 1), sizeof use.at);
     return use;
 }
 
 /* Coordinates beyond the rank must be 0; otherwise the assumed layout is wrong. */
-static bool is_plausible(const box_use *use, unsigned rank)
+static bool is_plausible(const box_use *use, const tensor_map *map)
 {
     bool zeros = true;
-    for (unsigned i = rank; i < MAX_RANK; i++)
+    for (unsigned i = map->rank; i < MAX_RANK; i++)
         zeros = zeros && !use->at[i];
-    return use->mode == TILED && use->rank == rank && zeros;
+    return use->mode == (map->is_im2col ? IM2COL : TILED) && use->rank == map->rank && zeros;
 }
 
 typedef struct {
@@ -133,15 +133,43 @@ static void map_index_free(map_index *index)
     free(index);
 }
 
-static bool place_box(const map_index *index, const ck_box *box, placed_box *placed)
+/* The boxes of an arena, expanded: tiled ones and runs of pixels. */
+typedef struct {
+    map_index *index;
+    placed_box *tiles;
+    im2col_run *runs;
+    size_t tile_count, run_count;
+} located_boxes;
+
+/* Compute the memory that a box covers; false if that is not certain. */
+static bool locate_box(located_boxes *all, const ck_box *box)
 {
-    const unsigned number = box->map < CK_MAP_KEYS ? index->number[box->map] : 0;
+    const unsigned number = box->map < CK_MAP_KEYS ? all->index->number[box->map] : 0;
     if (!number || box->launch >= CK_MAX_LAUNCHES || box->mode == CK_SYNC || box->mode >= CK_MODES)
         return false;
     const box_use use = decode_use(box);
-    const tensor_map *map = index->maps + number - 1;
-    *placed = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
-    return is_plausible(&use, map->rank) && box_extent_of(map, use.at, &placed->extent);
+    const tensor_map *map = all->index->maps + number - 1;
+    if (!is_plausible(&use, map))
+        return false;
+    if (map->is_im2col) {
+        im2col_run *run = all->runs + all->run_count;
+        *run = (im2col_run){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
+        const bool located = box->mode == CK_READ && im2col_run_of(map, use.at, use.offset_bits, run);
+        all->run_count += located && run->first < run->end;
+        return located;
+    }
+    placed_box *tile = all->tiles + all->tile_count;
+    *tile = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
+    const bool located = box_extent_of(map, use.at, &tile->extent);
+    all->tile_count += located && tile->extent.bytes;
+    return located;
+}
+
+static void located_boxes_free(located_boxes *all)
+{
+    map_index_free(all->index);
+    free(all->tiles);
+    free(all->runs);
 }
 
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *into,
@@ -151,19 +179,19 @@ bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes,
         return true;
     if (box_count > CK_MAX_BOXES)
         box_count = CK_MAX_BOXES;
-    map_index *index = map_index_create(maps, map_count < CK_MAX_MAPS ? map_count : CK_MAX_MAPS);
-    placed_box *placed = malloc(box_count * sizeof *placed);
-    bool done = index && placed;
-    size_t used = 0;
+    located_boxes all = {
+        .index = map_index_create(maps, map_count < CK_MAX_MAPS ? map_count : CK_MAX_MAPS),
+        .tiles = malloc(box_count * sizeof *all.tiles),
+        .runs = malloc(box_count * sizeof *all.runs),
+    };
+    bool done = all.index && all.tiles && all.runs;
     for (size_t i = 0; done && i < box_count; i++)
-        if (!place_box(index, boxes + i, placed + used))
+        if (!locate_box(&all, boxes + i))
             lost(context, boxes[i].launch);
-        else if (placed[used].extent.bytes)
-            used++;
     page_writer writer = page_writer_of(into);
-    done = done && write_boxes(&writer, placed, used);
+    done = done && write_boxes(&writer, all.tiles, all.tile_count) &&
+           im2col_write_runs(&writer, all.runs, all.run_count, all.index->maps);
     page_writer_free(&writer);
-    free(placed);
-    map_index_free(index);
+    located_boxes_free(&all);
     return done;
 }

@@ -18,18 +18,6 @@ static bool reserve_one(tma_store_set *set)
     return maps;
 }
 
-/* Compute the end address of a tensor; false on overflow. */
-static bool tensor_end(const tensor_map *map, uint64_t *end)
-{
-    bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
-    for (unsigned i = 0; fits && i < map->rank; i++) {
-        uint64_t length;
-        fits = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &length) &&
-               !__builtin_add_overflow(*end, length, end);
-    }
-    return fits;
-}
-
 /* Whether parameter words are a tensor map, and do not just look like one: the tensor must lie in a live
  * allocation. */
 static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
@@ -40,28 +28,43 @@ static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
     if (!in || !tensor_map_of(content, &map) || map.rank < 2)
         return false;
     for (unsigned i = 1; i < map.rank; i++)
-        if (map.dims[i] > 1 && map.strides[i] < map.strides[0])
+        if (map.dims[i] > 1 && map.strides[i] && map.strides[i] < map.strides[0])
             return false;
-    return tensor_end(&map, &end) && end <= in->hi;
+    return tensor_map_end(&map, &end) && end <= in->hi;
 }
 
-bool tma_stores_add(tma_store_set *set, uint32_t launch, const struct kernel_layout *layout, void **parameters,
-                    void **extra)
+static bool add_map(tma_store_set *set, uint32_t launch, uint8_t mode, const ck_u64 content[CK_MAP_WORDS])
+{
+    if (!reserve_one(set))
+        return false;
+    tma_store *added = set->maps + set->count++;
+    *added = (tma_store){.launch = launch, .mode = mode};
+    memcpy(added->content, content, sizeof added->content);
+    return true;
+}
+
+bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
+                    void **parameters, void **extra)
 {
     ck_u64 content[CK_MAP_WORDS];
     size_t before = set->count;
-    for (size_t i = 0; kernels_read_words(layout, parameters, extra, i, content, CK_MAP_WORDS) >= 0; i++) {
-        if (!is_tensor_map(content))
-            continue;
-        if (!reserve_one(set)) {
+    for (size_t i = 0; kernels_read_words(layout, parameters, extra, i, content, CK_MAP_WORDS) >= 0; i++)
+        if (is_tensor_map(content) && !add_map(set, launch, mode, content)) {
             set->count = before;
             break;
         }
-        tma_store *added = set->maps + set->count++;
-        added->launch = launch;
-        memcpy(added->content, content, sizeof content);
-    }
     return set->count > before;
+}
+
+bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tma_store *maps, size_t count)
+{
+    size_t before = set->count;
+    for (size_t i = 0; i < count; i++)
+        if (!add_map(set, launch, mode, maps[i].content)) {
+            set->count = before;
+            return false;
+        }
+    return count > 0;
 }
 
 /* --- maps that are loaded through ------------------------------------------------------------- */
@@ -111,8 +114,11 @@ void tma_store_rows(const tma_store *store,
 {
     tensor_map map;
     uint64_t end;
-    if (!tensor_map_of(store->content, &map) || !tensor_end(&map, &end))
+    if (!tensor_map_of(store->content, &map) || !tensor_map_end(&map, &end))
         return;
+    for (unsigned i = 1; i < map.rank; i++)
+        if (!map.strides[i])
+            map.dims[i] = 1; /* cuBLAS adds dimensions of any length that do not move the address */
     unsigned first = 1;
     uint64_t bytes = map.dims[0] * map.strides[0], outer = 1;
     while (first < map.rank && (map.strides[first] == bytes || map.dims[first] == 1))

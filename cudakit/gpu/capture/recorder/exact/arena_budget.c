@@ -6,8 +6,11 @@
 #include "model/ids.h"
 #include "recorder.h"
 
-/* Arenas take a tenth of the memory that the program has allocated, but at least 256 MiB. */
+/* The arenas of a context take a tenth of the memory that the program has allocated there, but at least two arenas of
+ * 2^17 entries (361 MiB), at most 1 GiB, and at most half of the memory that is free. */
 #define LEAST_ENTRIES_LOG2 17
+#define LEAST_ENTRIES_LOG2_IF_FULL 12 /* on a device without free memory */
+#define MAX_BYTES (1ull << 30)
 
 Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream)
 {
@@ -19,11 +22,17 @@ Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream)
     return handle;
 }
 
-static void record_arena_size(const arena_pool *pool)
+static uint64_t allocated_bytes(const arena_pool *pool)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < ARENAS; i++)
         bytes += pool->arenas[i].memory.allocated ? pool->arenas[i].memory.size_bytes : 0;
+    return bytes;
+}
+
+static void record_arena_size(const arena_pool *pool)
+{
+    const uint64_t bytes = allocated_bytes(pool);
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_ARENAS, context_id(pool->context), 0, 0);
     rec.arenas.size_bytes = bytes;
@@ -34,17 +43,41 @@ static void record_arena_size(const arena_pool *pool)
 static unsigned wanted_entries_log2(void)
 {
     pthread_mutex_lock(&recorder_lock);
-    uint64_t share = allocations_device_bytes() / 10 / ARENAS;
+    uint64_t share = allocations_device_bytes() / 10;
     pthread_mutex_unlock(&recorder_lock);
+    if (share > MAX_BYTES)
+        share = MAX_BYTES;
     unsigned log2 = LEAST_ENTRIES_LOG2;
-    while (log2 < CK_MAX_ENTRIES_LOG2 && arena_bytes(log2 + 1) <= share)
+    while (log2 < CK_MAX_ENTRIES_LOG2 && ARENAS * arena_bytes(log2 + 1) <= share)
         log2++;
     return log2;
 }
 
+static unsigned affordable_entries_log2(const arena_pool *pool)
+{
+    unsigned log2 = wanted_entries_log2();
+    while (log2 > LEAST_ENTRIES_LOG2_IF_FULL && ARENAS * arena_bytes(log2) > pool->free_bytes / 2)
+        log2--;
+    return log2;
+}
+
+void arena_budget_query(arena_pool *pool)
+{
+    const driver_functions *driver = driver_api();
+    size_t free_bytes = 0, total_bytes = 0;
+    const uint64_t held_bytes = allocated_bytes(pool);
+    if (held_bytes >= ARENAS * arena_bytes(wanted_entries_log2()) || graphs_is_capturing() || !driver)
+        return;
+    const bool was_own_call = this_thread.in_own_call;
+    this_thread.in_own_call = true;
+    if (!driver->cuMemGetInfo_v2(&free_bytes, &total_bytes))
+        pool->free_bytes = free_bytes + held_bytes;
+    this_thread.in_own_call = was_own_call;
+}
+
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
 {
-    unsigned wanted = wanted_entries_log2();
+    unsigned wanted = affordable_entries_log2(pool);
     arena_memory larger;
     if (unused->memory.allocated && unused->memory.entries_log2 >= wanted)
         return true;

@@ -46,8 +46,8 @@ static void reset(launch_arena *arena)
     if (arena->launch_count)
         memset(arena->launches, 0, arena->launch_count * sizeof *arena->launches);
     arena->launch_count = arena->streams.markers = 0;
-    arena->expected_pages = arena->stores.count = 0;
-    arena->streams.count = 0;
+    arena->expected = (arena_space){0};
+    arena->group_count = arena->stores.count = arena->streams.count = 0;
     arena->attribution_lost = arena->retired = false;
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -78,6 +78,8 @@ static arena_pool *create_pool(CUcontext context)
     if (!pool)
         return NULL;
     pool->stream = arena_stream_create(context, &pool->own_stream);
+    pool->free_bytes = UINT64_MAX; /* unknown */
+    arena_budget_query(pool);
     bool works = pool->stream && arena_memory_provide(pool, pool->arenas);
     pthread_mutex_lock(&recorder_lock);
     pool->polled_ns = monotonic_now_ns();
@@ -126,6 +128,10 @@ static bool is_complete(const launch_arena *arena)
 static void read_arena(arena_pool *pool, launch_arena *from)
 {
     bool fetched = from->memory.allocated && arena_copy_all(&from->memory, &copy);
+    pthread_mutex_lock(&recorder_lock);
+    if (fetched && !from->attribution_lost)
+        space_learn(from, &copy);
+    pthread_mutex_unlock(&recorder_lock);
     if (!fetched)
         memset(&copy.top, 0, sizeof copy.top), copy.pages.count = 0;
     emit_accesses(&copy, from->launches, from->launch_count, &from->stores, from->attribution_lost || !fetched);
@@ -153,7 +159,7 @@ static void read_retired(arena_pool *pool)
 /* Whether the next launches may need the space, and would be delayed. */
 static bool is_large(const launch_arena *arena)
 {
-    return arena->expected_pages > arena->memory.pages / 4;
+    return arena->expected.pages > arena->memory.pages / 4 || arena->expected.boxes > CK_MAX_BOXES / 4;
 }
 
 /* When the host has just waited, the device is idle. Reading is deferred until new launches keep the device
@@ -216,9 +222,10 @@ static int fill_level(const launch_arena *arena)
         return FULL;
     if (!arena_copy_top(&arena->memory, &top))
         return HAS_SPACE;
-    if (top.header.cursor > SEVEN_EIGHTHS(arena->memory.pages))
+    if (top.header.cursor > SEVEN_EIGHTHS(arena->memory.pages) || top.header.boxes > SEVEN_EIGHTHS(CK_MAX_BOXES))
         return FULL;
-    bool half = top.header.cursor > arena->memory.pages / 2 || used > CK_MAX_LAUNCHES / 2;
+    bool half = top.header.cursor > arena->memory.pages / 2 || top.header.boxes > CK_MAX_BOXES / 2 ||
+                used > CK_MAX_LAUNCHES / 2;
     return half || many_streams ? HALF_FULL : HAS_SPACE;
 }
 
@@ -269,25 +276,30 @@ void pool_poll(arena_pool *pool, bool host_waits)
     reader_lock_release();
 }
 
-static bool has_space(const launch_arena *arena, uint64_t pages, uint64_t indices)
+/* An empty arena is as good as any: a launch that needs more loses accesses. */
+static bool has_space(const launch_arena *arena, arena_space needed)
 {
-    return !arena->launch_count || (arena->expected_pages + pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
-                                    arena->launch_count + indices <= CK_MAX_LAUNCHES);
+    return !arena->launch_count || (arena->expected.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
+                                    arena->expected.boxes + needed.boxes <= SEVEN_EIGHTHS(CK_MAX_BOXES) &&
+                                    arena->launch_count + needed.indices <= CK_MAX_LAUNCHES);
 }
 
-void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices)
+void pool_reserve(arena_pool *pool, arena_space needed)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool wanted = pool->current && !has_space(pool->current, pages, indices);
+    bool wanted = pool->current && !has_space(pool->current, needed);
+    int64_t timeout_ns = pool->wait_timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
     pthread_mutex_unlock(&recorder_lock);
-    if (wanted && reader_lock_acquire(0)) {
-        if (pool->current && !has_space(pool->current, pages, indices))
+    if (wanted && reader_lock_acquire(timeout_ns)) {
+        if (pool->current && !has_space(pool->current, needed))
             wait_for_free_arena(pool);
         reader_lock_release();
     }
     pthread_mutex_lock(&recorder_lock);
-    if (pool->current)
-        pool->current->expected_pages += pages;
+    if (pool->current) {
+        pool->current->expected.pages += needed.pages;
+        pool->current->expected.boxes += needed.boxes;
+    }
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -393,6 +405,7 @@ void pool_finish(CUcontext context)
 void pool_clear(void)
 {
     reader_lock_reset();
+    space_clear();
     memset(&copy, 0, sizeof copy); /* another thread may have been changing it during the fork */
     pool_count = 0;
 }

@@ -5,9 +5,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "decode/emit_accesses.h"
 #include "decode/tensor_maps.h"
 #include "exact/arena_memory.h"
 #include "write/record.h"
+
+/* Space in an arena. */
+typedef struct {
+    uint64_t pages, boxes, indices; /* indices: of launches */
+} arena_space;
+
+/* Launches that were made by one call: of a kernel, or of a graph. */
+typedef struct {
+    uint32_t first, count; /* launch indices */
+    uint64_t signature;
+} launch_group;
 
 typedef struct launch_arena {
     arena_memory memory;
@@ -15,10 +27,11 @@ typedef struct launch_arena {
     bool attribution_lost;      /* accesses can no longer be attributed to launches */
     uint32_t launch_count;      /* launch indices that were assigned */
     uint32_t launches_entering; /* launches with an index that may not be in their stream yet */
-    record *launches;           /* by index: what their access records are based on */
-    size_t launch_capacity;
+    arena_launch *launches;     /* by index */
+    launch_group *groups;
+    size_t launch_capacity, group_count, group_capacity;
     tma_store_set stores;
-    uint64_t expected_pages; /* pages that the launches may take, estimated from their number of threads */
+    arena_space expected; /* by the launches so far; its indices are not used */
     arena_streams streams;
 } launch_arena;
 
@@ -29,6 +42,7 @@ typedef struct {
     Sanitizer_StreamHandle stream; /* the recorder's own */
     CUstream own_stream;           /* the same stream, as a driver handle */
     bool disabled;                 /* accesses cannot be recorded in this context */
+    uint64_t free_bytes;           /* device memory that was free at the last query */
     bool wait_timed_out;           /* a wait for a free arena timed out, and no arena was read since */
     launch_arena arenas[ARENAS];
     launch_arena *current; /* NULL: no arena is free. Changed with both the lock and the reader lock held */
@@ -49,9 +63,8 @@ arena_pool *pool_open(CUcontext context);
  * while another thread does this. Calls CUDA: the lock is not held. */
 void pool_poll(arena_pool *pool, bool host_waits);
 
-/* Make sure that the current arena has ``pages`` pages and ``indices`` launch indices left. Calls CUDA: the lock
- * is not held. */
-void pool_reserve(arena_pool *pool, uint64_t pages, uint64_t indices);
+/* Make sure that the current arena has space left for the next launch. Calls CUDA: the lock is not held. */
+void pool_reserve(arena_pool *pool, arena_space needed);
 
 /* A stream is about to be destroyed: enqueue a marker on it. Calls CUDA: the lock is not held. */
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream);
@@ -66,10 +79,28 @@ void pool_read(void);
 /* Forget all pools. */
 void pool_clear(void);
 
-/* --- supply: a stream and device memory. Calls CUDA: the lock is not held -------------------------- */
+/* --- estimates of space: the lock is held ---------------------------------------------------------- */
+
+/* Return a number that identifies launches of the same function, or executable graph, with as many threads. */
+uint64_t space_signature(const void *function, uint64_t threads);
+
+/* Return the space that a launch is expected to need: the maximum that launches of this signature needed so far, or
+ * an estimate from its number of threads. */
+arena_space space_estimate(uint64_t signature, uint64_t threads);
+
+/* Remember the space that the launches in an arena needed. */
+void space_learn(const launch_arena *arena, const arena_copy *copy);
+
+/* Forget all signatures. */
+void space_clear(void);
+
+/* --- device memory. Calls CUDA: the lock is not held ----------------------------------------------- */
 
 /* Create a stream of the recorder's own in the current context; NULL on failure. */
 Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
+
+/* Query the free device memory if the arenas of a pool may grow. Only where the driver holds no locks. */
+void arena_budget_query(arena_pool *pool);
 
 /* Make sure that an unused arena has as much memory as is wanted now; false if it has none. */
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);

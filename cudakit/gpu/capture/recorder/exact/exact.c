@@ -6,6 +6,7 @@
 #include "decode/emit_accesses.h"
 #include "exact/arena_pool.h"
 #include "exact/patching.h"
+#include "model/graphs.h"
 #include "model/ids.h"
 #include "recorder.h"
 
@@ -18,21 +19,35 @@ static bool reserve_launches(launch_arena *arena, size_t indices)
     if (arena->launch_count + indices > CK_MAX_LAUNCHES)
         return false;
     const size_t before = arena->launch_capacity;
-    record *launches = array_reserve(arena->launches, &arena->launch_capacity, arena->launch_count + indices,
-                                     sizeof *launches, 1024);
-    if (!launches)
+    launch_group *groups =
+        array_reserve(arena->groups, &arena->group_capacity, arena->group_count + 1, sizeof *groups, 1024);
+    if (groups)
+        arena->groups = groups;
+    arena_launch *launches = array_reserve(arena->launches, &arena->launch_capacity, arena->launch_count + indices,
+                                           sizeof *launches, 1024);
+    if (!groups || !launches)
         return false;
     memset(launches + before, 0, (arena->launch_capacity - before) * sizeof *launches);
     arena->launches = launches;
     return true;
 }
 
-static void set_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node)
+/* Assign the next ``indices`` launch indices, which were reserved, and return the first. */
+static uint32_t take_launches(launch_arena *arena, uint32_t indices)
 {
-    record *at = arena->launches + index;
-    *at = *launch_record;
-    memset(at->own, 0, sizeof at->own);
-    at->access.node = node;
+    const launch_group group = {arena->launch_count, indices, this_thread.signature};
+    arena->groups[arena->group_count++] = group;
+    arena->launch_count += indices;
+    return group.first;
+}
+
+static void set_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node,
+                       bool is_incomplete)
+{
+    arena_launch *launch = arena->launches + index;
+    *launch = (arena_launch){*launch_record, is_incomplete};
+    memset(launch->base.own, 0, sizeof launch->base.own);
+    launch->base.access.node = node;
 }
 
 static launch_arena *current_arena(CUcontext context)
@@ -76,22 +91,24 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
 {
     if (!patching_is_active(launch->context))
         return 0;
-    const char *reason = patching_unreported(launch->module, launch->functionName);
+    const unreported_accesses unreported = patching_unreported(launch->module, launch->functionName);
+    const char *reason = unreported.reason;
     launch_arena *arena = current_arena(launch->context);
-    bool stores = reason && !strcmp(reason, MACHINE_CODE_TENSOR_STORES);
-    if ((reason && !stores) || !arena || !reserve_launches(arena, 1) ||
+    const bool is_patched = !reason || strcmp(reason, MACHINE_CODE_NOT_PATCHED) != 0;
+    if (!is_patched || !arena || !reserve_launches(arena, 1) ||
         !arena_streams_get(&arena->streams, launch->hStream)) {
         record_gap_detail(FROM_ARGUMENTS, reason ? reason : "arena full");
         return 0;
     }
-    uint32_t index = arena->launch_count;
-    if (reason &&
-        !tma_stores_add(&arena->stores, index, this_thread.layout, this_thread.parameters, this_thread.extra)) {
+    if (unreported.tensor_modes &&
+        !tma_stores_add(&arena->stores, arena->launch_count, unreported.tensor_modes, this_thread.layout,
+                        this_thread.parameters, this_thread.extra) &&
+        !reason)
+        reason = MACHINE_CODE_TENSOR_STORES;
+    if (reason)
         record_gap_detail(FROM_ARGUMENTS, reason);
-        return 0;
-    }
-    arena->launch_count++;
-    set_launch(arena, index, launch_record, 0);
+    uint32_t index = take_launches(arena, 1);
+    set_launch(arena, index, launch_record, 0, reason != NULL);
     begin_pending(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base, arena->memory.entries_log2, index);
 }
@@ -174,8 +191,7 @@ static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t gri
         return false;
     }
     graph->capacity = (uint32_t)capacity;
-    graph->first_index = arena->launch_count;
-    arena->launch_count += graph->capacity;
+    graph->first_index = take_launches(arena, graph->capacity);
     return true;
 }
 
@@ -195,7 +211,7 @@ static void widen_grids(uint32_t executable, uint64_t grid)
 
 /* Assign a kernel its index in the reserved range. False if it has none: then its accesses may be attributed
  * to other kernels. */
-static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid, uint32_t node)
+static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid, uint32_t node, bool is_incomplete)
 {
     const uint64_t offset = grid - graph->first_grid;
     widen_grids(graph->executable, grid);
@@ -204,8 +220,19 @@ static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid,
         return false;
     }
     if (node)
-        set_launch(arena, graph->first_index + (uint32_t)offset, &graph->launch_record, node);
+        set_launch(arena, graph->first_index + (uint32_t)offset, &graph->launch_record, node, is_incomplete);
     return node;
+}
+
+/* Add the tensors that a node stores to; false if its tensor maps are not known. */
+static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint64_t grid, uint32_t node,
+                            uint8_t mode)
+{
+    size_t count;
+    const tma_store *maps = node_tensor_maps(this_thread.launched_graph, graph->executable, node, &count);
+    return grid - graph->first_grid < graph->capacity &&
+           tma_stores_copy(&arena->stores, graph->first_index + (uint32_t)(grid - graph->first_grid), mode, maps,
+                           count);
 }
 
 /* Unexpected additional kernels receive user data, too: the user data may be shared by the others. */
@@ -216,15 +243,19 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
     if (!arena || !graph->kernels)
         return 0;
     const bool expected = graph->kernels_left > 0;
-    const char *reason = patching_unreported(launch->module, launch->functionName);
+    const unreported_accesses unreported = patching_unreported(launch->module, launch->functionName);
+    const char *reason = unreported.reason;
     graph->kernels_left -= expected;
     memset(graph->launch_record.own, 0, sizeof graph->launch_record.own);
-    if (reason)
-        record_gap_detail("graph kernel inferred from arguments: ", reason);
     if (!graph->refused && !graph->capacity)
         graph->refused = !reserve_graph(arena, graph, launch->gridId);
+    if (!graph->refused && !reason && unreported.tensor_modes &&
+        !add_node_stores(arena, graph, launch->gridId, node, unreported.tensor_modes))
+        reason = MACHINE_CODE_TENSOR_STORES;
+    if (reason)
+        record_gap_detail("graph kernel inferred from arguments: ", reason);
     const bool placed =
-        !graph->refused && assign_node(arena, graph, launch->gridId, expected && !reason ? node : 0);
+        !graph->refused && assign_node(arena, graph, launch->gridId, expected ? node : 0, reason != NULL);
     if (expected && !placed)
         emit_unknown_node(graph, node);
     return graph->refused ? 0 : graph_user_data(arena, graph);
@@ -232,39 +263,41 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 
 /* --- preparation and synchronisation ---------------------------------------------------------- */
 
-/* Estimate: a streaming thread reads and writes 32 bytes. Accesses beyond the reserved pages are reported as
- * gaps. */
-#define THREADS_PER_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
-
-static void prepare(CUcontext context, uint64_t pages, uint64_t indices)
+static void prepare(CUcontext context, uint64_t signature, uint64_t threads, uint64_t indices)
 {
-    if (!patching_is_enabled())
-        return;
     arena_pool *pool = pool_open(context);
+    this_thread.signature = signature;
     if (!pool || pool->disabled)
         return;
     pthread_mutex_lock(&recorder_lock);
     bool due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
+    arena_space needed = space_estimate(signature, threads);
     pthread_mutex_unlock(&recorder_lock);
-    if (due)
+    if (due) {
+        arena_budget_query(pool);
         pool_poll(pool, false);
-    pool_reserve(pool, pages, indices);
+    }
+    needed.indices = indices;
+    pool_reserve(pool, needed);
 }
 
-void exact_prepare(CUcontext context, uint64_t threads)
+void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
 {
-    prepare(context, threads / THREADS_PER_PAGE, 1);
+    if (patching_is_enabled())
+        prepare(context, space_signature(function, threads), threads, 1);
 }
 
 void exact_prepare_graph(CUcontext context, CUgraphExec executable)
 {
     uint32_t number, kernels;
+    if (!patching_is_enabled())
+        return;
     pthread_mutex_lock(&recorder_lock);
     executable_graph(executable, &number, &kernels);
     uint64_t indices = kernels && number < MAX_EXECUTABLES ? needed_indices(number, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
     if (indices) /* more than fits: do not wait */
-        prepare(context, 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
+        prepare(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
 }
 
 static arena_pool *active_pool(CUcontext context)

@@ -15,7 +15,7 @@
 
 /* At the entry of a launch of ``threads`` threads, or of a graph launch: make sure that an arena has space. Calls
  * CUDA: the lock is not held. */
-void exact_prepare(CUcontext context, uint64_t threads);
+void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
 /* Assign an arena slot to a launch and return its user data; 0 if its accesses will not be recorded. The lock is

@@ -13,9 +13,9 @@ enum kind { TEXTURE, SURFACE, MULTIMEM, TENSOR_STORE, TENSOR_REDUCTION, ASYNCHRO
 static const char *const KIND_NAMES[KINDS] = {
     [TEXTURE] = "texture reads",
     [SURFACE] = "surface accesses",
-    [MULTIMEM] = "multimem.ld_reduce",
+    [MULTIMEM] = MACHINE_CODE_MULTIMEM,
     [TENSOR_STORE] = MACHINE_CODE_TENSOR_STORES,
-    [TENSOR_REDUCTION] = "tensor-map reductions",
+    [TENSOR_REDUCTION] = MACHINE_CODE_TENSOR_REDUCTIONS,
     [ASYNCHRONOUS] = "st.async or red.async to global memory",
     [SYSTEM] = "device functions of the driver",
 };

@@ -27,9 +27,10 @@ static size_t context_count;
 
 /* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
 static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Module ids; and the functions with unreported accesses, with the reason. */
+/* Module ids; and the functions with unreported accesses, with their kinds. */
 static table patched, unreported;
 static uint32_t last_module;
+static bool multicast_used; /* atomic */
 
 static const struct {
     int instruction; /* Sanitizer_InstructionId */
@@ -132,27 +133,24 @@ static uint64_t function_key(uint32_t module, const char *function)
     return hash | 1;
 }
 
-static const char *reasons[64]; /* indexed by the values of ``unreported``; strings of machine_code.c */
+static const char *reasons[32]; /* strings of machine_code.c; ``unreported`` has a bit for each */
 static uint32_t reason_count;
 
-static uint32_t reason_id(const char *what)
+static uint32_t reason_bit(const char *what)
 {
-    for (uint32_t i = 0; i < reason_count; i++)
-        if (!strcmp(reasons[i], what))
-            return i + 1;
-    if (reason_count == sizeof reasons / sizeof *reasons)
-        return reason_count;
-    reasons[reason_count] = what;
-    return ++reason_count;
+    uint32_t i = 0;
+    while (i < reason_count && strcmp(reasons[i], what))
+        i++;
+    if (i == reason_count && reason_count < sizeof reasons / sizeof *reasons)
+        reasons[reason_count++] = what;
+    return 1u << i;
 }
 
 static void add_unreported(void *module, const char *function, const char *what)
 {
     pthread_mutex_lock(&recorder_lock);
     uint64_t key = function_key(*(const uint32_t *)module, function);
-    if (!table_get(&unreported, key) ||
-        strcmp(what, MACHINE_CODE_TENSOR_STORES)) /* other reasons take precedence */
-        table_put(&unreported, key, reason_id(what));
+    table_put(&unreported, key, table_get(&unreported, key) | reason_bit(what));
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -188,19 +186,39 @@ void patching_module_unloading(CUmodule module)
     table_remove(&patched, (uint64_t)(uintptr_t)module);
 }
 
-const char *patching_unreported(CUmodule module, const char *function)
+void patching_multicast_used(void)
 {
+    __atomic_store_n(&multicast_used, true, __ATOMIC_RELAXED);
+}
+
+unreported_accesses patching_unreported(CUmodule module, const char *function)
+{
+    unreported_accesses found = {NULL, 0};
     uint32_t number = table_get(&patched, (uint64_t)(uintptr_t)module);
-    if (!number)
-        return "machine code that could not be parsed or patched";
-    uint32_t why = function && unreported.slots ? table_get(&unreported, function_key(number, function)) : 0;
-    return why ? reasons[why - 1] : NULL;
+    const bool uses_multicast = __atomic_load_n(&multicast_used, __ATOMIC_RELAXED);
+    if (!number) {
+        found.reason = MACHINE_CODE_NOT_PATCHED;
+        return found;
+    }
+    uint32_t bits = function ? table_get(&unreported, function_key(number, function)) : 0;
+    for (uint32_t i = 0; i < reason_count; i++) {
+        if (!(bits >> i & 1))
+            continue;
+        if (!strcmp(reasons[i], MACHINE_CODE_TENSOR_STORES))
+            found.tensor_modes |= MODE_WRITE;
+        else if (!strcmp(reasons[i], MACHINE_CODE_TENSOR_REDUCTIONS))
+            found.tensor_modes |= MODE_READ | MODE_WRITE | MODE_ATOMIC;
+        else if (strcmp(reasons[i], MACHINE_CODE_MULTIMEM) != 0 || uses_multicast)
+            found.reason = reasons[i];
+    }
+    return found;
 }
 
 void patching_clear(void)
 {
     patching_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     context_count = 0;
+    multicast_used = false;
     table_clear(&patched);
     table_clear(&unreported);
 }

@@ -75,6 +75,12 @@
     X(cuLaunchHostFunc_v2_ptsz, 832) \
     X(cuStreamAddCallback, 346) \
     X(cuStreamAddCallback_ptsz, 437) \
+    X(cuMulticastCreate, 706) \
+    X(cuMulticastAddDevice, 707) \
+    X(cuMulticastBindMem, 708) \
+    X(cuMulticastBindMem_v2, 820) \
+    X(cuMulticastBindAddr, 709) \
+    X(cuMulticastBindAddr_v2, 821) \
     X(cuIpcOpenEventHandle, 335) \
     X(cuSignalExternalSemaphoresAsync, 490) \
     X(cuSignalExternalSemaphoresAsync_ptsz, 491) \
@@ -145,6 +151,12 @@ typedef struct { /* the first parameters of functions that change an executable 
     void *second; /* cuGraphExecUpdate: the graph */
 } graph_exec_params;
 
+typedef struct { /* cuGraphExec*NodeSetParams */
+    CUgraphExec hGraphExec;
+    CUgraphNode hNode;
+    void *parameters; /* or the child graph */
+} node_set_params;
+
 /* --- graph nodes ------------------------------------------------------------------------ */
 
 /* CUgraphNodeType */
@@ -171,6 +183,11 @@ typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
     void *kern;
     CUcontext ctx;
 } kernel_node_params;
+
+typedef struct { /* CUgraphNodeParams */
+    int type, reserved[3];
+    kernel_node_params kernel;
+} any_node_params;
 
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3 }; /* CUmemorytype */
 
@@ -227,6 +244,7 @@ enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
     X(cuGraphMemFreeNodeGetParams, (CUgraphNode, uint64_t *)) \
     X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
     X(cuDeviceGetAttribute, (int *, int, CUdevice)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
     X(cuStreamCreate, (CUstream *, unsigned)) \
     X(cuStreamDestroy_v2, (CUstream)) \
     X(cuLaunchHostFunc, (CUstream, void (*)(void *), void *)) \

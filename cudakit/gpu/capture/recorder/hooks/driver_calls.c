@@ -1,7 +1,10 @@
 /* Driver API calls: captures what is known only at the entry or exit of a call. */
 #include "hooks/hooks.h"
 
+#include <string.h>
+
 #include "exact/exact.h"
+#include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/graphs.h"
 #include "model/ids.h"
@@ -19,7 +22,7 @@ static void enter_launch(CUcontext context, uint64_t threads, CUfunction functio
     this_thread.parameters = parameters;
     this_thread.extra = extra;
     this_thread.layout = kernels_layout(function); /* the module is loaded by now */
-    exact_prepare(context, threads);
+    exact_prepare(context, function, threads);
 }
 
 static void enter_3d_copy(const memcpy3d_params *copy)
@@ -125,6 +128,27 @@ static void exit_graph_update(CUgraphExec executable)
     pthread_mutex_unlock(&recorder_lock);
 }
 
+/* With a device patch, the accesses of kernels are recorded in each launch, so changed parameters matter only for
+ * tensor maps. Version 1 of the parameters of a kernel node is the beginning of version 2. */
+static void exit_node_change(uint32_t cbid, const node_set_params *change)
+{
+    const any_node_params *any = change->parameters;
+    kernel_node_params kernel = {0};
+    bool known = patching_is_enabled();
+    if (cbid == CBID_cuGraphExecChildGraphNodeSetParams) {
+        known = known && graphs_child_graph_changed(change->hGraphExec, change->hNode, change->parameters);
+    } else if (cbid != CBID_cuGraphExecNodeSetParams || any->type == NODE_KERNEL) {
+        const bool is_v1 = cbid == CBID_cuGraphExecKernelNodeSetParams;
+        memcpy(&kernel, cbid == CBID_cuGraphExecNodeSetParams ? (const void *)&any->kernel : change->parameters,
+               is_v1 ? offsetof(kernel_node_params, kern) : sizeof kernel);
+        known = known && graphs_kernel_node_changed(change->hGraphExec, change->hNode, &kernel);
+    } else {
+        known = false;
+    }
+    if (!known)
+        record_gap_locked("executable graph whose nodes were changed");
+}
+
 static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
 {
     const event_elapsed_params *elapsed = parameters;
@@ -174,14 +198,20 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuGraphExecUpdate_v2: exit_graph_update(((const graph_exec_params *)parameters)->hGraphExec); break;
     case CBID_cuGraphExecKernelNodeSetParams:
     case CBID_cuGraphExecKernelNodeSetParams_v2:
+    case CBID_cuGraphExecChildGraphNodeSetParams:
+    case CBID_cuGraphExecNodeSetParams: exit_node_change(cbid, parameters); break;
     case CBID_cuGraphExecMemcpyNodeSetParams:
     case CBID_cuGraphExecMemsetNodeSetParams:
-    case CBID_cuGraphExecChildGraphNodeSetParams:
-    case CBID_cuGraphExecNodeSetParams:
     case CBID_cuGraphNodeSetEnabled: record_gap_locked("executable graph whose nodes were changed"); break;
     case CBID_cuGraphLaunchWithArguments:
         record_gap_locked("graph launched with cuGraphLaunchWithArguments");
         break;
+    case CBID_cuMulticastCreate:
+    case CBID_cuMulticastAddDevice:
+    case CBID_cuMulticastBindMem:
+    case CBID_cuMulticastBindMem_v2:
+    case CBID_cuMulticastBindAddr:
+    case CBID_cuMulticastBindAddr_v2: patching_multicast_used(); break;
     case CBID_cuIpcOpenEventHandle: record_gap_locked("event imported from another process"); break;
     case CBID_cuSignalExternalSemaphoresAsync:
     case CBID_cuSignalExternalSemaphoresAsync_ptsz:

@@ -73,6 +73,7 @@ static node_span query_node(graph_structure *structure, CUgraphNode handle)
         return at;
     if (type == NODE_GRAPH && structure->driver->cuGraphChildGraphNodeGetGraph(handle, &inner) == 0) {
         at.last = add_node(structure, NULL, NODE_EMPTY);
+        structure->nodes[number - 1].is_child = true;
         add_edge(structure, at.first, at.last);
         query_graph(structure, inner, at.first, at.last);
     } else {
@@ -119,6 +120,8 @@ static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begi
         structure->failed = true;
         return;
     }
+    if (!count)
+        return; /* the driver refuses a query for no nodes */
     CUgraphNode *handles = calloc(count + 1, sizeof *handles);
     node_span *spans = calloc(count + 1, sizeof *spans);
     if (handles && spans && structure->driver->cuGraphGetNodes(graph, handles, &count) == 0) {

@@ -120,6 +120,89 @@ static void add_kernel_node(uint32_t graph, CUgraphNode handle, uint32_t nth, ui
     table_put(&kernel_nodes, node_key(graph, nth), number);
 }
 
+/* --- tensor maps of kernel nodes ----------------------------------------------------------------- */
+
+/* Found among the parameters when a graph is instantiated or a node is changed, because the callback of a node's launch
+ * has no parameters. Keys are node_key() of a graph and a node id; for changed nodes, of an executable. */
+static table tensor_map_spans; /* indices of ``spans``, from 1 */
+static struct {
+    tma_store *maps;
+    size_t count;
+} *spans;
+static size_t span_count, span_capacity;
+
+#define OF_EXECUTABLE(executable) ((executable) | 1u << 31)
+
+static void set_tensor_maps(uint64_t key, const graph_node *node)
+{
+    tma_store_set found = {0};
+    uint32_t number = table_get(&tensor_map_spans, key);
+    tma_stores_add(&found, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
+    if (!number && found.count) {
+        void *larger = array_reserve(spans, &span_capacity, span_count + 1, sizeof *spans, 64);
+        if (larger && !table_put(&tensor_map_spans, key, (uint32_t)span_count + 1)) {
+            spans = larger;
+            number = (uint32_t)++span_count;
+            spans[number - 1].maps = NULL;
+        }
+    }
+    if (!number) {
+        free(found.maps);
+        return;
+    }
+    free(spans[number - 1].maps);
+    spans[number - 1].maps = found.maps;
+    spans[number - 1].count = found.count;
+}
+
+const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count)
+{
+    uint32_t number = table_get(&tensor_map_spans, node_key(OF_EXECUTABLE(executable), node));
+    if (!number)
+        number = table_get(&tensor_map_spans, node_key(graph, node));
+    *count = number ? spans[number - 1].count : 0;
+    return number ? spans[number - 1].maps : NULL;
+}
+
+bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode handle, const kernel_node_params *parameters)
+{
+    graph_node node = {.type = NODE_KERNEL, .kernel = *parameters};
+    uint32_t id, kernels;
+    node.layout = kernels_layout(parameters->func ? parameters->func : parameters->kern);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t graph = executable_graph(executable, &id, &kernels);
+    uint32_t number = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
+    if (number)
+        set_tensor_maps(node_key(OF_EXECUTABLE(id), number), &node);
+    pthread_mutex_unlock(&recorder_lock);
+    return number;
+}
+
+/* The nodes of the new child graph have the order of those that they replace, which follow the two nodes that stand
+ * for the child graph. */
+bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgraph child)
+{
+    graph_structure structure;
+    uint32_t id, kernels;
+    graph_structure_query(&structure, child);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t graph = executable_graph(executable, &id, &kernels);
+    uint32_t first = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
+    bool done = first && !structure.failed;
+    for (size_t i = 0; done && i < structure.node_count; i++) {
+        const graph_node *node = structure.nodes + i;
+        if (node->type == NODE_KERNEL)
+            set_tensor_maps(node_key(OF_EXECUTABLE(id), first + 2 + i), node);
+        else if (node->type != NODE_EMPTY && node->type != NODE_HOST)
+            done = false; /* a copy or memset with other addresses */
+    }
+    pthread_mutex_unlock(&recorder_lock);
+    graph_structure_free(&structure);
+    return done;
+}
+
+/* --- writing graphs ------------------------------------------------------------------------------ */
+
 static void write_node(uint32_t graph, uint32_t number, const graph_node *node, uint32_t site, record *buffer)
 {
     uint32_t captured_at = node->handle ? table_get(&node_call_sites, (uint64_t)(uintptr_t)node->handle) : 0;
@@ -144,7 +227,12 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *h
     for (size_t i = 0, kernels = 0; i < structure->node_count; i++) {
         write_node(graph, (uint32_t)(i + 1), structure->nodes + i, site, buffer);
         if (structure->nodes[i].type == NODE_KERNEL && patching_is_enabled())
+            set_tensor_maps(node_key(graph, i + 1), structure->nodes + i);
+        if (structure->nodes[i].type == NODE_KERNEL && patching_is_enabled())
             add_kernel_node(graph, structure->nodes[i].handle, (uint32_t)++kernels, (uint32_t)(i + 1));
+        else if (structure->nodes[i].is_child)
+            table_put(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)structure->nodes[i].handle),
+                      (uint32_t)(i + 1));
     }
     for (size_t i = 0; i < structure->edge_count; i++) {
         record rec = record_begin(KIND_GRAPH_EDGE, 0, 0, site);
@@ -210,5 +298,7 @@ void graphs_clear(void)
 {
     table_clear(&node_call_sites);
     table_clear(&kernel_nodes);
+    table_clear(&tensor_map_spans);
+    span_count = 0;
     __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
 }

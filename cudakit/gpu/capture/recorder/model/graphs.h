@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "decode/tensor_maps.h"
 #include "hooks/driver_api.h"
 #include "write/call_sites.h"
 
@@ -18,6 +19,7 @@ struct kernel_layout;
 typedef struct {
     CUgraphNode handle; /* NULL: the end of a child graph */
     int type;
+    bool is_child; /* stands for a child graph: the end node and the nodes of the child follow */
     const char *name;
     const struct kernel_layout *layout;
     union {
@@ -62,6 +64,14 @@ bool graphs_is_capturing(void);
 /* After a call that may have added a node to a capture on ``stream``: remember the node's call site. Calls CUDA:
  * the lock is not held. */
 void graphs_node_captured(CUstream stream);
+
+/* Return the tensor maps among the parameters of a kernel node, and their number. The lock is held. */
+const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count);
+
+/* The parameters of a kernel node of an executable graph were changed, or all those of a child graph. False if the
+ * recorded accesses are no longer right. Calls CUDA: the lock is not held. */
+bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode node, const kernel_node_params *parameters);
+bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
 /* Forget the nodes and captures. */
 void graphs_clear(void);

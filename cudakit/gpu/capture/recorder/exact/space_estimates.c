@@ -1,0 +1,86 @@
+/* How much space in an arena a launch will need.
+ *
+ * A launch that finds no page left loses accesses, and cannot be repeated. So the space is reserved before: as much as
+ * the same kernel, launched with as many threads, needed at most so far. The number of threads alone is no estimate:
+ * the foreach kernels of PyTorch touch a thousand pages with the threads of a small kernel.
+ */
+#include "exact/arena_pool.h"
+
+#include <string.h>
+
+#include "containers.h"
+
+#define MAX_SIGNATURES 65536
+/* A streaming thread reads and writes 32 bytes. */
+#define THREADS_PER_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
+/* For kernels that were never seen: what most kernels of training programs need at most. */
+#define MIN_UNKNOWN_PAGES 256
+
+static table by_signature; /* indices of ``known`` */
+static arena_space known[MAX_SIGNATURES];
+static uint32_t known_count;
+static uint32_t pages_of[CK_MAX_LAUNCHES], boxes_of[CK_MAX_LAUNCHES]; /* by launch index */
+
+uint64_t space_signature(const void *function, uint64_t threads)
+{
+    return ((uint64_t)(uintptr_t)function * 0x9E3779B97F4A7C15ull ^ threads * 0xD6E8FEB86659FD93ull) | 1;
+}
+
+arena_space space_estimate(uint64_t signature, uint64_t threads)
+{
+    uint32_t number = table_get(&by_signature, signature);
+    if (number)
+        return known[number];
+    const uint64_t pages = threads / THREADS_PER_PAGE;
+    return (arena_space){.pages = pages < MIN_UNKNOWN_PAGES ? MIN_UNKNOWN_PAGES : pages};
+}
+
+static void count_space(uint32_t launches, const arena_copy *copy)
+{
+    const ck_header *header = &copy->top.header;
+    const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
+    memset(pages_of, 0, launches * sizeof *pages_of);
+    memset(boxes_of, 0, launches * sizeof *boxes_of);
+    for (size_t i = 0; i < copy->pages.count; i++)
+        pages_of[CK_KEY_LAUNCH(copy->pages.pages[i].key)]++;
+    for (size_t i = 0; i < boxes; i++)
+        boxes_of[copy->boxes[i].launch & (CK_MAX_LAUNCHES - 1)]++;
+}
+
+static void learn(uint64_t signature, arena_space needed)
+{
+    if (!signature)
+        return; /* a launch by a call that is not subscribed */
+    uint32_t number = table_get(&by_signature, signature);
+    if (!number && (known_count + 1 >= MAX_SIGNATURES || table_put(&by_signature, signature, known_count + 1)))
+        return;
+    if (!number)
+        known[number = ++known_count] = (arena_space){0};
+    if (known[number].pages < needed.pages)
+        known[number].pages = needed.pages;
+    if (known[number].boxes < needed.boxes)
+        known[number].boxes = needed.boxes;
+}
+
+void space_learn(const launch_arena *arena, const arena_copy *copy)
+{
+    count_space(arena->launch_count, copy);
+    for (const launch_group *group = arena->groups; group < arena->groups + arena->group_count; group++) {
+        arena_space needed = {0};
+        bool lost = false;
+        for (uint32_t i = group->first; i < group->first + group->count; i++) {
+            needed.pages += pages_of[i];
+            needed.boxes += boxes_of[i];
+            lost = lost || (copy->top.header.lost && copy->lost[i / 32] >> (i & 31) & 1);
+        }
+        if (lost) /* it needs more than this; how much is not known */
+            needed.pages *= 2, needed.boxes *= 2;
+        learn(group->signature, needed);
+    }
+}
+
+void space_clear(void)
+{
+    table_clear(&by_signature);
+    known_count = 0;
+}

@@ -1,0 +1,334 @@
+"""The habits that all commands share, as README and the docs promise them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+from invocation import Cli, CliRun, run_cli
+
+from cudakit.cli import COMMANDS, load_command, program
+from cudakit.cli.options import Command, Option, Value
+
+ROOT = Path(__file__).parents[2]
+OOM = ROOT / "examples" / "oom.pkl.gz"
+RACE = ROOT / "examples" / "races" / "sim_copies_race.py"
+SAVED = "saved.json"
+
+# A command line of each command that has a report; "saved.json" is a result of bench.
+LINES = {
+    "bench alloc": ["--gpu", "sim", "--sizes", "4KiB", "--allocators", "driver"],
+    "bench compare": [SAVED, SAVED],
+    "bench copy": ["--gpu", "sim", "--sizes", "4KiB", "--directions", "h2d"],
+    "bench gemm": ["--gpu", "sim", "16"],
+    "bench graph": ["--gpu", "sim", "--nodes", "1", "--topologies", "chain", "--steps", "launch"],
+    "bench launch": ["--gpu", "sim", "--calls", "launch"],
+    "bench memory": ["--gpu", "sim", "--sizes", "64KiB", "--operations", "copy"],
+    "bench suite": ["--gpu", "sim", "--quick"],
+    "devices": ["--gpu", "sim"],
+    "doctor": ["--gpu", "sim"],
+    "explain": ["700"],
+    "memviz": [str(OOM)],
+    "run": ["--sanitize", str(RACE)],
+}
+# Commands without a report.
+WITHOUT_REPORT = {"completion"}
+SCHEMAS = {
+    "bench compare": "cudakit.bench.compare/1",
+    "bench suite": "cudakit.suite/1",
+    "devices": "cudakit.devices/1",
+    "doctor": "cudakit.doctor/1",
+    "explain": "cudakit.explain/1",
+    "memviz": "cudakit.memviz/1",
+    "run": "cudakit.sanitize/1",
+}
+# Characters that only a report draws with.
+_BOX = re.compile("[━─│┤█▏]")
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Yield every command that is not a group, with its full name."""
+    for name in COMMANDS:
+        command = load_command(name)
+        if isinstance(command, click.Group):
+            for inner, member in command.commands.items():
+                yield f"{name} {inner}", member
+        else:
+            yield name, command
+
+
+ALL = dict(commands())
+EACH = pytest.mark.parametrize("name", LINES)
+
+
+def formats_of(name: str) -> list[str]:
+    """Read the formats of a command from the help of ``-o``."""
+    (option,) = (each for each in options_of(ALL[name]) if "-o" in each.opts)
+    return re.findall(r"\.([a-z]+(?:\.json)?)\b", (option.help or "").split("Repeatable")[0])
+
+
+def options_of(command: click.Command) -> list[Option]:
+    return [each for each in command.params if isinstance(each, Option)]
+
+
+def terminal(name: str, done: CliRun) -> str:
+    """Return what a report writes to: stdout belongs to the program of ``run``."""
+    return done.stderr if name == "run" else done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory to run commands in."""
+
+    path: Path
+
+    def run(self, name: str, *options: str) -> CliRun:
+        line = [str(self.path / SAVED) if word == SAVED else word for word in LINES[name]]
+        return run_cli(*name.split(), *options, *line)
+
+    def file(self, name: str) -> str:
+        return str(self.path / name)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("saved") / SAVED
+    run_cli("bench", "launch", *LINES["bench launch"], "-o", str(place))
+    return place.read_text()
+
+
+@pytest.fixture
+def place(tmp_path: Path, saved: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SAVED).write_text(saved)
+    return Place(tmp_path)
+
+
+# --- options ---------------------------------------------------------------------------------------
+
+
+def test_every_command_has_a_line_here() -> None:
+    assert set(ALL) == set(LINES) | WITHOUT_REPORT
+
+
+def test_output_options_have_the_same_names_and_help_on_every_command() -> None:
+    described: dict[str, set[tuple[str, str]]] = {}
+    for name in LINES:
+        group = [each for each in options_of(ALL[name]) if each.group == "Output"]
+        for option in group:
+            if not option.hidden:
+                names = ", ".join(option.opts)
+                text = re.sub(r"(?<=format: ).*(?=\. Repeatable)", "", option.help or "")
+                described.setdefault(names, set()).add(
+                    (name if name == "run" and "--json" in names else "", text)
+                )
+        assert {"-o, --output", "-f, --force", "--json", "-q, --quiet"} <= {
+            ", ".join(option.opts) for option in group
+        }
+
+    # The JSON of run goes to standard error, because standard output belongs to the program.
+    assert {names: len(texts) for names, texts in described.items()} == {
+        "-o, --output": 1,
+        "-f, --force": 1,
+        "--json": 2,
+        "-q, --quiet": 1,
+    }
+
+
+@pytest.mark.parametrize("spelling", ["--gpu", "--top", "--device"])
+def test_option_with_the_same_name_has_the_same_metavar(spelling: str) -> None:
+    found = [each for command in ALL.values() for each in options_of(command)]
+    metavars = {each.metavar for each in found if spelling in each.opts}
+
+    assert len(metavars) == 1
+
+
+def test_every_command_that_opens_a_gpu_can_simulate_it() -> None:
+    offering = {
+        name
+        for name, command in ALL.items()
+        if any("--gpu" in option.opts for option in options_of(command))
+    }
+
+    assert offering == set(LINES) - {"bench compare", "explain", "memviz", "run"}
+
+
+def test_every_shown_option_has_a_help_and_is_in_a_group() -> None:
+    shown = [
+        (name, option)
+        for name, command in ALL.items()
+        for option in options_of(command)
+        if not option.hidden
+    ]
+
+    assert [(name, option.opts) for name, option in shown if not option.help] == []
+    assert all(isinstance(command, Command) for command in ALL.values())
+
+
+def test_every_file_is_completed_by_the_shell() -> None:
+    """A parameter with FILE in its metavar completes file names, and others of text complete values."""
+    files = [
+        (name, each.name)
+        for name, command in ALL.items()
+        for each in command.params
+        if re.search("FILE|SNAPSHOT|BEFORE|AFTER|SCRIPT|PYTHON", each.metavar or "")
+        and not isinstance(each.type, (click.Path, Value))
+    ]
+
+    assert files == []
+
+
+@pytest.mark.parametrize("name", [*ALL, "bench"])
+def test_help_fits_80_columns(name: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli(*name.split(), "--help").stdout.splitlines()
+    examples = [line for line in lines if line.startswith(("  cudakit ", "  CUDA_VISIBLE"))]
+
+    assert [line for line in lines if len(line) > 80 and line not in examples] == []
+
+
+# --- output ----------------------------------------------------------------------------------------
+
+
+@EACH
+def test_file_replaces_the_report_and_is_named_on_stderr(name: str, place: Place) -> None:
+    target = place.file("out.json")
+    done = place.run(name, "-o", target)
+
+    *summary, wrote = done.stderr.splitlines()
+    assert done.exit_code in (0, 1)
+    assert done.stdout == ""
+    assert wrote == f"Wrote {target}"
+    assert 1 <= len(summary) <= 4
+    assert not _BOX.search(done.stderr)
+    document = json.loads(Path(target).read_text())
+    assert document["schema"] == SCHEMAS.get(name, "cudakit.bench/1")
+
+
+@EACH
+def test_every_format_of_the_help_is_written_and_nothing_is_printed_twice(
+    name: str, place: Place
+) -> None:
+    formats = formats_of(name)
+    targets = [place.file(f"out.{form}") for form in formats]
+    wanted = [word for target in (*targets, "-") for word in ("-o", target)]
+    done = place.run(name, *wanted)
+
+    assert {"json", "html", "md", "txt"} <= set(formats)
+    assert done.exit_code in (0, 1)
+    assert all(Path(target).stat().st_size for target in targets)
+    named = "".join(f"Wrote {target}\n" for target in targets)
+    assert done.stderr.endswith(named)
+    text = Path(place.file("out.txt")).read_text()
+    assert terminal(name, done).replace(named, "") == text
+    assert terminal(name, done).count(text.splitlines()[0]) == 1
+
+
+@EACH
+def test_json_is_one_document(name: str, place: Place) -> None:
+    done = place.run(name, "--json")
+
+    document = json.loads(terminal(name, done))
+    assert document["schema"] == SCHEMAS.get(name, "cudakit.bench/1")
+
+
+@EACH
+def test_quiet_prints_short_lines_and_never_nothing(name: str, place: Place) -> None:
+    done = place.run(name, "-q")
+
+    assert done.exit_code in (0, 1)
+    assert terminal(name, done).strip()
+    assert not _BOX.search(terminal(name, done))
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("out.xyz", "has no suffix of a known format"),
+        ("out", "has no suffix of a known format"),
+        ("folder.json", "is a directory"),
+        ("there.json", "there.json exists"),
+        ("nowhere/out.json", "cannot write"),
+    ],
+)
+def test_place_that_cannot_be_written_is_one_line_and_exit_code_2(
+    name: str, target: str, reason: str, place: Place
+) -> None:
+    Path("folder.json").mkdir()
+    Path("there.json").write_text("mine")
+    done = place.run(name, "-o", "good.json", "-o", target)
+
+    error, hint = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (125 if name == "run" else 2, "")
+    assert error.startswith("cudakit: error: ")
+    assert reason in error
+    assert hint.startswith("hint: ")
+    assert not Path("good.json").exists()
+    assert Path("there.json").read_text() == "mine"
+    if "suffix" in reason:
+        assert all(f".{form}" in hint for form in formats_of(name))
+
+
+@EACH
+def test_usage_error_with_json_is_a_document(name: str, place: Place) -> None:
+    done = place.run(name, "--json", "-o", "out.xyz")
+
+    error = json.loads(terminal(name, done))["error"]
+    assert error["kind"] == "UsageError"
+    assert error["exit_code"] == 2
+
+
+@EACH
+def test_unknown_option_names_the_help_of_the_command(name: str, place: Place) -> None:
+    done = place.run(name, "--frobnicate")
+
+    assert done.exit_code == (125 if name == "run" else 2)
+    assert "--frobnicate" in done.stderr
+    assert f"hint: cudakit {name} --help" in done.stderr
+
+
+# --- promises of README and the docs ---------------------------------------------------------------
+
+
+def documented_lines() -> Iterator[tuple[str, str]]:
+    """Yield the command lines in the code blocks of all pages and helps."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if match := re.match(r"(?:\$ |    )?(cudakit [^`▶]*)$", line):
+                yield page.relative_to(ROOT).as_posix(), match[1]
+
+
+def words_of(line: str) -> list[str]:
+    """Return the arguments of cudakit in a line of a shell."""
+    words = shlex.split(line, comments=True)[1:]
+    ends = [words.index(end) for end in ("|", ">", "&&", "||", "<", "2>&1") if end in words]
+    return words[: min(ends, default=len(words))]
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(documented_lines())))
+def test_documented_command_line_is_valid(page: str, line: str) -> None:
+    words = words_of(line)
+    if not words or words[0] not in COMMANDS or {"...", "[OPTIONS]"} & set(words):
+        pytest.skip(f"{page}: no whole command line")
+    command, parent = load_command(words[0]), program.make_context("cudakit", [words[0]])
+    rest = words[1:]
+    if isinstance(command, click.Group) and rest and rest[0] in command.commands:
+        command, rest = command.commands[rest[0]], rest[1:]
+    with parent:
+        command.make_context(words[0], rest, parent=parent)
+
+
+def test_documented_schemas_are_those_of_the_json() -> None:
+    text = (ROOT / "docs/reference/cudakit.md").read_text(encoding="utf-8")
+
+    assert set(SCHEMAS.values()) | {"cudakit.bench/1"} <= set(
+        re.findall(r"`(cudakit\.[^`]+/1)`", text)
+    )
