@@ -153,9 +153,15 @@ class Writer:
     def _block(self, tag: bytes, items: Sequence[bytes]) -> None:
         if items:
             payload = b"".join(items)
-            left = _BLOCK.pack(tag, len(items), len(payload)) + payload
-            while left:  # a write may be short, for example on a full disk
-                left = left[self._file.write(left) :]
+            left, begin = _BLOCK.pack(tag, len(items), len(payload)) + payload, self._file.tell()
+            try:
+                while left:  # a write may be short
+                    left = left[self._file.write(left) :]
+            except OSError:
+                self._file.truncate(
+                    begin
+                )  # leave no part of a block, so that all of the file is readable
+                raise
 
 
 class Reader:

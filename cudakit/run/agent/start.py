@@ -126,7 +126,9 @@ def end(recorder: "ModuleType", directory: str) -> None:
             counts = recorder.counts()
             if counts["lost"]:
                 report_loss(file, counts["lost"], counts["errno"])
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the supervisor holds the lock
+            fcntl.flock(
+                file, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # raises if the supervisor holds the lock
         finally:
             os.close(file)
         with os.scandir(directory) as entries:
