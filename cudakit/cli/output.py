@@ -35,12 +35,12 @@ class Output:
         A character that the stream cannot encode is escaped. Raises EnvironmentUnusable if the disk is full.
         """
         for piece in (text,) if isinstance(text, str) else text:
-            with _explained(self.name):
+            with _os_errors_reported(self.name):
                 self._write(piece)
 
     def flush(self) -> None:
         """Flush the stream. Raises EnvironmentUnusable if the disk is full."""
-        with _explained(self.name):
+        with _os_errors_reported(self.name):
             self.stream.flush()
 
     def _write(self, piece: str) -> None:
@@ -65,11 +65,11 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     target = Path(os.path.realpath(path))
     mode = _mode(target, name=path)
     _refuse_unusable(mode, name=path, force=force)
-    partial = _partial(target) if mode is None or stat.S_ISREG(mode) else None
+    partial = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
     stream = _create(partial or target, name=path)
     try:
         yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
-        with _explained(path):
+        with _os_errors_reported(path):
             stream.close()
             if partial:
                 partial.replace(target)
@@ -103,9 +103,9 @@ def is_capable_terminal(stream: TextIO | None) -> bool:
 
 def printable(text: str) -> str:
     """Return untrusted text as one line without control characters."""
-    from cudakit.render.escape import visible
+    from cudakit.render.escape import escape_invisible
 
-    return visible(" ".join(part.strip() for part in text.splitlines()))
+    return escape_invisible(" ".join(part.strip() for part in text.splitlines()))
 
 
 def standard_output() -> Output:
@@ -157,7 +157,7 @@ def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
         raise UsageError(f"{name} exists", hint="-f replaces it")
 
 
-def _partial(target: Path) -> Path:
+def _temporary_path(target: Path) -> Path:
     # In the same directory, so that the rename is atomic; not named after the target, whose name may have
     # the maximal length.
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
@@ -184,7 +184,7 @@ def _discard(stream: TextIO, partial: Path | None) -> None:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _os_errors_reported(name: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -161,9 +161,12 @@ def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -
     """
     formats = options.formats if formats is None else formats
     targets = [target for target in options.targets if target.path != "-"]
-    _refuse_doubles([target.path for target in targets])
+    _refuse_duplicates([target.path for target in targets])
     wanted = [
-        (_checked(target.form, formats) if target.form else format_of(target.path, formats), target)
+        (
+            _check_format(target.form, formats) if target.form else format_of(target.path, formats),
+            target,
+        )
         for target in targets
     ]
     if sys.stdout is None and not targets:
@@ -188,7 +191,7 @@ def format_of(path: str, formats: Sequence[str]) -> str:
     )
 
 
-def _checked(form: str, formats: Sequence[str]) -> str:
+def _check_format(form: str, formats: Sequence[str]) -> str:
     if form not in formats:
         raise UsageError(
             f"this report cannot be written as {form}", hint=f"use -o FILE with {suffixes(formats)}"
@@ -196,7 +199,7 @@ def _checked(form: str, formats: Sequence[str]) -> str:
     return form
 
 
-def _refuse_doubles(paths: Sequence[str]) -> None:
+def _refuse_duplicates(paths: Sequence[str]) -> None:
     places = [os.path.realpath(path) for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from cudakit.document import Document, Tree, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import chunks
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 _Frame = TypeVar("_Frame")
 
@@ -55,4 +55,4 @@ def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_F
 
 
 def _label(label: str) -> str:
-    return visible(label).replace(";", ":").strip() or "?"
+    return escape_invisible(label).replace(";", ":").strip() or "?"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cudakit.document import Array, Columns, Document, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import Texts, decoder, is_address
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 # Rows per chunk: about 64 KiB of text if each row has a stack.
 _CHUNK_ROWS = 512
@@ -87,7 +87,7 @@ def _words(array: Array) -> list[str]:
 
 def _word(word: str) -> str:
     """Format text as a cell: no formula, no invisible characters, quoted if it has separators."""
-    cell = visible(word)
+    cell = escape_invisible(word)
     if cell.startswith(_FORMULA):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

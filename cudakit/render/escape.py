@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""Escape the characters that are not printable in Unicode, as ``\x1b``, ``\n`` or ``\u202e``.
 
     These are controls, ESC, newlines, bidirectional overrides, zero-width and unassigned characters, and lone
@@ -19,6 +19,6 @@ def escape_sequence(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def shortened(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Cut text to ``limit`` characters, the last of which is then an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

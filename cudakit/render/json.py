@@ -49,11 +49,11 @@ def render_error(error: CudakitError) -> str:
 
 
 def _text(plain: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
-    text = "".join(_laid_out(plain, 0, indented_levels))
+    text = "".join(_indented_pieces(plain, 0, indented_levels))
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
+def _indented_pieces(plain: object, depth: int, levels: int) -> Iterator[str]:
     """Indent the outer levels; deeper values are one line each, at the speed of ``json``."""
     if depth == levels or not plain or not isinstance(plain, (dict, list)):
         yield json.dumps(plain, ensure_ascii=False, allow_nan=False)
@@ -63,7 +63,7 @@ def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
     margin = "  " * depth
     for index, (name, item) in enumerate(members):
         yield f"{',' if index else opening}\n{margin}  {name}"
-        yield from _laid_out(item, depth + 1, levels)
+        yield from _indented_pieces(item, depth + 1, levels)
     yield f"\n{margin}{closing}"
 
 

@@ -9,7 +9,7 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from cudakit.render.escape import shortened, visible
+from cudakit.render.escape import escape_invisible, shorten
 
 # A longer name would flood the page; a tooltip should fit a screen.
 TEXT_LIMIT = 2000
@@ -50,13 +50,13 @@ def join(children: Iterable[Child]) -> Markup:
     return Markup("".join(_child(child) for child in children if child is not None))
 
 
-def escaped(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
+def escape(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
     """Escape text: no markup, nothing invisible, at most ``limit`` characters."""
-    return Markup(html.escape(shortened(visible(text[: limit + 1]), limit)))
+    return Markup(html.escape(shorten(escape_invisible(text[: limit + 1]), limit)))
 
 
 def _child(child: str) -> str:
-    return child if isinstance(child, Markup) else escaped(child)
+    return child if isinstance(child, Markup) else escape(child)
 
 
 def _attribute(key: str, value: Attribute) -> str:
@@ -68,7 +68,7 @@ def _attribute(key: str, value: Attribute) -> str:
     text = str(value) if isinstance(value, str | int) else f"{value:.6g}"
     if name == "style" or name.startswith("on") or (name == "href" and not _is_inside(text)):
         raise ValueError(f'{name}="{text}" is against the page\'s content-security policy')
-    return f' {name}="{escaped(text, limit=_limit(name))}"'
+    return f' {name}="{escape(text, limit=_limit(name))}"'
 
 
 def _limit(attribute: str) -> int:

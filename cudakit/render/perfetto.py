@@ -20,7 +20,7 @@ import numpy as np
 from cudakit.document import Array, Chart, Columns, Document, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import Texts, chunks, decoder, is_address
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 _BLOCK_ROWS = 1024
 
@@ -277,4 +277,4 @@ def _texts(array: Array) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    return json.dumps(visible(text), ensure_ascii=False)
+    return json.dumps(escape_invisible(text), ensure_ascii=False)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from cudakit.document import Document, Finding, Frame, Note, Stack, walk
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 from cudakit.render.values import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -112,18 +112,18 @@ def _physical(frame: Frame, root: str) -> _Object:
 def _artifact(filename: str, root: str) -> _Object:
     path = PurePosixPath(filename)
     if root and path.is_relative_to(root):
-        return {"uri": _escaped(str(path.relative_to(root))), "uriBaseId": _ROOT}
+        return {"uri": _quote_path(str(path.relative_to(root))), "uriBaseId": _ROOT}
     if path.is_absolute():
-        return {"uri": f"file://{_escaped(filename)}"}
-    return {"uri": _escaped(filename)}
+        return {"uri": f"file://{_quote_path(filename)}"}
+    return {"uri": _quote_path(filename)}
 
 
 def _folder(root: str) -> str:
     # 3.14.14: a base ends with a slash.
-    return f"file://{_escaped(root.rstrip('/'))}/"
+    return f"file://{_quote_path(root.rstrip('/'))}/"
 
 
-def _escaped(path: str) -> str:
+def _quote_path(path: str) -> str:
     try:
         raw = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -136,7 +136,7 @@ def _clean(value: Any) -> Any:
     """Escape invisible characters in all texts, except line ends."""
     match value:
         case str():
-            return "\n".join(map(visible, value.split("\n")))
+            return "\n".join(map(escape_invisible, value.split("\n")))
         case dict():
             return {key: _clean(item) for key, item in value.items()}
         case list():

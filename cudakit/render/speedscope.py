@@ -6,7 +6,7 @@ import json
 
 from cudakit.document import Document, Tree
 from cudakit.render.collapsed import stacks, trees
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 # Names the file format (speedscope, src/lib/file-format-spec.ts); nothing is fetched from it.
 _FORMAT = "https://www.speedscope.app/file-format-schema.json"
@@ -22,9 +22,9 @@ def render(document: Document) -> str:
     profiles = [_profile(tree, frames) for tree in trees(document)]
     content = {
         "$schema": _FORMAT,
-        "shared": {"frames": [{"name": visible(name)} for name in frames]},
+        "shared": {"frames": [{"name": escape_invisible(name)} for name in frames]},
         "profiles": profiles,
-        "name": visible(document.title),
+        "name": escape_invisible(document.title),
         "activeProfileIndex": 0,
         "exporter": "cudakit",
     }
@@ -40,7 +40,7 @@ def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
         weights.append(size_bytes)
     return {
         "type": "sampled",
-        "name": visible(tree.label),
+        "name": escape_invisible(tree.label),
         "unit": "bytes",
         "startValue": 0,
         "endValue": sum(weights),

@@ -74,10 +74,10 @@ def format_place(frame: Frame) -> str:
     if frame.filename in _UNKNOWN_FILE:
         return ""
     line = f":{frame.line}" if frame.line > 0 else ""
-    return _shortened(frame.filename) + line
+    return _shorten_path(frame.filename) + line
 
 
-def _shortened(path: str) -> str:
+def _shorten_path(path: str) -> str:
     """Shorten a path to the part behind site-packages, else to its last two components."""
     tidy = path.replace("\\", "/")
     for folder in _INSTALLED:

@@ -40,7 +40,7 @@ def test_only_real_machine_is_not_simulated() -> None:
 
 @pytest.mark.parametrize("choice", ["", "gpu", "cuda:0", "SIM", "sims"])
 def test_unknown_gpu_choice_is_refused(choice: str) -> None:
-    with pytest.raises(UsageError, match="no such GPU"):
+    with pytest.raises(UsageError, match="unknown GPU choice"):
         open_machine(choice)
 
 
@@ -240,4 +240,4 @@ def test_recorded_machine_returns_its_record() -> None:
     assert machine.telemetry(devices[0]) == Telemetry(1, {"a": 1, "b": 2})
     assert machine.telemetry(devices[0], ["b"]) == Telemetry(1, {"b": 2})
     assert machine.telemetry(devices[1]) == Unavailable("lost")
-    assert machine.activity(devices[0]) == Unavailable("was not recorded")
+    assert machine.activity(devices[0]) == Unavailable("not recorded")

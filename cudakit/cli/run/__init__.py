@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cudakit.cli.failure import before_the_start
+from cudakit.cli.failure import errors_before_start
 from cudakit.cli.options import (
     FILE,
     Command,
@@ -30,7 +30,7 @@ class Launcher(Command):
     ) -> click.Context:
         """Parse the command line."""
         as_json = self._wants_json(info_name, args)
-        with before_the_start(as_json=as_json):
+        with errors_before_start(as_json=as_json):
             return super().make_context(info_name, args, *rest, **kwargs)
 
     def _wants_json(self, info_name: str | None, args: list[str]) -> bool:
@@ -142,7 +142,7 @@ def run(
     """
     from cudakit.cli.run.session import RunSpec, run_program
 
-    with before_the_start(as_json=output.json):
+    with errors_before_start(as_json=output.json):
         if module and code:
             raise click.UsageError("-m and -c exclude each other")
         prefix = ("-m",) if module else ("-c",) if code else ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cudakit.cli.failure import ExitCode, before_the_start, report_error
+from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import printable, standard_error
 from cudakit.cli.report import Outputs, Report, Text, open_outputs
@@ -75,7 +75,7 @@ def run_program(spec: RunSpec) -> int:
     status, code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
-            with before_the_start(as_json=spec.output.json):
+            with errors_before_start(as_json=spec.output.json):
                 prepared = _prepare(spec, stack)
             monitor = prepared.monitor
             status = supervise(

@@ -23,9 +23,9 @@ class RaceKind(StrEnum):
 class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
-    CERTAIN = "certain"  # both accesses are exact
+    CERTAIN = "certain"  # both accesses are exact, or the merged ranges of one lie within the other
     LIKELY = "likely"  # one access is exact, the other assumed from a pointer into its bytes
-    POSSIBLE = "possible"  # both are assumed, or the assumed pointer is at a lower address
+    POSSIBLE = "possible"  # both are assumed, the assumed pointer is lower, or ranges were merged
 
     @property
     def is_finding(self) -> bool:

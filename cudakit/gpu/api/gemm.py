@@ -223,20 +223,16 @@ class GemmPlan(Protocol):
     @property
     def algorithm(self) -> Algorithm | Unavailable:
         """The chosen algorithm, if the library reports it."""
-        ...
 
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings in effect, as text recorded with results."""
-        ...
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue the GEMM; the call may be captured into a graph."""
-        ...
 
     def close(self) -> None:
         """Free the workspace and all other resources. Has no effect the second time."""
-        ...
 
 
 def never() -> bool:
@@ -253,17 +249,14 @@ class Blas(Protocol):
     @property
     def version(self) -> str:
         """The version of the library: "13.1.0"."""
-        ...
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> GemmPlan:
         """Prepare a GEMM, by default with the library's preferred algorithm."""
-        ...
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
         """Return at most ``most`` algorithms in the library's order of preference."""
-        ...
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
@@ -272,7 +265,6 @@ class Blas(Protocol):
 
         The search stops once ``is_over`` returns True, which is checked also while no match is found.
         """
-        ...
 
     def close(self) -> None: ...
 

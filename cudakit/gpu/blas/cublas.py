@@ -17,7 +17,7 @@ from cudakit.gpu.blas.refusals import (
     refuse_for_cublas,
     refused_call,
 )
-from cudakit.gpu.blas.types import numbered, type_names
+from cudakit.gpu.blas.types import type_names
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import Unavailable, format_bytes
 
@@ -155,7 +155,7 @@ class _Call:
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
-        types = numbered(type_names(gemm), cublas.ComputeType, vendor.data_types)
+        names = type_names(gemm)
         batched = gemm.batch > 1
         plain = "gemm_strided_batched_ex" if batched else "gemm_ex"
         self.name = "cublasGemmStridedBatchedEx" if batched else "cublasGemmEx"
@@ -163,11 +163,11 @@ class _Call:
         transposed = (cublas.Operation[letter.upper()] for letter in gemm.layout)
         alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
         self._sizes = (*transposed, gemm.m, gemm.n, gemm.k, alpha)
-        self._a = _shape(gemm.a, types.a, batched=batched)
-        self._b = (*_shape(gemm.b, types.b, batched=batched), beta)
-        self._d = _shape(gemm.d, types.d, batched=batched)
+        self._a = _shape(gemm.a, vendor.data_type(names.a), batched=batched)
+        self._b = (*_shape(gemm.b, vendor.data_type(names.b), batched=batched), beta)
+        self._d = _shape(gemm.d, vendor.data_type(names.d), batched=batched)
         count = (gemm.batch,) if batched else ()
-        self._rest = (*count, types.compute, cublas.GemmAlgo.DFALT)
+        self._rest = (*count, vendor.compute_type(names.compute), cublas.GemmAlgo.DFALT)
 
     def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
         """Return the arguments in the order of the function's parameters."""

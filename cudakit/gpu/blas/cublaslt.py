@@ -159,13 +159,12 @@ class CublasLt:
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]
     ) -> Iterator[Algorithm]:
         with closing(self._problem(gemm, settings)) as problem:
-            types = problem.types
             ids = self.call(
                 self.vendor.lt.matmul_algo_get_ids,
                 self.handle,
-                types.compute,
-                types.scale,
-                *types.matrices,
+                problem.compute,
+                problem.scale,
+                *problem.matrix_types,
                 _MAX_IDS,
                 what="cublasLtMatmulAlgoGetIds",
             )
@@ -308,14 +307,14 @@ class _AlgorithmCheck:
         return replace(algorithm, workspace_bytes=needed)
 
     def _initialize(self, number: int) -> bool:
-        lt, types = self._blas.vendor.lt, self._problem.types
+        lt, problem = self._blas.vendor.lt, self._problem
         try:
             self._blas.cuda.ask(
                 lt.matmul_algo_init,
                 self._blas.handle,
-                types.compute,
-                types.scale,
-                *types.matrices,
+                problem.compute,
+                problem.scale,
+                *problem.matrix_types,
                 number,
                 self.address,
             )

@@ -43,6 +43,14 @@ class Nvmath:
     cublas: Any
     data_types: Any
 
+    def data_type(self, name: str) -> int:
+        """Return the value of a cudaDataType_t, such as ``CUDA_R_16F``."""
+        return int(self.data_types[name])
+
+    def compute_type(self, name: str) -> int:
+        """Return the value of a cublasComputeType_t, such as ``COMPUTE_32F``."""
+        return int(self.cublas.ComputeType[name])
+
 
 def load_nvmath() -> Nvmath:
     """Load nvmath-python and cuBLAS. Raises MissingDependency for the missing one.

@@ -245,10 +245,7 @@ def _join_capture(queue: Queue, capture: Capture, state: EventState) -> None:
         raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {state.number}")
     if queue.capture not in (None, capture):
         raise cuda_error(
-            902,  # not in Status
-            name="CUDA_ERROR_STREAM_CAPTURE_MERGE",
-            text="the event belongs to another capture than the stream",
-            seen=f"event {state.number}, stream {queue.number}",
+            Status.STREAM_CAPTURE_MERGE, seen=f"event {state.number}, stream {queue.number}"
         )
     queue.capture = capture
     queue.nodes = tuple(dict.fromkeys((*queue.nodes, *state.nodes)))

@@ -18,7 +18,7 @@ from cudakit.render.console.curves import (
     legend,
     picture,
 )
-from cudakit.render.console.text import cut, escaped, format_value, padded, wrapped
+from cudakit.render.console.text import cut, escape, format_value, pad, wrap
 from cudakit.render.values import x_value, y_value
 
 _ROWS = 8
@@ -30,8 +30,8 @@ _MARKER_GAP = 2
 
 def chart_lines(chart: Chart, width: int) -> list[Text]:
     """Draw a chart under its title, or "(no data)"."""
-    title = escaped(chart.title)
-    lines = [Text(line, theme.HEADER) for line in wrapped(title, width)] if title else []
+    title = escape(chart.title)
+    lines = [Text(line, theme.HEADER) for line in wrap(title, width)] if title else []
     if len(chart.x) == 0 or not chart.series:
         return [*lines, Text("(no data)", theme.FAINT)]
     return lines + _plot_lines(chart, width)
@@ -75,9 +75,9 @@ def _edge(label: str, gutter: int) -> str:
 def _x_range(chart: Chart, columns: int) -> Text:
     ends = [format_value(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
     first, last = (cut(end, columns // 2 - 1) for end in ends)
-    room = max(columns - cell_len(first) - cell_len(last) - 2, 0)
-    label = cut(escaped(chart.x_label), room)
-    middle = padded(Text(" " * ((room - cell_len(label)) // 2) + label), room)
+    available = max(columns - cell_len(first) - cell_len(last) - 2, 0)
+    label = cut(escape(chart.x_label), available)
+    middle = pad(Text(" " * ((available - cell_len(label)) // 2) + label), available)
     return Text(f"{first} {middle.plain} {last}", theme.FAINT)
 
 
@@ -91,7 +91,7 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
     ordered = sorted(markers, key=lambda marker: marker.x)
     places = columns_of(np.array([marker.x for marker in ordered]), x, columns=columns)
     for marker, place in zip(ordered, places.tolist(), strict=True):
-        start, text = _placed(marker, place, columns)
+        start, text = _place_marker(marker, place, columns)
         line = next((line for line in lines if _is_free(line, start)), None)
         if line is None and len(lines) == _MOST_MARKER_LINES:
             left_out += 1
@@ -105,10 +105,10 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
     return lines
 
 
-def _placed(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
+def _place_marker(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
     """Place the label right of the pointer, or left of it if it does not fit."""
     pointer, style = _POINTERS[marker.level], theme.LEVELS[marker.level]
-    label = escaped(marker.label)
+    label = escape(marker.label)
     if column + 2 + cell_len(label) <= columns or column < columns // 2:
         return column, Text(pointer, style).append(f" {cut(label, columns - column - 2)}", style)
     label = cut(label, column - 1)

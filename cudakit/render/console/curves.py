@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cudakit.document import Array, Chart, Series
 from cudakit.render.console import theme
-from cudakit.render.console.text import cut, escaped, format_value, wrapped
+from cudakit.render.console.text import cut, escape, format_value, wrap
 from cudakit.render.values import y_value
 
 Heights: TypeAlias = npt.NDArray[np.float64]
@@ -69,7 +69,7 @@ def curves(chart: Chart, plane: Plane) -> list[Curve]:
     for series in chart.series[:MOST_CURVES]:
         maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
         heights = plane.scaled(maxima)
-        twin = _twin(heights, found, plane)
+        twin = _coinciding_curve(heights, found, plane)
         found.append(Curve(series, heights, like=twin.series.name if twin else ""))
     pens = map(Pen, _LINES, theme.SERIES)
     return [curve if curve.like else replace(curve, pen=next(pens)) for curve in found]
@@ -102,18 +102,18 @@ def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
 def legend(chart: Chart, found: Sequence[Curve], width: int) -> list[Text]:
     """Name each curve and its highest value, as many on a line as fit."""
     lines: list[Text] = []
-    for entry in [_entry(chart, curve, width) for curve in found if not curve.like]:
+    for entry in [_legend_entry(chart, curve, width) for curve in found if not curve.like]:
         if lines and lines[-1].cell_len + len(_BETWEEN) + entry.cell_len <= width:
             lines[-1].append(_BETWEEN).append_text(entry)
         else:
             lines.append(entry)
     remarks = [_remark(chart, curve) for curve in found if curve.like]
-    others = ", ".join(escaped(series.name) for series in chart.series[MOST_CURVES:])
+    others = ", ".join(escape(series.name) for series in chart.series[MOST_CURVES:])
     remarks += [f"Not drawn: {others}."] if others else []
-    return lines + [Text(line, theme.FAINT) for text in remarks for line in wrapped(text, width)]
+    return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
-def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
+def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
     for curve in earlier:
         apart = np.abs(curve.heights - heights)
         same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
@@ -122,16 +122,16 @@ def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | N
     return None
 
 
-def _entry(chart: Chart, curve: Curve, width: int) -> Text:
+def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
     highest = f"  max {_highest(chart, curve)}"
-    name = cut(escaped(curve.series.name), max(width - len(highest) - 2, 8))
+    name = cut(escape(curve.series.name), max(width - len(highest) - 2, 8))
     glyphs = curve.pen.glyphs
     sample = (glyphs[len(glyphs) // 2], curve.pen.style)
     return Text.assemble(sample, f" {name}", (highest, theme.FAINT))
 
 
 def _remark(chart: Chart, curve: Curve) -> str:
-    name, like = escaped(curve.series.name), escaped(curve.like)
+    name, like = escape(curve.series.name), escape(curve.like)
     return f"{name}, max {_highest(chart, curve)}, is too close to {like} to be drawn."
 
 

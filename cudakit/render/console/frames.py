@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cudakit.document import Frame, Stack
 from cudakit.render.console import theme
-from cudakit.render.console.text import escaped
+from cudakit.render.console.text import escape
 from cudakit.render.values import NO_STACK, format_frame, leaf, site
 
 # Paths of library code: its frames are left out between frames of the program.
@@ -25,7 +25,7 @@ def format_stack(stack: Stack, *, with_callers: bool) -> str:
     """
     if not stack.frames:
         return NO_STACK
-    first = escaped(format_frame(site(stack))) + next(iter(leaf_forms(stack)), "")
+    first = escape(format_frame(site(stack))) + next(iter(format_leaf(stack)), "")
     return _CALLED_FROM.join((first, *(callers(stack) if with_callers else ())))
 
 
@@ -36,46 +36,46 @@ def callers(stack: Stack) -> list[str]:
     only_own = not _is_library(site(stack))
     beyond = stack.frames[max(stack.site, 0) + 1 :]
     wanted = (frame for frame in beyond if not (only_own and _is_library(frame)))
-    return [escaped(format_frame(frame)) for frame in islice(wanted, _MOST_CALLERS)]
+    return [escape(format_frame(frame)) for frame in islice(wanted, _MOST_CALLERS)]
 
 
-def leaf_forms(stack: Stack) -> tuple[str, ...]:
+def format_leaf(stack: Stack) -> tuple[str, ...]:
     """Format the innermost frame, in ever shorter forms: ``(functional.py:7 relu)``."""
     frame = leaf(stack)
     if frame is None:
         return ()
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
     forms = (frame, Frame(frame.name, file, frame.line), Frame(frame.name, "", 0))
-    return tuple(f" ({escaped(format_frame(form))})" for form in forms)
+    return tuple(f" ({escape(format_frame(form))})" for form in forms)
 
 
-def stack_line(stack: Stack, *, room: int, with_callers: bool) -> Text:
-    """Format a stack in ``room`` columns: site and innermost frame, then the callers that fit, faint."""
+def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
+    """Format a stack in ``width`` columns: site and innermost frame, then the callers that fit, faint."""
     if not stack.frames:
-        return _cut(Text(NO_STACK, theme.FAINT), room)
-    line = _cut(Text(_site_words_within(site(stack), room)), room)
-    left = room - line.cell_len
+        return _cut(Text(NO_STACK, theme.FAINT), width)
+    line = _cut(Text(_shorten_site(site(stack), width)), width)
+    left = width - line.cell_len
     line.append(
-        next((form for form in leaf_forms(stack) if cell_len(form) <= left), ""), theme.PLAIN
+        next((form for form in format_leaf(stack) if cell_len(form) <= left), ""), theme.PLAIN
     )
     for caller in callers(stack) if with_callers else ():
-        if line.cell_len + cell_len(_CALLED_FROM + caller) > room:
+        if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
         line.append(_CALLED_FROM + caller, theme.FAINT)
     return line
 
 
-def _site_words_within(frame: Frame, room: int) -> str:
-    words = escaped(format_frame(frame))
-    if cell_len(words) <= room:
+def _shorten_site(frame: Frame, width: int) -> str:
+    words = escape(format_frame(frame))
+    if cell_len(words) <= width:
         return words
     # The folder is the least important part: file, line and function are kept.
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    return escaped(format_frame(Frame(frame.name, file, frame.line)))
+    return escape(format_frame(Frame(frame.name, file, frame.line)))
 
 
-def _cut(line: Text, room: int) -> Text:
-    line.truncate(max(room, 1), overflow="ellipsis")
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(max(width, 1), overflow="ellipsis")
     return line
 
 

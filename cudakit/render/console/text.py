@@ -12,7 +12,7 @@ from rich.text import Text
 from cudakit.document import Change, Value
 from cudakit.render import values
 from cudakit.render.console import theme
-from cudakit.render.escape import escape_sequence, shortened, visible
+from cudakit.render.escape import escape_invisible, escape_sequence, shorten
 from cudakit.units import Unavailable
 
 # Longer than any sentence of a report; a longer name would flood the terminal.
@@ -30,6 +30,7 @@ _ASCII = str.maketrans(
         **dict.fromkeys("│├└┤┼", "|"),
         **dict.fromkeys("█▉▊▋▌", "#"),
         **dict.fromkeys("▍▎▏", "-"),
+        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
         **dict.fromkeys("⣤⠶⠛", "#"),
         **dict.fromkeys("⣀⠤⠒⠉", "-"),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),
@@ -38,18 +39,18 @@ _ASCII = str.maketrans(
 )
 
 
-def escaped(text: str, *, limit: int = LIMIT) -> str:
+def escape(text: str, *, limit: int = LIMIT) -> str:
     """Return text as one line without invisible characters, of at most ``limit`` characters."""
-    head = visible(text[: limit + 1])
-    return shortened(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
+    head = escape_invisible(text[: limit + 1])
+    return shorten(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
 
 
-def wrapped(text: str, width: int, *, most: int | None = None) -> list[str]:
+def wrap(text: str, width: int, *, most: int | None = None) -> list[str]:
     """Break text at spaces into lines of at most ``width`` cells; an over-long word is folded.
 
     With ``most``, the last line allowed ends in an ellipsis if words were left out.
     """
-    lines = list(_broken(text, max(width, 2)))
+    lines = list(_break_lines(text, max(width, 2)))
     if most is None or len(lines) <= most:
         return lines
     return [*lines[: most - 1], cut(f"{lines[most - 1]} {lines[most]}", max(width, 2))]
@@ -64,7 +65,7 @@ def cut(text: str, width: int) -> str:
     return line.plain
 
 
-def _broken(text: str, width: int) -> Iterator[str]:
+def _break_lines(text: str, width: int) -> Iterator[str]:
     line = ""
     for word in text.split():
         joined = f"{line} {word}" if line else word
@@ -81,10 +82,10 @@ def _broken(text: str, width: int) -> Iterator[str]:
 
 def format_value(value: Value) -> str:
     """Write a value on one line; a stack is the frame that a reader should see first."""
-    return escaped(values.format_value(value))
+    return escape(values.format_value(value))
 
 
-def styled(value: Value) -> Text:
+def style_value(value: Value) -> Text:
     """Write a value as a Text of rich, in its style."""
     return Text(format_value(value), style_of(value))
 
@@ -102,7 +103,7 @@ def style_of(value: Value) -> str:
             return theme.PLAIN
 
 
-def padded(line: Text, width: int, *, right: bool = False) -> Text:
+def pad(line: Text, width: int, *, right: bool = False) -> Text:
     """Pad a line with spaces to ``width`` cells, on the right or (``right`` alignment) on the left."""
     missing = max(width - line.cell_len, 0)
     if right:
@@ -112,11 +113,11 @@ def padded(line: Text, width: int, *, right: bool = False) -> Text:
     return line
 
 
-def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
+def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
     """Place two blocks of lines side by side; the second begins in column ``at``."""
     pairs = zip_longest(left, right, fillvalue=None)
     return [
-        padded(first.copy() if first else Text(), at).append_text(second or Text())
+        pad(first.copy() if first else Text(), at).append_text(second or Text())
         for first, second in pairs
     ]
 

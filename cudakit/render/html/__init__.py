@@ -7,8 +7,8 @@ from hashlib import sha256
 from importlib.resources import files
 
 from cudakit.document import Document, Section
-from cudakit.render.html.nodes import Place, columns_of, drawn, is_empty
-from cudakit.render.markup import Markup, element, escaped
+from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
+from cudakit.render.markup import Markup, element, escape
 
 _NEWLINE = Markup("\n")
 
@@ -51,7 +51,7 @@ def _body(document: Document) -> Markup:
     content = element(
         "main",
         element("h1", document.title),
-        *(line for part in drawn(document.nodes, place) for line in (_NEWLINE, part)),
+        *(line for part in draw_nodes(document.nodes, place) for line in (_NEWLINE, part)),
         _NEWLINE,
     )
     contents = _table_of_contents(document)
@@ -68,7 +68,7 @@ def _body(document: Document) -> Markup:
 def _table_of_contents(document: Document) -> Markup | None:
     """Link the sections, by the anchors that ``drawn`` gives them."""
     links = [
-        element("li", element("a", escaped(node.title, limit=80), href=f"#part-{i}"))
+        element("li", element("a", escape(node.title, limit=80), href=f"#part-{i}"))
         for i, node in enumerate(document.nodes)
         if isinstance(node, Section) and not is_empty(node)
     ]

@@ -45,14 +45,14 @@ class Place:
     columns: Mapping[str, Columns]
 
 
-def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
+def draw_nodes(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
     """Write nodes one after another, without empty sections.
 
     Raises ValueError if a View names Columns that the document does not have.
     """
     for i, node in enumerate(nodes):
         if not is_empty(node):
-            yield _drawn(node, Place(place.level, f"{place.anchor}-{i}", place.columns))
+            yield _draw_node(node, Place(place.level, f"{place.anchor}-{i}", place.columns))
 
 
 def columns_of(document: Document) -> dict[str, Columns]:
@@ -71,7 +71,7 @@ def is_empty(node: Node) -> bool:
             return isinstance(node, Columns | Tree)
 
 
-def _drawn(node: Node, place: Place) -> Markup:
+def _draw_node(node: Node, place: Place) -> Markup:
     match node:
         case Section():
             return _section(node, place)
@@ -94,7 +94,7 @@ def _section(section: Section, place: Place) -> Markup:
     return element(
         "section",
         element(f"h{place.level}", section.title),
-        *(line for part in drawn(section.nodes, within) for line in (Markup("\n"), part)),
+        *(line for part in draw_nodes(section.nodes, within) for line in (Markup("\n"), part)),
         Markup("\n"),
         id=place.anchor,
     )

@@ -9,7 +9,7 @@ from cudakit.document.axis import Axis, rounded_axis, tight_axis
 from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretched
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.plot import plot
-from cudakit.render.svg.thin import finite, thinned
+from cudakit.render.svg.thin import finite, thin_curve
 from cudakit.render.values import format_y
 
 # A curve keeps its extremes per column: pixels of a wide page, in units of half a pixel.
@@ -46,9 +46,9 @@ def chart(node: Chart) -> Markup:
 
 
 def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
-    points = thinned(node.x, series.y, low=x.low, high=x.high, columns=_COLUMNS)
-    across = _rounded(x.shares(points.x) * _WIDTH)
-    down = _rounded((1 - y.shares(points.y)) * _HEIGHT)
+    points = thin_curve(node.x, series.y, low=x.low, high=x.high, columns=_COLUMNS)
+    across = _round(x.shares(points.x) * _WIDTH)
+    down = _round((1 - y.shares(points.y)) * _HEIGHT)
     join = "H{0}V{1}" if series.step else "L{0} {1}"
     return "".join(
         ("M{0} {1}" if starts else join).format(left, top)
@@ -56,7 +56,7 @@ def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     )
 
 
-def _rounded(places: Array) -> list[int]:
+def _round(places: Array) -> list[int]:
     rounded: list[int] = np.rint(places).astype(np.int64).tolist()
     return rounded
 

@@ -9,8 +9,8 @@ from math import isfinite
 from cudakit.document import Marker
 from cudakit.document.axis import Axis
 from cudakit.document.picture import Plot, name_beside, percent, series_class
-from cudakit.render.markup import Markup, element, escaped, join
-from cudakit.render.svg.figure import drawn
+from cudakit.render.markup import Markup, element, escape, join
+from cudakit.render.svg.figure import draw_shape
 
 # Pixels. A plot is as wide as the page.
 _TICKS = 26
@@ -56,7 +56,7 @@ def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Draw shapes between axes, with legend and markers."""
     flags = _flags(markers, node.x)
     above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
-    shapes = map(drawn, node.shapes)
+    shapes = map(draw_shape, node.shapes)
     picture = element(
         "svg",
         element("title", node.title),
@@ -87,7 +87,7 @@ def _y_grid(axis: Axis, above: int, height: int) -> Markup:
                 y1=at,
                 y2=at,
             ),
-            drawn(name_beside(tick.label, y=at)),
+            draw_shape(name_beside(tick.label, y=at)),
         )
     )
 
@@ -99,7 +99,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
                 element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
                 element(
                     "text",
-                    escaped(tick.label, limit=_NAME),
+                    escape(tick.label, limit=_NAME),
                     class_="tick middle",
                     x=at,
                     y=bottom + 19,
@@ -110,7 +110,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
         for at in (percent(axis.share(tick.value)),)
     )
     name = (
-        element("text", escaped(label, limit=_LABEL), class_="tick end", x="100%", y=bottom + 37)
+        element("text", escape(label, limit=_LABEL), class_="tick end", x="100%", y=bottom + 37)
         if label
         else None
     )
@@ -170,7 +170,7 @@ def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        escaped(words, limit=_LABEL),
+        escape(words, limit=_LABEL),
         class_="end" if flag.leftwards else None,
         x=at,
         dx=-5 if flag.leftwards else 5,

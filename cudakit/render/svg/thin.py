@@ -33,14 +33,14 @@ def finite(values: Array) -> _Floats:
     return floats if drawable.all() else np.where(drawable, floats, np.nan)
 
 
-def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
+def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
     """Keep at most two points for each of ``columns`` equal parts of ``low`` to ``high``, plus two.
 
     Each part keeps its minimum and maximum in their order; if an adjacent part is empty, the point beside the
     gap is kept too, so that the value held across the gap is correct.
     NaN interrupts the curve.
     """
-    x, y = _ascending(finite(x), finite(y))
+    x, y = _sort_by_x(finite(x), finite(y))
     known = np.isfinite(x) & np.isfinite(y)
     gaps = np.cumsum(~known)
     if gaps.size and gaps[-1]:
@@ -48,13 +48,15 @@ def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Poi
     if len(x) == 0:
         return Points(x, y, known[:0])
     kept = (
-        _kept(y, _columns_of(x, low, high, columns)) if len(x) > 2 * columns else np.arange(len(x))
+        _kept_indices(y, _columns_of(x, low, high, columns))
+        if len(x) > 2 * columns
+        else np.arange(len(x))
     )
     starts = np.diff(gaps[kept], prepend=-1) != 0
     return Points(x[kept], y[kept], starts)
 
 
-def _ascending(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
+def _sort_by_x(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
     if (x[1:] >= x[:-1]).all():
         return x, y
     order = np.argsort(x, kind="stable")
@@ -65,7 +67,7 @@ def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
     return np.clip((x - low) * (columns / (high - low)), 0, columns - 1).astype(np.int64)
 
 
-def _kept(y: _Floats, column: _Indices) -> _Indices:
+def _kept_indices(y: _Floats, column: _Indices) -> _Indices:
     """Return the indices to keep, ascending and without repetition."""
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     ends = np.append(starts[1:], len(y)) - 1
@@ -76,8 +78,8 @@ def _kept(y: _Floats, column: _Indices) -> _Indices:
     return np.unique(
         np.concatenate(
             (
-                _where_first(y, starts, ends, np.minimum.reduceat(y, starts)),
-                _where_first(y, starts, ends, np.maximum.reduceat(y, starts)),
+                _first_index_of(y, starts, ends, np.minimum.reduceat(y, starts)),
+                _first_index_of(y, starts, ends, np.maximum.reduceat(y, starts)),
                 starts[gap_before],
                 ends[gap_after],
             )
@@ -85,7 +87,7 @@ def _kept(y: _Floats, column: _Indices) -> _Indices:
     )
 
 
-def _where_first(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
+def _first_index_of(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
     """Return the index of the first point in each column that has the column's extreme value."""
     per_point: npt.NDArray[Any] = np.repeat(extreme, ends - starts + 1)
     hits = np.flatnonzero(y == per_point)

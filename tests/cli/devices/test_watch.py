@@ -8,7 +8,7 @@ import pytest
 from core.devices.machines import MadeMachine, cuda, gpu, moving, nvml, seen
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.show import Redraw, Writer, ticks, watch_devices
+from cudakit.cli.devices.watch import Writer, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.core.devices.fields import named
 from cudakit.errors import EnvironmentUnusable
@@ -26,13 +26,25 @@ def view(*names: str) -> View:
     return View((), names, long=False, processes=False, topology=False)
 
 
-def test_pipe_gets_texts_appended() -> None:
+def test_pipe_gets_reports_appended_without_keys() -> None:
+    machine = MadeMachine(
+        nvml(gpu(0)), cuda(seen(0, 0)), {0: [moving(power_draw_w=100.0), moving(), LOST]}
+    )
     stream, target = output()
-    redraw = Redraw(target)
 
-    redraw.show("one\n")
-    redraw.show("two\n")
-    assert stream.getvalue() == "one\ntwo\n"
+    with pytest.raises(EnvironmentUnusable):
+        watch_devices(machine, [Writer(target, "txt", view(), ())], 0.01)
+    assert stream.getvalue().count("GPUs of this machine") == 2
+    assert "keys:" not in stream.getvalue()
+
+
+def test_key_q_ends_the_wait_and_the_watch() -> None:
+    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)))
+    _, target = output()
+
+    start = time.monotonic()
+    watch_devices(machine, [Writer(target, "txt", view(), ())], 60, lambda _: "q")
+    assert time.monotonic() - start < 5
 
 
 def test_ticks_start_at_once_and_keep_interval() -> None:
