@@ -152,11 +152,11 @@ class CudaMemory:
     def close(self) -> None:
         """Free all remaining allocations."""
         for ptr in self.allocated:
-            self._context.ask(cu.cuMemFree, ptr)
+            self._context.in_context(cu.cuMemFree, ptr)
         for ptr in self._pinned:
-            self._context.ask(cu.cuMemFreeHost, ptr)
+            self._context.in_context(cu.cuMemFreeHost, ptr)
         for ptr in self._registered:
-            self._context.ask(cu.cuMemHostUnregister, ptr)
+            self._context.in_context(cu.cuMemHostUnregister, ptr)
         self.allocated.clear()
         self._pinned.clear()
         self._registered.clear()
