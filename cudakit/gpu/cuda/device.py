@@ -99,9 +99,9 @@ class Cuda(Device):
 
         return open_blas(self, library, self.context.capability)
 
-    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+    def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this device's context current; restore the previous context."""
-        return self.context.ask(function, *args)
+        return self.context.in_context(function, *args)
 
     def stream_address(self, stream: Stream) -> int:
         """Return the driver handle of a stream as an int, for other libraries."""
@@ -120,7 +120,7 @@ class Cuda(Device):
             with suppress(CudaError):  # a sticky error of the context
                 stack.enter_context(self.streams.relaxed())
             if waits or self.memory.is_registered:
-                self.ask(cu.cuCtxSynchronize)
+                self.in_context(cu.cuCtxSynchronize)
             self.ipc.close()
             self.virtual.close()
             self.memory.close()
