@@ -9,7 +9,7 @@ from cudakit.core.devices.visible_devices import visibility
 FIRST = "GPU-51053698-363a-a59f-4199-60617802a154"
 SECOND = "GPU-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9"
 
-# Values and the devices that driver 580.159.04 left visible of two GPUs (2026-11-21); <0>, <1> are their UUIDs.
+# Values, and the devices of two GPUs that driver 580.159.04 left visible; <0> and <1> are the UUIDs.
 SEEN: list[tuple[str, tuple[int, ...]]] = [
     ("", ()),
     (" ", ()),
