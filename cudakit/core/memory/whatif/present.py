@@ -63,8 +63,8 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
 
 
 def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
-    within = () if device.baseline == device.replayed else (device.baseline,)
-    return (device.recorded, device.replayed, *within, *device.tried)
+    baseline = () if device.baseline == device.replayed else (device.baseline,)
+    return (device.recorded, device.replayed, *baseline, *device.tried)
 
 
 def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
