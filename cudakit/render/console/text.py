@@ -30,6 +30,7 @@ _ASCII = str.maketrans(
         **dict.fromkeys("│├└┤┼", "|"),
         **dict.fromkeys("█▉▊▋▌", "#"),
         **dict.fromkeys("▍▎▏", "-"),
+        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
         **dict.fromkeys("⣤⠶⠛", "#"),
         **dict.fromkeys("⣀⠤⠒⠉", "-"),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),

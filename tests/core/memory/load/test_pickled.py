@@ -118,6 +118,14 @@ def test_memoize_uses_the_number_of_memo_entries(read: Read) -> None:
     assert tree.plain(tree.root) == 7
 
 
+def test_empty_texts_are_equal_and_found_as_keys(read: Read) -> None:
+    # The second text is empty after conversion: it has no bytes in the file.
+    tree = read(b"\x80\2}(\x8c\0K\1V\nK\2u.")
+    assert tree.members(tree.root).keys() == {""}
+    found = tree.column(handles(tree.root), "")
+    assert tree.integers(found)[0].tolist() == [2]
+
+
 def test_key_that_is_not_text_is_dropped(read: Read) -> None:
     tree = read(b"\x80\4}(K\1K\1N]\x8c\1a}]\x8c\1b)NG" + bytes(8) + b"NC\1xNu.")
     assert tree.plain(tree.root) == {"a": {}}

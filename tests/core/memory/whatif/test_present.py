@@ -40,7 +40,7 @@ def test_report_of_a_low_limit_equals_the_golden_file(golden: Callable[[str, str
     golden("memviz-what-if-limit-100.txt", text)
 
 
-def test_what_if_report_of_several_files_has_a_part_per_file() -> None:
+def test_memviz_what_if_report_of_several_files_has_a_part_per_file() -> None:
     text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
 
     assert "under other settings" in text

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from cudakit.api.memory import new_allocator, replay_snapshots
 from cudakit.core.memory.whatif import WhatIfSpec
-from cudakit.core.memory.whatif.program import program_of
-from cudakit.core.memory.whatif.recording import recording_of
+from cudakit.core.memory.whatif.program import program_of, recording_of
 from cudakit.core.memory.whatif.replay import replay
 from cudakit.core.memory.whatif.result import Outcome
 from cudakit.torch_rules.settings import Settings
