@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cudakit.core.devices.diagnose.check import (
     Finding,
@@ -80,28 +81,37 @@ def driver_version(context: RunContext) -> Finding:
         raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
     needs = list(_needs(context))
     evidence = {"driver": f"CUDA {cuda_text(offered)}"}
-    evidence |= {what: f"CUDA {cuda_text(version)}" for what, version, _ in needs}
+    evidence |= {need.name: f"CUDA {cuda_text(need.cuda)}" for need in needs}
+    passed = f"the driver's CUDA {cuda_text(offered)} is new enough for the installed packages"
     return combine(
-        (_compare(*need, offered, evidence) for need in needs),
-        otherwise=ok(
-            f"the driver's CUDA {cuda_text(offered)} is new enough for the installed packages",
-            evidence,
-        ),
+        (_compare(need, offered, evidence) for need in needs), otherwise=ok(passed, evidence)
     )
 
 
-def _needs(context: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
-    """Yield for each package or toolkit its name, its CUDA version, and whether it generates PTX."""
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """The CUDA version that a package or toolkit was built for."""
+
+    name: str
+    cuda: tuple[int, int | None]
+    generates_ptx: bool = False
+    is_required: bool = True  # programs use it; bindings and toolkits may be unused
+
+
+def _needs(context: RunContext) -> Iterator[_Need]:
     for build in require(context.software.builds):
         if build.cuda:
-            yield f"{build.framework} {build.version}", build.cuda, False
-    for name, one in distributions(context).items():
+            yield _Need(f"{build.framework} {build.version}", build.cuda)
+    for name, package in distributions(context).items():
         if _COMPILERS.fullmatch(name) or name in _BINDINGS:
-            version = _major_minor(one.version)
+            version = _major_minor(package.version)
             if version:
-                yield f"{name} {one.version}", version, name not in _BINDINGS
+                is_compiler = name not in _BINDINGS
+                yield _Need(
+                    f"{name} {package.version}", version, is_compiler, is_required=is_compiler
+                )
     for toolkit in context.software.toolkits:
-        yield f"toolkit {toolkit.path}", toolkit.cuda, True
+        yield _Need(f"toolkit {toolkit.path}", toolkit.cuda, generates_ptx=True, is_required=False)
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
@@ -109,30 +119,25 @@ def _major_minor(version: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _compare(
-    what: str,
-    needed: tuple[int, int | None],
-    makes_ptx: bool,
-    offered: tuple[int, int],
-    evidence: dict[str, str],
-) -> Finding:
-    major, minor = needed
+def _compare(need: _Need, offered: tuple[int, int], evidence: dict[str, str]) -> Finding:
+    major, minor = need.cuda
     if major > offered[0]:
-        least = _DRIVERS.get(major)
-        report = warn if what.startswith((*_BINDINGS, "toolkit")) else fail
+        oldest = _DRIVERS.get(major)
+        report = fail if need.is_required else warn
         return report(
-            f"{what} needs CUDA {cuda_text(needed)}, but the driver supports {cuda_text(offered)}",
+            f"{need.name} needs CUDA {cuda_text(need.cuda)}, "
+            f"but the driver supports {cuda_text(offered)}",
             evidence,
-            f"update the driver to {least} or newer" if least else "update the driver",
+            f"update the driver to {oldest} or newer" if oldest else "update the driver",
             f"or install a build for CUDA {offered[0]}",
         )
-    if makes_ptx and minor is not None and major == offered[0] and minor > offered[1]:
+    if need.generates_ptx and minor is not None and major == offered[0] and minor > offered[1]:
         return warn(
-            f"PTX from {what} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
+            f"PTX from {need.name} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
             evidence,
             "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
         )
-    return ok(what)
+    return ok(need.name)
 
 
 # --- CK010 -----------------------------------------------------------------------------------------
