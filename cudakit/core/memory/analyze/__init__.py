@@ -62,8 +62,8 @@ def select_devices(
     if not chosen:
         numbers = sorted({trace.device for _, trace in known})
         words = ", ".join("host" if device == HOST else str(device) for device in numbers)
-        wanted = "host" if spec.device == HOST else spec.device
-        raise UsageError(f"no device {wanted} in the snapshot", hint=f"devices: {words}")
+        wanted = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
+        raise UsageError(f"no {wanted} in the snapshot", hint=f"devices: {words}")
     return chosen
 
 
