@@ -140,8 +140,5 @@ def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
     index = int(at)
     if not -1 <= index < n:
-        raise UsageError(
-            f"no event {index} in the trace",
-            hint=f"events: 0 to {n - 1}",
-        )
+        raise UsageError(f"no event {index} in the trace", hint=f"events: 0 to {n - 1}")
     return "event", index
