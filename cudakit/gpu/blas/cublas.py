@@ -38,13 +38,13 @@ class Cublas(WithoutAlgorithms):
         self.cuda, self.vendor = cuda, vendor
         cublas = vendor.cublas
         self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
-        self._handle: int = self.call(cublas.create, what="cublasCreate")
+        self._handle: int = self.call(cublas.create, name="cublasCreate")
         # Atomics make results irreproducible (cuBLAS Library, "Reproducibility").
         self.call(
             cublas.set_atomics_mode,
             self._handle,
             cublas.AtomicsMode.NOT_ALLOWED,
-            what="cublasSetAtomicsMode",
+            name="cublasSetAtomicsMode",
         )
         self._state: tuple[int, ...] = ()
 
@@ -55,12 +55,12 @@ class Cublas(WithoutAlgorithms):
             raise closed(self.library)
         return self._handle
 
-    def call(self, function: Any, *args: object, what: str) -> Any:
+    def call(self, function: Any, *args: object, name: str) -> Any:
         """Call the library with the device's context current. Raises Unsupported or CudaError."""
         try:
-            return self.cuda.ask(function, *args)
+            return self.cuda.in_context(function, *args)
         except self.vendor.cublas.cuBLASError as error:
-            raise refused_call(error.status, what) from error
+            raise refused_call(error.status, name) from error
 
     def set_state(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
         """Set stream, workspace and math mode of the handle for the next call, unless unchanged.
@@ -72,11 +72,11 @@ class Cublas(WithoutAlgorithms):
             return
         cublas, handle = self.vendor.cublas, self.handle
         self._state = ()
-        self.call(cublas.set_stream, handle, stream, what="cublasSetStream")
+        self.call(cublas.set_stream, handle, stream, name="cublasSetStream")
         self.call(
-            cublas.set_workspace, handle, workspace, workspace_bytes, what="cublasSetWorkspace"
+            cublas.set_workspace, handle, workspace, workspace_bytes, name="cublasSetWorkspace"
         )
-        self.call(cublas.set_math_mode, handle, math_mode, what="cublasSetMathMode")
+        self.call(cublas.set_math_mode, handle, math_mode, name="cublasSetMathMode")
         self._state = state
 
     def invalidate_state(self) -> None:
@@ -97,7 +97,7 @@ class Cublas(WithoutAlgorithms):
     def close(self) -> None:
         """Destroy the handle. Has no effect the second time, or after the device was closed."""
         if self._handle and not self.cuda.closed:
-            self.cuda.ask(self.vendor.cublas.destroy, self._handle)
+            self.cuda.in_context(self.vendor.cublas.destroy, self._handle)
         self._handle = 0
 
 
@@ -138,7 +138,7 @@ class CublasGemm:
             self._math_mode,
         )
         call = self._call
-        blas.call(call.function, *call.arguments(handle, operands), what=call.name)
+        blas.call(call.function, *call.arguments(handle, operands), name=call.name)
 
     def close(self) -> None:
         """Free the workspace. Has no effect the second time, or after the device was closed."""

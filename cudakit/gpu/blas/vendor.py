@@ -28,7 +28,7 @@ class CudaDevice(Memory, Streams, Protocol):
     def closed(self) -> bool:
         """Whether the device was closed, which frees its memory."""
 
-    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+    def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with the device's context current in this thread."""
 
     def stream_address(self, stream: Stream) -> int:

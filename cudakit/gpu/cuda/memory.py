@@ -145,18 +145,18 @@ class CudaMemory:
         return f"{requested}, {free} of {total} free on {self._context.name}"
 
     @property
-    def is_registered(self) -> bool:
-        """Whether host memory is registered, or pageable."""
+    def has_unsynchronized_host_memory(self) -> bool:
+        """Whether host memory remains whose release does not wait for device work."""
         return bool(self._registered or self._pageable)
 
     def close(self) -> None:
         """Free all remaining allocations."""
         for ptr in self.allocated:
-            self._context.ask(cu.cuMemFree, ptr)
+            self._context.in_context(cu.cuMemFree, ptr)
         for ptr in self._pinned:
-            self._context.ask(cu.cuMemFreeHost, ptr)
+            self._context.in_context(cu.cuMemFreeHost, ptr)
         for ptr in self._registered:
-            self._context.ask(cu.cuMemHostUnregister, ptr)
+            self._context.in_context(cu.cuMemHostUnregister, ptr)
         self.allocated.clear()
         self._pinned.clear()
         self._registered.clear()

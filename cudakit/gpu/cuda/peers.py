@@ -78,7 +78,7 @@ def _connect(context: Context, peer: Context) -> None:
         _enable_access(peer, context)
     except CudaError:
         if enabled:
-            context.ask(cu.cuCtxDisablePeerAccess, peer.handle)
+            context.in_context(cu.cuCtxDisablePeerAccess, peer.handle)
         raise
 
 
@@ -90,7 +90,7 @@ def _enable_access(context: Context, other: Context) -> bool:
     """
     if not _can_access(context.device, other.device):
         return False
-    result = context.ask(cu.cuCtxEnablePeerAccess, other.handle, 0)
+    result = context.in_context(cu.cuCtxEnablePeerAccess, other.handle, 0)
     if result[0] == cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
         return False
     check(result)

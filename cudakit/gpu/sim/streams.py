@@ -144,9 +144,9 @@ class SimStreams:
     def checked_queue(self, stream: Stream) -> Queue:
         """Return the queue of a stream for new work. LEGACY invalidates captures of blocking streams."""
         queue = self.queue_of(stream)
-        held = self.queues.captures() if queue is self.queues.legacy else []
-        if held:
-            raise _invalidated(held, Status.STREAM_CAPTURE_IMPLICIT)
+        invalid = self.queues.captures() if queue is self.queues.legacy else []
+        if invalid:
+            raise _invalidated(invalid, Status.STREAM_CAPTURE_IMPLICIT)
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:

@@ -93,7 +93,7 @@ def test_request_beyond_its_reserve_names_the_setting_to_raise() -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a,b", "[", "a:1"])
 def test_invalid_class_name_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="no name of a class"):
+    with pytest.raises(UsageError, match="not a valid name"):
         expanding().set_reserve_class(SIDE, name)
 
 

@@ -176,8 +176,8 @@ def test_memory_released_by_a_failed_request_is_reported() -> None:
     ("arguments", "words"),
     [
         (("peak_bytes", 1, "up"), "'peak_bytes'"),
-        (("reserved_bytes", 0, "up"), "threshold of 0 bytes"),
-        (("reserved_bytes", 1, "sideways"), "'sideways' is no direction"),
+        (("reserved_bytes", 0, "up"), "threshold: 0 bytes"),
+        (("reserved_bytes", 1, "sideways"), "'sideways' is not a direction"),
     ],
 )
 def test_invalid_monitor_is_refused(

@@ -62,9 +62,7 @@ def test_failed_snapshot_on_out_of_memory_becomes_a_note(
     gone.rmdir()
     (note,) = run_out(allocator).__notes__
 
-    assert note.startswith(
-        "save_on_out_of_memory failed when it was told: UsageError: cannot write"
-    )
+    assert note.startswith("the observer save_on_out_of_memory failed: UsageError: cannot write")
     assert "No such file or directory" in note
 
 
@@ -105,9 +103,7 @@ def test_failing_observer_becomes_a_note(
 
     assert told == [error.report]
     assert len(error.__notes__) == 1
-    assert "failing failed when it was told: RuntimeError: as the test wants it" in str(
-        error.__notes__
-    )
+    assert "failing failed: RuntimeError: as the test wants it" in str(error.__notes__)
 
 
 def test_process_query_runs_without_the_guard() -> None:

@@ -146,6 +146,6 @@ def test_unlinked_devices_raise_a_clear_error() -> None:
 def test_upstream_without_a_device_refuses_peer_access() -> None:
     allocator = CachingAllocator(Device())
 
-    with pytest.raises(Unsupported, match="no device with peers"):
+    with pytest.raises(Unsupported, match="no device, and so no peer"):
         allocator.enable_peer_access(1)
     assert allocator.peer_accessible_by == ()

@@ -151,7 +151,7 @@ def test_memory_of_an_ended_process_cannot_be_opened(gpu: Gpu, settings: str) ->
 def test_process_cannot_open_its_own_memory(gpu: Gpu, settings: str) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=settings)
 
-    with pytest.raises(UsageError, match="by this process itself"):
+    with pytest.raises(UsageError, match="this process shared"):
         allocator.open_shared(allocator.share(allocator.alloc(MIB)))
 
 

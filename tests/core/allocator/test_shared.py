@@ -49,7 +49,7 @@ def form(**changed: Any) -> str:
 
 def test_unknown_version_of_the_text_is_named() -> None:
     with pytest.raises(
-        InputError, match=r"cudakit\.shared/2.* reads 'cudakit\.shared/1'"
+        InputError, match=r"reads 'cudakit\.shared/1', not 'cudakit\.shared/2'"
     ) as caught:
         SharedMemory.from_text(form(schema="cudakit.shared/2"))
     assert "same version" in caught.value.hint
@@ -89,7 +89,7 @@ SEGMENT = "ipc:" + "00" * HANDLE_BYTES
     ],
 )
 def test_invalid_field_of_shared_memory_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="no shared memory has"):
+    with pytest.raises(InputError, match="in shared memory"):
         SharedMemory.from_text(form(**changed))
 
 

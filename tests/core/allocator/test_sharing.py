@@ -91,7 +91,7 @@ def test_memory_opened_twice_closes_at_the_last_close(pair: Pair) -> None:
     one.close()
     one.close()
     assert pair.read(other) == b"\3" * 4
-    with pytest.raises(UsageError, match="was closed"):
+    with pytest.raises(UsageError, match="is closed"):
         _ = one.ptr
     other.close()
     assert pair.second.heap.space.at(where) is None
@@ -119,15 +119,15 @@ def test_opened_memory_has_a_cuda_array_interface(pair: Pair) -> None:
 def test_process_cannot_open_its_own_memory(pair: Pair) -> None:
     shared = pair.giver.share(pair.giver.alloc(MIB))
 
-    with pytest.raises(UsageError, match="by this process itself") as caught:
+    with pytest.raises(UsageError, match="this process shared") as caught:
         pair.giver.open_shared(shared)
-    assert "the address" in caught.value.hint
+    assert "the shared address" in caught.value.hint
 
 
 def test_open_refuses_memory_of_another_device(pair: Pair) -> None:
     shared = replace(pair.giver.share(pair.giver.alloc(MIB)), device="GPU-1")
 
-    with pytest.raises(UsageError, match="GPU-1, and this allocator of GPU-"):
+    with pytest.raises(UsageError, match="GPU-1, and this allocator to GPU-"):
         pair.taker.open_shared(shared)
 
 
@@ -174,7 +174,7 @@ def test_private_pool_memory_is_shared_unless_it_has_its_own_upstream(
         pair.giver.free(block)
     with MemPool(pair.giver, upstream=Device(base=1 << 50)) as own, pair.giver.use_pool(own):
         block = pair.giver.alloc(MIB)
-        with pytest.raises(Unsupported, match="an allocator of its own"):
+        with pytest.raises(Unsupported, match="its own upstream"):
             pair.giver.share(block)
         pair.giver.free(block)
 
@@ -191,7 +191,7 @@ def test_ipc_handle_is_that_of_the_segment_base() -> None:
 def test_ipc_handle_of_an_expandable_segment_names_the_alternative() -> None:
     giver = Pair(EXPANDING).giver
 
-    with pytest.raises(Unsupported, match="no base allocation") as caught:
+    with pytest.raises(Unsupported, match="no handle of") as caught:
         giver.ipc_handle(giver.alloc(MIB))
     assert "share()" in caught.value.hint
 

@@ -29,7 +29,7 @@ CAPABILITIES = {
 class Device(Sim):
     """A simulated device with the additional methods that the libraries need of a real one."""
 
-    def ask(self, function: Callable[..., Any], *args: object) -> Any:
+    def in_context(self, function: Callable[..., Any], *args: object) -> Any:
         return function(*args)
 
     def stream_address(self, stream: Stream) -> int:
