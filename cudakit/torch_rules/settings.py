@@ -243,8 +243,10 @@ def _known(key: Token) -> str:
         raise key.refused(f"PyTorch has dropped {name}, and refuses it", hint="leave it out")
     near = get_close_matches(name[:80], KEYS, n=1)
     question = f"; did you mean {near[0]!r}?" if near else ""
+    hint = "see PyTorch's documentation of PYTORCH_CUDA_ALLOC_CONF"
     raise key.refused(
-        f"PyTorch has no setting {key.shown}{question}", hint=f"settings: {', '.join(KEYS)}"
+        f"PyTorch has no setting {key.shown}{question}",
+        hint=hint if near else f"settings: {', '.join(KEYS)}",
     )
 
 

@@ -68,7 +68,7 @@ def test_machine_without_driver_has_reasons() -> None:
     nvml, cuda = machine.nvml(), machine.cuda()
 
     assert isinstance(nvml, Unavailable)
-    assert "libnvidia-ml.so.1 is not found" in nvml.reason
+    assert "libnvidia-ml.so.1 (NVML) cannot be loaded" in nvml.reason
     assert cuda == Unavailable("libcuda cannot be loaded: libcuda.so.1: no such file")
     device = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
     assert (

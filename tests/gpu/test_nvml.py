@@ -87,11 +87,11 @@ def test_activity_metrics_exist_in_nvidia_ml_py(metric: str) -> None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1 is not found"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1 (NVML) cannot be loaded"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "kernel driver is not loaded"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission on /dev/nvidia"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "of different versions"),
-        (pynvml.NVML_ERROR_UNKNOWN, "cannot start: Unknown Error"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission to open /dev/nvidia"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "have different versions"),
+        (pynvml.NVML_ERROR_UNKNOWN, "cannot be initialized: Unknown Error"),
     ],
 )
 def test_failed_init_has_a_reason(code: int, reason: str) -> None:
@@ -130,11 +130,11 @@ def test_long_pci_domain_is_kept() -> None:
     [
         (pynvml.NVML_ERROR_NOT_SUPPORTED, "not supported by this device"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "no permission"),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "this driver's NVML has no such function"),
-        (pynvml.NVML_ERROR_UNKNOWN, "NVML says Unknown Error"),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, "the GPU is lost: it fell off the bus"),
-        (pynvml.NVML_ERROR_TIMEOUT, "NVML says Timeout"),
-        (777, "NVML says NVML Error with code 777"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "this driver's NVML lacks the function"),
+        (pynvml.NVML_ERROR_UNKNOWN, "NVML returns Unknown Error"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "the GPU has fallen off the bus"),
+        (pynvml.NVML_ERROR_TIMEOUT, "NVML returns Timeout"),
+        (777, "NVML returns NVML Error with code 777"),
     ],
 )
 def test_failed_call_affects_only_its_field(code: int, reason: str) -> None:
@@ -156,7 +156,7 @@ def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
 
     device = only(FakeNvml([gpu(nvmlDeviceGetSerial=absent)]))
 
-    assert device.fields["serial"] == Unavailable("this nvidia-ml-py asks in another way")
+    assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
 
 def test_call_for_several_fields_is_made_once() -> None:
@@ -171,7 +171,7 @@ def test_not_available_value_of_nvml_is_unavailable() -> None:
     absent = gpu(nvmlDeviceGetBoardId=2**64 - 1, nvmlDeviceGetNumGpuCores=2**32 - 1)
     fields = only(FakeNvml([{**absent, "nvmlDeviceGetNumFans": 0}])).fields
 
-    assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML has no value")
+    assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML reports no value")
     assert fields["fans"] == 0
 
 
@@ -185,7 +185,7 @@ def test_milliwatts_become_exact_watts() -> None:
 def test_unexpected_answer_is_unavailable() -> None:
     device = only(FakeNvml([gpu(nvmlDeviceGetCudaComputeCapability=[9])]))
 
-    assert "cannot be read" in str(device.fields["compute_capability"])
+    assert "cannot be converted" in str(device.fields["compute_capability"])
 
 
 def test_field_values_are_read_in_one_batch_and_fail_separately() -> None:
@@ -266,7 +266,7 @@ def test_lost_gpu_has_no_telemetry() -> None:
     lost = refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
 
     found = telemetry(FakeNvml([gpu(nvmlDeviceGetTemperature=lost)]))
-    assert found == Unavailable("the GPU is lost: it fell off the bus")
+    assert found == Unavailable("the GPU has fallen off the bus")
 
 
 def test_gpu_lost_before_start_is_listed() -> None:
@@ -274,7 +274,7 @@ def test_gpu_lost_before_start_is_listed() -> None:
     nvml = opened(lib)
 
     first, second = nvml.view().devices
-    assert first.uuid == Unavailable("the GPU is lost: it fell off the bus")
+    assert first.uuid == Unavailable("the GPU has fallen off the bus")
     assert second.fields["name"] == "NVIDIA H200"
     assert nvml.telemetry(first) == first.uuid
 
@@ -295,7 +295,7 @@ def test_mig_instances_follow_their_gpu_with_reasons_for_its_fields() -> None:
     assert (whole.parent, first.parent, second.parent) == (None, 0, 0)
     assert (first.uuid, first.index, first.fields["gpu_instance_id"]) == ("MIG-1", 2, 5)
     assert first.pci_bus_id == whole.pci_bus_id
-    assert first.fields["serial"] == Unavailable("not known of a MIG instance: see its GPU")
+    assert first.fields["serial"] == Unavailable("not reported for a MIG instance: see its GPU")
     assert whole.fields["serial"] == Unavailable("not supported by this device")
 
 
@@ -335,7 +335,7 @@ def test_activity_is_measured_between_two_samples() -> None:
     first, second = nvml.activity(device), nvml.activity(device)
     assert isinstance(first, Telemetry)
     assert isinstance(second, Telemetry)
-    assert set(first.fields.values()) == {Unavailable("it takes two samples")}
+    assert set(first.fields.values()) == {Unavailable("needs a second sample")}
     assert second.fields["sm_activity_percent"] == 12.5
     assert second.fields["pcie_sent_bytes_per_s"] == 12.5 * 2**20
     assert lib.calls.count("nvmlGpmSampleFree") == 1

@@ -299,7 +299,7 @@ def test_view_finds_columns_in_other_sections() -> None:
 
 
 def test_view_without_its_columns_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"\['segments', 'blocks'\], which are not there"):
+    with pytest.raises(ValueError, match=r"missing Columns: \['segments', 'blocks'\]"):
         body(layout_view())
 
 

@@ -106,7 +106,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What the report on a terminal adds to the state of the devices."""
+    """The additions to the report on a terminal: history, view and keys."""
 
     history: History
     view: WatchView

@@ -72,6 +72,11 @@ _PROGRAM = option_group(
         show_default=True,
         help="If CUDA calls cannot be recorded: refuse to start, or run the program unchecked and say so.",
     ),
+    option(
+        "--require-gpu",
+        is_flag=True,
+        help="Exit with 1 if no work of a real GPU was recorded, for example because there is none.",
+    ),
 )
 _RACES = option_group(
     "Races",
@@ -131,8 +136,9 @@ def run(
     The program is a Python script, -m MODULE, -c CODE or any other command. All arguments after it are its
     own. Standard input and output belong to the program; the report goes to standard error.
 
-    The exit code is that of the program. If the program succeeds, races make it 1. It is 125 if cudakit
-    fails before the program starts, 126 if the program cannot be executed, 127 if it is not found.
+    The exit code is that of the program. If the program succeeds, races or an incomplete recording make it
+    1. It is 125 if cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it
+    is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1

@@ -127,6 +127,11 @@ class Coverage:
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
 
+    @property
+    def has_work(self) -> bool:
+        """Whether any GPU work was recorded."""
+        return bool(self.launches or self.copies or self.fills or self.graph_launches)
+
     def count(self, grade: int, launches: int = 1) -> None:
         """Add launches of one precision."""
         match grade:

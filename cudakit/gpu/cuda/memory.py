@@ -145,8 +145,8 @@ class CudaMemory:
         return f"{requested}, {free} of {total} free on {self._context.name}"
 
     @property
-    def is_registered(self) -> bool:
-        """Whether host memory is registered, or pageable."""
+    def has_unsynchronized_host_memory(self) -> bool:
+        """Whether host memory remains whose release does not wait for device work."""
         return bool(self._registered or self._pageable)
 
     def close(self) -> None:

@@ -3,7 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core.devices.machines import GIB, MadeMachine, crossed, cuda, gpu, looked, moving, nvml, seen
+from core.devices.machines import (
+    GIB,
+    FakeMachine,
+    cuda,
+    cuda_gpu,
+    gpu,
+    nvml,
+    read_devices,
+    telemetry_of,
+    three_gpus,
+)
 
 from cudakit.core.devices.present.live import live_report, sparkline
 from cudakit.core.devices.result import Device, DevicesResult
@@ -25,9 +35,9 @@ SECOND = 10**9
 
 def three() -> DevicesResult:
     """Return three devices whose utilization rises and whose memory use falls with the NVML index."""
-    looks = {
+    telemetry_reads = {
         at: [
-            moving(
+            telemetry_of(
                 utilization_gpu_percent=10 * at,
                 memory_used_bytes=(30 - 10 * at) * GIB,
                 power_draw_w=(100.0, 300.0, 200.0)[at],
@@ -35,7 +45,7 @@ def three() -> DevicesResult:
         ]
         for at in range(3)
     }
-    return looked(crossed(looks=looks))
+    return read_devices(three_gpus(telemetry_reads=telemetry_reads))
 
 
 def indices(result: DevicesResult) -> list[object]:
@@ -121,9 +131,9 @@ def test_pattern_keeps_devices_whose_name_contains_it(pattern: str, left: list[i
 
 def test_pattern_keeps_devices_with_matching_process() -> None:
     training = Process(1, "compute", 1, "python train.py", "ada")
-    machine = replace(crossed(), users=(training,))
+    machine = replace(three_gpus(), process_list=(training,))
 
-    result = looked(machine, processes=True)
+    result = read_devices(machine, processes=True)
 
     assert indices(arrange(result, WatchView(pattern="train"))) == [0, 1, 2]
     assert indices(arrange(result, WatchView(pattern="grace"))) == []
@@ -133,8 +143,8 @@ def test_pattern_keeps_devices_with_matching_process() -> None:
 
 
 def device(**fields: object) -> Device:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [moving(**fields)]})  # type: ignore[arg-type]
-    (found,) = looked(machine).devices
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [telemetry_of(**fields)]})  # type: ignore[arg-type]
+    (found,) = read_devices(machine).devices
     return found
 
 

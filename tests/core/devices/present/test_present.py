@@ -9,14 +9,14 @@ from core.devices.machines import (
     GIB,
     NO_CUDA,
     NO_NVML,
-    MadeMachine,
-    crossed,
+    FakeMachine,
     cuda,
+    cuda_gpu,
     gpu,
-    looked,
-    moving,
     nvml,
-    seen,
+    read_devices,
+    telemetry_of,
+    three_gpus,
 )
 
 from cudakit.core.devices.fields import named, registry
@@ -62,8 +62,8 @@ def section(document: Document, title: str) -> Section:
 
 
 def alone(*, telemetry: Telemetry | None = None, **fields: Any) -> DevicesResult:
-    looks = {0: [telemetry or moving()]}
-    return looked(MadeMachine(nvml(gpu(0, **fields)), cuda(seen(0, 0)), looks))
+    telemetry_reads = {0: [telemetry or telemetry_of()]}
+    return read_devices(FakeMachine(nvml(gpu(0, **fields)), cuda(cuda_gpu(0, 0)), telemetry_reads))
 
 
 # --- the table -------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_row_has_indices_and_state() -> None:
 
 
 def test_row_has_cuda_nvml_and_pci_index() -> None:
-    rows = overview(report(looked(crossed())))
+    rows = overview(report(read_devices(three_gpus())))
 
     assert [(row["CUDA"], row["NVML"], row["PCI"]) for row in rows] == [
         ("2", "0", "05:00.0"),
@@ -105,23 +105,25 @@ def test_row_has_cuda_nvml_and_pci_index() -> None:
     ],
 )
 def test_used_memory_is_in_unit_of_total(fields: dict[str, Any], memory: str) -> None:
-    (row,) = overview(report(alone(telemetry=moving(**fields))))
+    (row,) = overview(report(alone(telemetry=telemetry_of(**fields))))
 
     assert row["memory"] == memory
 
 
 def test_total_memory_is_from_cuda_if_nvml_lacks_it() -> None:
-    view = cuda(seen(0, 0, usable_memory_bytes=60 * GIB))
+    view = cuda(cuda_gpu(0, 0, usable_memory_bytes=60 * GIB))
     unknown = Unavailable("not supported by this device")
-    machine = MadeMachine(
-        nvml(gpu(0, memory_total_bytes=unknown)), view, {0: [moving(memory_used_bytes=unknown)]}
+    machine = FakeMachine(
+        nvml(gpu(0, memory_total_bytes=unknown)),
+        view,
+        {0: [telemetry_of(memory_used_bytes=unknown)]},
     )
 
-    assert overview(report(looked(machine)))[0]["memory"] == "n/a / 60.0 GiB"
+    assert overview(report(read_devices(machine)))[0]["memory"] == "n/a / 60.0 GiB"
 
 
 def test_unavailable_value_is_never_zero() -> None:
-    unknown = {name: Unavailable("no permission") for name in moving().fields}
+    unknown = {name: Unavailable("no permission") for name in telemetry_of().fields}
     (row,) = overview(report(alone(telemetry=Telemetry(1, unknown))))
 
     assert (row["util"], row["temp"], row["power"]) == ("n/a", "n/a", "n/a")
@@ -129,14 +131,14 @@ def test_unavailable_value_is_never_zero() -> None:
 
 def test_mig_instance_has_index_of_its_gpu_first() -> None:
     part = replace(gpu(0), index=3, uuid="MIG-3", parent=0)
-    rows = overview(report(looked(MadeMachine(nvml(gpu(0), part), NO_CUDA))))
+    rows = overview(report(read_devices(FakeMachine(nvml(gpu(0), part), NO_CUDA))))
 
     assert [row["NVML"] for row in rows] == ["0", "0/3"]
 
 
 def test_hidden_device_is_faint_with_reason() -> None:
-    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
-    document = report(looked(MadeMachine(nvml(gpu(0), gpu(1)), view)))
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    document = report(read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view)))
 
     first = document.nodes[0]
     assert isinstance(first, Table)
@@ -145,25 +147,25 @@ def test_hidden_device_is_faint_with_reason() -> None:
 
 
 def test_note_of_several_devices_appears_once() -> None:
-    hot = moving(clock_event_reasons=("software power cap",))
-    machine = crossed(looks={0: [hot], 2: [hot]})
+    hot = telemetry_of(clock_event_reasons=("software power cap",))
+    machine = three_gpus(telemetry_reads={0: [hot], 2: [hot]})
 
-    assert notes(report(looked(machine))) == [
+    assert notes(report(read_devices(machine))) == [
         Note("warn", "cuda:2, cuda:1: throttled: software power cap")
     ]
 
 
 def test_title_marks_simulated_gpus() -> None:
     assert report(alone()).title == "GPUs of this machine, driver 580.159.04, CUDA 13.0"
-    simulated = report(looked(crossed(simulated=True)))
+    simulated = report(read_devices(three_gpus(simulated=True)))
     assert simulated.title.startswith("Simulated GPUs")
 
 
 def test_title_omits_unknown_versions() -> None:
-    assert report(looked(MadeMachine(NO_NVML, cuda(seen(0, 0))))).title == (
+    assert report(read_devices(FakeMachine(NO_NVML, cuda(cuda_gpu(0, 0))))).title == (
         "GPUs of this machine, CUDA 13.0"
     )
-    assert report(looked(MadeMachine(nvml(gpu(0)), NO_CUDA))).title == (
+    assert report(read_devices(FakeMachine(nvml(gpu(0)), NO_CUDA))).title == (
         "GPUs of this machine, driver 580.159.04"
     )
 
@@ -171,19 +173,19 @@ def test_title_omits_unknown_versions() -> None:
 # --- watching --------------------------------------------------------------------------------------
 
 
-def watched(doing: Telemetry | Unavailable) -> Document:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), doing=doing)
+def watched(activity_read: Telemetry | Unavailable) -> Document:
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), activity_read=activity_read)
     return report(open_query(machine).read(names=FIELDS, activity=True), activity=True)
 
 
 def test_activity_columns_have_sm_tensor_and_dram_use() -> None:
-    doing = {
+    activity_read = {
         "sm_activity_percent": 77.04,
         "sm_occupancy_percent": 11.4,
         "tensor_activity_percent": 74.8,
         "dram_bandwidth_percent": 13.6,
     }
-    (row,) = overview(watched(Telemetry(1, doing)))
+    (row,) = overview(watched(Telemetry(1, activity_read)))
 
     assert (row["SM"], row["occupancy"], row["tensor"], row["DRAM"]) == (
         "77 %",
@@ -194,7 +196,7 @@ def test_activity_columns_have_sm_tensor_and_dram_use() -> None:
 
 
 def test_coarse_utilization_is_marked_if_activity_is_missing() -> None:
-    document = watched(Unavailable("the GPU does not count it"))
+    document = watched(Unavailable("the GPU does not measure it"))
     (row,) = overview(document)
 
     assert (row["SM"], row["tensor"]) == ("~30 %", "n/a")
@@ -208,12 +210,12 @@ def test_coarse_utilization_is_marked_if_activity_is_missing() -> None:
 
 def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
     elsewhere = Unavailable("another container")
-    users = (
+    process_list = (
         Process(41, "compute", GIB, "python train.py", "ada", 93, 61.7),
         Process(7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere, Unavailable("MIG")),
     )
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), users=users)
-    found = section(report(looked(machine, processes=True)), "Processes")
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=process_list)
+    found = section(report(read_devices(machine, processes=True)), "Processes")
 
     rows, *reasons = found.nodes
     assert isinstance(rows, Table)
@@ -229,19 +231,23 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
 
 
 def test_missing_processes_have_a_reason() -> None:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), users=Unavailable("no permission"))
+    machine = FakeMachine(
+        nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=Unavailable("no permission")
+    )
 
-    found = section(report(looked(machine, processes=True)), "Processes")
+    found = section(report(read_devices(machine, processes=True)), "Processes")
     assert found.nodes[1] == Note("info", "cuda:0: no permission")
 
 
 def matrices(view: Any, *links: Link) -> tuple[Any, ...]:
-    machine = MadeMachine(nvml(gpu(0), gpu(1), links=links), view)
-    return section(report(looked(machine, topology=True)), "Topology").nodes
+    machine = FakeMachine(nvml(gpu(0), gpu(1), links=links), view)
+    return section(report(read_devices(machine, topology=True)), "Topology").nodes
 
 
 def test_topology_has_matrices_of_links_and_peer_access() -> None:
-    view = cuda(seen(0, 1), seen(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0)))
+    view = cuda(
+        cuda_gpu(0, 1), cuda_gpu(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0))
+    )
     links, access = matrices(view, Link(0, 1, "NV18", 18, "ok", "ok", "ok"))
 
     assert [column.name for column in links.columns][:3] == [
@@ -255,7 +261,7 @@ def test_topology_has_matrices_of_links_and_peer_access() -> None:
 
 
 def test_disagreement_of_nvml_and_cuda_is_in_matrix_and_note() -> None:
-    view = cuda(seen(0, 0), seen(1, 1))
+    view = cuda(cuda_gpu(0, 0), cuda_gpu(1, 1))
     _, access, note = matrices(view, Link(0, 1, "SYS", 0, "ok", "ok", "ok"))
 
     assert words(access.rows[0][2]) == "NVML yes, CUDA no"
@@ -270,9 +276,9 @@ def test_answer_of_one_library_names_the_library() -> None:
 
 
 def test_one_gpu_has_no_topology() -> None:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)))
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)))
 
-    (note,) = section(report(looked(machine, topology=True)), "Topology").nodes
+    (note,) = section(report(read_devices(machine, topology=True)), "Topology").nodes
     assert isinstance(note, Note)
     assert "only one GPU" in note.text
 
@@ -344,8 +350,8 @@ def test_selected_fields_are_typed_columns() -> None:
 
 
 def test_missing_value_of_one_device_keeps_numeric_column() -> None:
-    unknown = moving(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
-    result = looked(crossed(looks={1: [unknown]}))
+    unknown = telemetry_of(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
+    result = read_devices(three_gpus(telemetry_reads={1: [unknown]}))
 
     (node,) = columns(named(["temperature_gpu_c", "power_draw_w"]), result).nodes
     assert isinstance(node, Columns)
@@ -354,8 +360,8 @@ def test_missing_value_of_one_device_keeps_numeric_column() -> None:
 
 
 def test_table_of_fields_has_reasons_and_faint_rows() -> None:
-    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
-    result = looked(MadeMachine(nvml(gpu(0), gpu(1)), view))
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view))
     (node,) = table(named(["cuda_index", "temperature_gpu_c"]), result).nodes
 
     assert isinstance(node, Table)
