@@ -59,11 +59,7 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
                 ("segments", "number", lambda pin: Count(pin.segments)),
                 ("blocks", "number", lambda pin: Count(pin.blocks)),
                 ("block bytes", "number", lambda pin: Bytes(pin.bytes)),
-                (
-                    "call stack of the blocks",
-                    "stack",
-                    lambda pin: stack_value(pin.stack, pin.site),
-                ),
+                ("call stack of the blocks", "stack", lambda pin: stack_value(pin.stack, pin.site)),
             ),
             found.pins,
             top,
