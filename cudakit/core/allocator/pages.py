@@ -103,7 +103,7 @@ class GpuPages:
             self._gpu.sync()  # the stream was destroyed, its work may still run
 
     def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
-        """Let another device use mapped memory, these ranges and later ones.
+        """Let another device access mapped memory: the given ranges and later ones.
 
         On CudaError nothing is enabled.
         """
@@ -197,7 +197,7 @@ class GpuPages:
         self._finish([partial(self._gpu.release, backing) for backing in backings])
 
     def _finish(self, steps: list[Callable[[], None]]) -> None:
-        """Run clean-up steps, and those that were refused before. Refused steps are repeated later."""
+        """Run clean-up steps, and those that failed before. Failed steps are repeated later."""
         left, self._undone = [*self._undone, *steps], []
         for step in left:
             try:
