@@ -157,9 +157,11 @@ def test_ids_ignore_case(cli: Cli) -> None:
 
 
 def test_self_test_of_simulated_gpu_is_unknown(cli: Cli) -> None:
-    result = parsed(cli(*SIM, "--deep", "--only", "CK041", "--json").stdout)
+    run = cli(*SIM, "--deep", "--only", "CK041", "--json")
+    result = parsed(run.stdout)
 
     assert result["checks"][0]["summary"] == "the GPU is simulated"
+    assert (result["status"], run.exit_code) == ("unknown", ExitCode.ENVIRONMENT)
 
 
 def test_report_has_versions_and_gpus_and_is_redacted(cli: Cli) -> None:

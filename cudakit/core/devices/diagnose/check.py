@@ -161,6 +161,11 @@ class DoctorResult:
     variables: tuple[SetVariable, ...] = ()  # environment variables that are set
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether no check could be made."""
+        return self.status is Status.UNKNOWN
+
+    @property
     def failures(self) -> int:
         return self.counts[Status.FAIL.name.lower()]
 
