@@ -171,7 +171,7 @@ def test_peer_copy_without_nvlinks_is_bound_by_pcie() -> None:
         ({"nvlink_count": lost}, "not supported"),
         ({"nvlink_count": 18, "nvlink_version": "9.0"}, "NVLink 9.0"),
         ({"nvlink_count": 18, "nvlink_version": lost}, "NVLink"),
-        ({}, "NVML was not asked"),
+        ({}, "NVML was not queried"),
     ):
         found = peer_bandwidth({**ALL, **fields})
         assert isinstance(found, Unavailable)

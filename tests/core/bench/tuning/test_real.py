@@ -44,7 +44,7 @@ def test_real_tuning_measures_many_candidates_in_time(gpu: Gpu, gemm: Gemm) -> N
     found = tune(GemmSpec(gemms=(gemm,), warmup_s=0.5), gpu, LIMITS)
 
     assert time.perf_counter() - begin_s < LIMITS.time_s + MORE_S
-    (product,) = found.products
+    (product,) = found.gemms
     assert product.verification.passed
     assert product.candidates > 10
     assert product.tried > 10

@@ -43,7 +43,7 @@ def listed(sim: FaultySim, gemm: Gemm = GAINS) -> list[Algorithm]:
 
 
 def tuned(sim: FaultySim, gemm: Gemm = GAINS) -> TunedGemm:
-    (product,) = tune(spec(gemm), sim, QUICK).products
+    (product,) = tune(spec(gemm), sim, QUICK).gemms
     return product
 
 
@@ -141,7 +141,7 @@ def test_wrong_default_is_not_tuned(sim: FaultySim) -> None:
     sim.faults = Faults(wrong=lambda each: each == default)
     found = tune(spec(GAINS), sim, QUICK)
 
-    assert found.products == ()
+    assert found.gemms == ()
     assert found.untuned[0].wrong
     assert "wrong values" in found.untuned[0].reason
 

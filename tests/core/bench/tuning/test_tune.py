@@ -34,7 +34,7 @@ def spec(*gemms: Gemm, **changes: Any) -> GemmSpec:
 def test_tune_finds_fastest_algorithm(sim: Sim) -> None:
     found = tune(spec(GAINS), sim, QUICK)
 
-    (product,) = found.products
+    (product,) = found.gemms
     with closing(sim.blas()) as blas:
         assert product.default == blas.heuristics(GAINS, GemmSettings(), 1)[0]
         everything = list(blas.algorithms(GAINS, GemmSettings()))
@@ -53,7 +53,7 @@ def test_tune_finds_fastest_algorithm(sim: Sim) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tune_keeps_default_without_gain(sim: Sim, seed: int) -> None:
-    (product,) = tune(spec(EQUAL, seed=seed), sim, QUICK).products
+    (product,) = tune(spec(EQUAL, seed=seed), sim, QUICK).gemms
 
     assert (product.significant, product.winner, product.seed) == (False, product.default, seed)
     assert product.verification.passed
@@ -72,10 +72,10 @@ def test_known_gemms_are_not_searched(sim: Sim) -> None:
     both = tune(spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), known=first)
     other = tune(spec(EQUAL), sim, QUICK, known=first)
 
-    assert both.products[0] == first.products[0]
-    assert [product.gemm for product in both.products] == [GAINS, EQUAL]
+    assert both.gemms[0] == first.gemms[0]
+    assert [product.gemm for product in both.gemms] == [GAINS, EQUAL]
     assert not any("m=256" in stage for stage in stages)
-    assert {product.gemm for product in other.products} == {GAINS, EQUAL}
+    assert {product.gemm for product in other.gemms} == {GAINS, EQUAL}
 
 
 def test_gemm_with_other_settings_is_searched(sim: Sim) -> None:
@@ -83,7 +83,7 @@ def test_gemm_with_other_settings_is_searched(sim: Sim) -> None:
     settings = GemmSettings(deterministic=True)
     second = tune(spec(GAINS, settings=settings), sim, QUICK, known=first)
 
-    assert [product.settings for product in second.products] == [GemmSettings(), settings]
+    assert [product.settings for product in second.gemms] == [GemmSettings(), settings]
 
 
 def test_tuning_of_other_machine_is_rejected(sim: Sim) -> None:
@@ -110,11 +110,11 @@ def test_interrupted_tuning_is_continued_from_result(sim: Sim) -> None:
     found = interrupted(sim, 8)
 
     assert not found.complete
-    assert [product.stopped for product in found.products] == ["complete", "interrupted"]
-    assert not found.products[1].significant
+    assert [product.stopped for product in found.gemms] == ["complete", "interrupted"]
+    assert not found.gemms[1].significant
     again = tune(spec(EQUAL, GAINS), sim, QUICK, known=found)
-    assert [product.stopped for product in again.products] == ["complete", "complete"]
-    assert again.products[1].significant
+    assert [product.stopped for product in again.gemms] == ["complete", "complete"]
+    assert again.gemms[1].significant
 
 
 def test_unsupported_gemm_is_reported_with_reason(sim: Sim) -> None:
@@ -122,7 +122,7 @@ def test_unsupported_gemm_is_reported_with_reason(sim: Sim) -> None:
     found = tune(spec(odd, EQUAL), sim, QUICK)
 
     assert [(one.gemm, one.wrong) for one in found.untuned] == [(odd, False)]
-    assert [product.gemm for product in found.products] == [EQUAL]
+    assert [product.gemm for product in found.gemms] == [EQUAL]
     with pytest.raises(Unsupported):
         tune(spec(odd), sim, QUICK)
 
@@ -153,4 +153,4 @@ def test_disabled_blocking_kernel_is_warned(sim: Sim) -> None:
     found = tune(spec(EQUAL), sim, QUICK, run_context=run_context)
 
     assert "samples include launch gaps" in found.warnings[0]
-    assert not found.products[0].method.blocker
+    assert not found.gemms[0].method.blocker
