@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON values and back; the forms of single values are in tests/render/test_json.py."""
+"""Conversion of dataclasses to JSON values and back; tests/render/test_json.py tests single values."""
 
 from __future__ import annotations
 
@@ -115,4 +115,4 @@ def test_unknown_keys_are_ignored_unless_strict() -> None:
 def test_null_without_a_reason_is_unavailable_too() -> None:
     read = from_plain(Part, {"name": "a", "power": None})
 
-    assert read.power == Unavailable("the file does not say why")
+    assert read.power == Unavailable("the file gives no reason")

@@ -1,6 +1,6 @@
-"""A Document as Markdown: tables of GitHub's kind, for issues, wikis and pull requests.
+"""Render a Document as GitHub Flavored Markdown, for issues and pull requests.
 
-Handles every kind of node: a View is its fallback, a Chart its numbers; Columns and Trees are not shown.
+A View is its fallback, a Chart a table of its numbers. Columns and Trees are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2
 
 
 def render(document: Document) -> str:
-    """Write a Document; all of its text is escaped."""
+    """Return a Document as Markdown; all of its text is escaped."""
     parts = (f"# {_escape(document.title)}", *_nodes(document.nodes, level=2))
     return "\n\n".join(parts) + "\n"
 
@@ -61,7 +61,7 @@ def _node(node: Node, level: int) -> Iterator[str]:
 
 
 def _section(title: str, nodes: Sequence[Node], level: int) -> Iterator[str]:
-    """Write a heading and the nodes under it; nothing for an empty section."""
+    """Yield a heading and the nodes of a section; nothing for an empty section."""
     inner = list(_nodes(nodes, level + 1))
     if inner:
         yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escape(title)}"
@@ -80,7 +80,7 @@ def _table(table: Table) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    """Write a chart as a table of its points, at most about 40 of them."""
+    """Return a chart as a table of at most about 40 points."""
     title = f"**{_escape(chart.title)}**"
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"

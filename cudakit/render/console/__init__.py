@@ -1,4 +1,4 @@
-"""A Document as text for a terminal or a pipe. Pure: prints nothing and asks no environment."""
+"""Render a Document as text for a terminal or a pipe, independent of the environment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ARROW = "→ "
 
 
 def render(document: Document, *, width: int, color: bool, ascii_only: bool = False) -> str:
-    """Write a document in lines of at most ``width`` cells, each ended by a newline.
+    """Return a document as lines of at most ``width`` cells, each with a newline at its end.
 
-    Without ``color`` the text has no escape sequence at all; with it, only those that set one of the
-    sixteen colours, bold or dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of
-    the document is escaped.
+    Without ``color`` the text has no escape sequences; with ``color`` only those of the sixteen colors, bold
+    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of the document is
+    escaped.
     """
     title = Text(cut(escape(document.title), width), theme.TITLE)
     lines = [title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
@@ -36,7 +36,7 @@ def render(document: Document, *, width: int, color: bool, ascii_only: bool = Fa
 
 
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
-    """Draw nodes under one another, with an empty line between them except between adjacent notes."""
+    """Return the lines of nodes, with an empty line between nodes except between adjacent notes."""
     lines: list[Text] = []
     above: Node | None = None
     for node in nodes:
@@ -70,14 +70,14 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
 
 
 def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # Imported here: only charts need numpy, which is slow to import.
+    # Only charts need numpy, which is slow to import.
     from cudakit.render.console.chart import chart_lines
 
     return chart_lines(chart, width)
 
 
 def _note_lines(note: Note, width: int) -> list[Text]:
-    """Draw a note; its symbol is in the margin, visible without colour."""
+    """Return the lines of a note, with its symbol in the margin."""
     symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
     first, *rest = wrap(escape(note.text), width - _INDENT)
@@ -96,7 +96,7 @@ def _remedy_lines(remedy: str, width: int) -> list[Text]:
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
-    """Draw a heading and the nodes under it; nothing for an empty section."""
+    """Return a heading and the nodes of a section; nothing for an empty section."""
     body = _stack_nodes(section.nodes, width, level=level + 1)
     return [_heading(section.title, width, level=level), *body] if body else []
 
@@ -114,7 +114,7 @@ def _indent(lines: list[Text]) -> list[Text]:
 
 
 def _colorize(lines: Sequence[Text]) -> str:
-    # Imported here: a pipe needs no colours, and a Console is slow to import.
+    # A pipe needs no colors, and a Console is slow to import.
     from rich.color import ColorSystem
     from rich.console import Console
 
@@ -124,6 +124,6 @@ def _colorize(lines: Sequence[Text]) -> str:
         if segment.style
         else segment.text
         for line in lines
-        # Text.render ignores the style of the line itself; appended to another line it becomes a span.
+        # Text.render ignores the style of the line itself. After append_text the style is a span.
         for segment in Text().append_text(line).render(console, end="\n")
     )

@@ -1,4 +1,4 @@
-"""Charts: curves as a picture with axes and markers."""
+"""Render charts: curves with axes and markers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARKER_GAP = 2
 
 
 def chart_lines(chart: Chart, width: int) -> list[Text]:
-    """Draw a chart under its title, or "(no data)"."""
+    """Return the lines of a chart: its title, and the picture or "(no data)"."""
     title = escape(chart.title)
     lines = [Text(line, theme.HEADER) for line in wrap(title, width)] if title else []
     if len(chart.x) == 0 or not chart.series:
@@ -38,7 +38,7 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
 
 
 def _plot_lines(chart: Chart, width: int) -> list[Text]:
-    """Draw a chart that has at least one series and one x."""
+    """Return the lines of a chart that has at least one series and one x."""
     low, high = _extremes(chart.series[:MOST_CURVES])
     labels = _y_labels(chart, low, high)
     gutter = max(map(cell_len, labels.values())) + 1
@@ -56,14 +56,14 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
-    """Return the range of the y axis, which contains 0."""
+    """Return the range of the y axis, which always contains 0."""
     known = [np.asarray(one.y, np.float64) for one in series]
     known = [y[np.isfinite(y)] for y in known]
     return min(y.min(initial=0) for y in known), max(y.max(initial=0) for y in known)
 
 
 def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
-    """Label the upper edges of the first and the middle row, and the axis."""
+    """Return the labels of the upper edges of the first and the middle row, and of the axis, by row."""
     at = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
     return {row: format_value(y_value(chart, height)) for row, height in at.items()}
 
@@ -85,7 +85,7 @@ def _x_range(chart: Chart, columns: int) -> Text:
 
 
 def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Text]:
-    """Draw each marker under its x position, in the fewest lines where no labels overlap."""
+    """Return lines with each marker below its x position; overlapping labels use further lines."""
     lines: list[Text] = []
     left_out = 0
     ordered = sorted(markers, key=lambda marker: marker.x)
@@ -106,7 +106,7 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
 
 
 def _place_marker(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
-    """Place the label right of the pointer, or left of it if it does not fit."""
+    """Return the first column and the text of a marker: its label is right of the pointer if it fits."""
     pointer, style = _POINTERS[marker.level], theme.LEVELS[marker.level]
     label = escape(marker.label)
     if column + 2 + cell_len(label) <= columns or column < columns // 2:

@@ -1,4 +1,4 @@
-"""Facts: labels and values in aligned columns, side by side where there is width."""
+"""Render Facts: labels and values in aligned columns, in two pairs of columns on a wide terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_CALLERS = 4
 
 
 def facts_lines(facts: Facts, width: int) -> list[Text]:
-    """Draw labelled values; two columns of them, read downwards, from a width of 120 on."""
+    """Return the lines of labelled values, in two columns on terminals of at least 120 columns."""
     rows = facts.rows
     if width < _SIDE_BY_SIDE_FROM or len(rows) < _SIDE_BY_SIDE_ROWS:
         return _column(rows, width)

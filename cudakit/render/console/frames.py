@@ -1,4 +1,4 @@
-"""Call stacks in one line: the site first, then its callers."""
+"""Format call stacks on one line: the call site first, then its callers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cudakit.render.console import theme
 from cudakit.render.console.text import escape
 from cudakit.render.values import NO_STACK, format_frame, leaf, site
 
-# Paths of library code: its frames are left out between frames of the program.
+# Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
 _MOST_CALLERS = 12  # more than fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:
-    """Format a stack: its site, the innermost frame, and the callers.
+    """Format a stack: the call site, the innermost frame and the callers.
 
     ``model.py:8 forward (functional.py:7 relu) ← train.py:20 step``
     """
@@ -30,7 +30,7 @@ def format_stack(stack: Stack, *, with_callers: bool) -> str:
 
 
 def callers(stack: Stack) -> list[str]:
-    """Format the callers of the site, nearest first; library frames only if the site is one."""
+    """Return the callers, innermost first; library frames only if the call site is one."""
     if not stack.frames:
         return []
     only_own = not _is_library(site(stack))
@@ -40,7 +40,7 @@ def callers(stack: Stack) -> list[str]:
 
 
 def format_leaf(stack: Stack) -> tuple[str, ...]:
-    """Format the innermost frame, in ever shorter forms: ``(functional.py:7 relu)``."""
+    """Return forms of the innermost frame, from long to short: ``(functional.py:7 relu)``."""
     frame = leaf(stack)
     if frame is None:
         return ()
@@ -50,7 +50,7 @@ def format_leaf(stack: Stack) -> tuple[str, ...]:
 
 
 def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
-    """Format a stack in ``width`` columns: site and innermost frame, then the callers that fit, faint."""
+    """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
         return _cut(Text(NO_STACK, theme.FAINT), width)
     line = _cut(Text(_shorten_site(site(stack), width)), width)
@@ -69,7 +69,7 @@ def _shorten_site(frame: Frame, width: int) -> str:
     words = escape(format_frame(frame))
     if cell_len(words) <= width:
         return words
-    # The folder is the least important part: file, line and function are kept.
+    # Drop the directory, the least important part.
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
     return escape(format_frame(Frame(frame.name, file, frame.line)))
 

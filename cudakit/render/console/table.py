@@ -1,4 +1,4 @@
-"""Tables: aligned columns under a thin rule, never wider than the terminal."""
+"""Render tables with aligned columns that are never wider than the terminal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CALLERS_FROM = 116  # columns inside the margins of a terminal of 120
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
-# The order in which columns shrink: a wrapped header loses nothing, callers are optional, a bar keeps its
-# number, a cut stack keeps its site.
+# The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
+# their number, then stacks are cut after the call site, last text wraps.
 _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("number", "least"),
     ("stack", "enough"),
@@ -36,7 +36,8 @@ _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("stack", "least"),
     ("text", "least"),
 )
-# The order in which columns are left out if the minimal widths do not fit; of one kind, the rightmost first.
+# The order in which columns are left out if the minimal widths do not fit; the rightmost of a kind goes
+# first.
 _DROPPED: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
 _BAR = 10
@@ -50,7 +51,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def table_lines(table: Table, width: int) -> list[Text]:
-    """Draw a table; columns that do not fit are named below it."""
+    """Return the lines of a table; columns that do not fit are named below it."""
     widths = _widths(table, width)
     rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
@@ -100,7 +101,7 @@ def _make_faint(lines: list[Text]) -> list[Text]:
 def _total_lines(
     columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
 ) -> list[Text]:
-    # The bar of a total is always full: the number is enough.
+    # The bar of a total would always be full.
     plain = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
@@ -113,7 +114,7 @@ def _total_lines(
 def _join_cells(
     columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
 ) -> list[Text]:
-    """Place the cells of a row side by side; the highest cell has as many lines as the row."""
+    """Join the cells of a row to lines."""
     lines = []
     for level in range(max(map(len, cells.values()), default=0)):
         parts = [
@@ -139,8 +140,8 @@ def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Te
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
-    """The widths of a column in terminal cells: natural, sufficient without loss, and minimal."""
+class _ColumnWidths:
+    """The widths of a column in cells: ``natural``, ``enough`` to show all but callers, and ``least``."""
 
     kind: _Kind
     natural: int
@@ -148,8 +149,8 @@ class _Need:
     least: int
 
 
-def _fit_widths(needs: Sequence[_Need], width: int) -> dict[int, int]:
-    """Return the width of each column so that all fit with their gaps; a column left out has none."""
+def _fit_widths(needs: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
+    """Return the width of each column that fits, by index; a column left out has no entry."""
     shown = _shown_columns(needs, width)
     available = width - _GAP * (len(shown) - 1)
     widths = {index: min(needs[index].natural, available) for index in shown}
@@ -159,7 +160,7 @@ def _fit_widths(needs: Sequence[_Need], width: int) -> dict[int, int]:
     return widths
 
 
-def _shown_columns(needs: Sequence[_Need], width: int) -> list[int]:
+def _shown_columns(needs: Sequence[_ColumnWidths], width: int) -> list[int]:
     shown = list(range(len(needs)))
     order = sorted(shown, key=lambda index: (_DROPPED.index(needs[index].kind), -index))
     for index in order[:-1]:
@@ -181,8 +182,8 @@ def _shrink(widths: dict[int, int], least: dict[int, int], available: int) -> No
 # --- cells
 
 
-def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _Need:
-    """Measure the widths of a column."""
+def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _ColumnWidths:
+    """Return the widths that a column needs."""
     header = escape(column.name)
     longest_word = _longest_word([header])
     content = max(
@@ -196,7 +197,7 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
         "text": max(_LEAST_TEXT, min(_longest_word(map(format_value, cells)), _LONGEST_WORD)),
         "stack": _LEAST_STACK,
     }
-    return _Need(
+    return _ColumnWidths(
         column.kind,
         natural,
         enough=max(enough, min(natural, least[column.kind])),
@@ -205,7 +206,7 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
 
 
 def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) -> list[Text]:
-    """Draw a cell in ``width`` columns; only text takes more than one line."""
+    """Return the lines of a cell; only text can have more than one line."""
     match column.kind, cell:
         case "bar", Ratio(ratio) if math.isfinite(ratio):
             return [_bar(ratio, width)]
@@ -221,13 +222,13 @@ def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) 
 
 
 def _header_lines(column: Column, width: int) -> list[Text]:
-    """Draw a column's name, wrapped where its cells are narrower."""
+    """Return the lines of the name of a column."""
     name = escape(column.name)
     return [Text(cut(line, width), theme.HEADER) for line in wrap(name, width, most=_MOST_LINES)]
 
 
 def _bar_glyphs(ratio: float, width: int) -> str:
-    """Draw a share of ``width`` cells, to an eighth of a cell; a nonzero share is always visible."""
+    """Return a bar of at most ``width`` cells, with a resolution of 1/8 cell; nonzero is always visible."""
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
     if ratio > 0:
         eighths = max(eighths, 1)

@@ -1,4 +1,4 @@
-"""Charts as plots of curves."""
+"""Render charts as plots of curves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cudakit.render.svg.plot import plot
 from cudakit.render.svg.thin import finite, thin_curve
 from cudakit.render.values import format_y
 
-# A curve keeps its extremes per column: pixels of a wide page, in units of half a pixel.
+# A curve keeps the extremes of each column. 1,200 columns are the pixels of a wide page, in half-pixel units.
 _COLUMNS = 1200
 _WIDTH = 2 * _COLUMNS
 _HEIGHT = 1000
 
 
 def chart(node: Chart) -> Markup:
-    """Draw series as curves over a common axis. NaN interrupts a curve."""
+    """Return the series as curves over a common x axis. NaN interrupts a curve."""
     heights = [finite(series.y) for series in node.series]
     x_range = _range(finite(node.x))
     y_range = _range(np.concatenate(heights) if heights else node.x)

@@ -1,4 +1,4 @@
-"""Shapes and the figures made of them, as markup."""
+"""Render shapes and figures as markup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cudakit.render.markup import Markup, element, escape, join
 
 
 def draw_shape(shape: Shape) -> Markup:
-    """Write a shape and all within it; labels and tooltips are escaped."""
+    """Return a shape with its children; labels and tooltips are escaped."""
     title = None if shape.title is None else element("title", shape.title)
     children = (
         escape(child, limit=shape.longest) if isinstance(child, str) else draw_shape(child)
@@ -17,7 +17,7 @@ def draw_shape(shape: Shape) -> Markup:
 
 
 def figure(node: Figure) -> Markup:
-    """Write the parts of a figure below one another."""
+    """Return the parts of a figure, from top to bottom."""
     title = element("figcaption", node.title) if node.title else None
     return element("figure", title, *map(_part, node.parts), class_=node.kind)
 

@@ -1,4 +1,4 @@
-"""A long curve reduced to the points that a screen can show, with every peak and trough."""
+"""Reduce a long curve to the points that a screen can show, with every minimum and maximum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.document import Array
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
-# The difference of two larger values may overflow; no measurement is near it.
+# The difference of two larger values may overflow. Measured values are much smaller.
 _LARGEST = 1e300
 
 
@@ -27,18 +27,17 @@ class Points:
 
 
 def finite(values: Array) -> _Floats:
-    """Return values as floats, with NaN for values that cannot be drawn."""
+    """Return values as floats; those that cannot be drawn become NaN."""
     floats = np.asarray(values, dtype=np.float64)
     drawable = np.abs(floats) <= _LARGEST
     return floats if drawable.all() else np.where(drawable, floats, np.nan)
 
 
 def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
-    """Keep at most two points for each of ``columns`` equal parts of ``low`` to ``high``, plus two.
+    """Return about two points for each of ``columns`` equal parts of ``low`` to ``high``.
 
-    Each part keeps its minimum and maximum in their order; if an adjacent part is empty, the point beside the
-    gap is kept too, so that the value held across the gap is correct.
-    NaN interrupts the curve.
+    Each part keeps its minimum and maximum in their order. If an adjacent part is empty, the point next to it
+    is kept too, so that the curve has the correct value across the gap. NaN interrupts the curve.
     """
     x, y = _sort_by_x(finite(x), finite(y))
     known = np.isfinite(x) & np.isfinite(y)
@@ -68,7 +67,7 @@ def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
 
 
 def _kept_indices(y: _Floats, column: _Indices) -> _Indices:
-    """Return the indices to keep, ascending and without repetition."""
+    """Return the indices to keep, in ascending order without duplicates."""
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     ends = np.append(starts[1:], len(y)) - 1
     column_at = column[starts]
