@@ -54,9 +54,7 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Section(f"By {facet.name.replace('_', ' ')} {when}", (call_sites.facet(facet, top),))
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
-    yield Section(
-        f"Segments {when}", (segments.segments(device, top), *segments.layout_columns(device))
-    )
+    yield Section(f"Segments {when}", (segments.segments(device, top),))
     yield Section("Layout at the end", (segments.layout(device),))
     yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
     yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))
