@@ -97,6 +97,12 @@ def test_settings_of_process_are_not_those_of_simulated_machine(
     assert (result["status"], result["variables"]) == ("ok", [])
 
 
+def test_versions_of_simulated_machine_are_its_own(cli: Cli) -> None:
+    about = parsed(cli(*SIM, "--json").stdout)["about"]
+
+    assert set(about) == {"driver", "NVML", "CUDA of the driver", "libcuda"}
+
+
 def test_report_of_simulated_gpu_agrees_with_json_and_exit_code(cli: Cli) -> None:
     run = cli(*SIM)
 

@@ -130,7 +130,7 @@ def versions(context: RunContext) -> dict[str, str]:
         "NVML": nvml_library_version(context),
         "CUDA of the driver": None if offered is None else cuda_text(offered),
         "libcuda": libcuda_path(context),
-        "Python": platform.python_version(),
+        "Python": "" if context.simulated else platform.python_version(),
         **_packages(context),
     }
     return {label: text for label, text in found.items() if text}

@@ -143,7 +143,7 @@ class SetVariable:
     name: str
     value: str
     effect: str
-    library: str  # that reads it
+    library: str  # the library that reads it
     source: str  # section of the documentation, or source file
 
 

@@ -41,7 +41,8 @@ def driver_loaded(context: RunContext) -> Finding:
         return ok(f"driver {module.version} is loaded ({kind} kernel module)")
     version = answering_driver(context)
     if version:
-        return ok(f"driver {version} answers (/proc/driver/nvidia is hidden here)")
+        hidden = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
+        return ok(f"driver {version} answers{hidden}")
     if context.host.is_wsl:
         return _without_wsl_driver(context)
     return _not_loaded(context)
