@@ -43,11 +43,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Run a program: do its CUDA streams race? What uses its memory?",
+        "Do the CUDA streams of a program race? Or record its GPU memory.",
     ),
 }
 
-_EPILOG = """\b
+_EPILOG = """
 Environment variables:
   NO_COLOR=1                 never use colors
   FORCE_COLOR=1              use colors in pipes too
@@ -69,6 +69,10 @@ def load_command(name: str) -> click.Command:
 
 class LazyGroup(click.Group):
     """A group of stubs that imports a command to run it or to complete its options."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the environment variables as a section, like the options and the commands."""
+        formatter.write(self.epilog or "")
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
