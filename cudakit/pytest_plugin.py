@@ -274,7 +274,7 @@ class _Summary:
             parts = (_counted(name, count) for name, count in counts.items())
             terminalreporter.write_line(f"checked: {', '.join(parts)}")
             if not counts.keys() & {"launches", "copies", "fills"}:
-                terminalreporter.write_line("no GPU work was recorded; nothing was checked")
+                terminalreporter.write_line("no GPU work was recorded, so nothing was checked")
         for note in self._notes:
             terminalreporter.write_line(note)
         if self._lacks_gpu(terminalreporter.config):

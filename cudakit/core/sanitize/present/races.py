@@ -31,6 +31,9 @@ MEANINGS: Final = {
     RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
+# Where the name of the kind alone says too little.
+_HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
+
 _KNOWN: Final = {
     Known.EXACT: "exact",
     Known.SUMMARY: "known as merged ranges, since the exact ones were too many",
@@ -90,7 +93,9 @@ def race(found: FoundRace, number: int, *, several_processes: bool) -> Section:
 
 def _heading(found: FoundRace, number: int) -> str:
     times = f", found {format_count(found.count)} times" if found.count > 1 else ""
-    return f"{number}. {found.kind.value}, {found.confidence.value}{times}"
+    return (
+        f"{number}. {_HEADINGS.get(found.kind, found.kind.value)}, {found.confidence.value}{times}"
+    )
 
 
 def _note(found: FoundRace) -> Note:
@@ -127,10 +132,8 @@ def _stack(side: Side) -> Stack:
 
 
 def _bytes(found: FoundRace) -> str:
-    within = (
-        f", {format_bytes(found.offset_bytes)} into the allocation"
-        if found.offset_bytes is not None
-        else ""
+    within = {None: "", 0: ", at the start of the allocation"}.get(
+        found.offset_bytes, f", {format_bytes(found.offset_bytes or 0)} into the allocation"
     )
     fewer = (
         "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""

@@ -118,7 +118,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no GPU work was recorded; nothing was checked\n")
+    assert text.startswith("no GPU work was recorded, so nothing was checked\n")
     assert "nothing was checked" in text
 
 
