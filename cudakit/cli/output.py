@@ -173,7 +173,10 @@ def _create(place: Path, *, name: str) -> TextIO:
 
 
 def _unwritable(name: str, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {name}: {error.strerror}", hint="choose another file")
+    return UsageError(
+        f"cannot write {name}: {error.strerror}",
+        hint="create its directory, or choose another file",
+    )
 
 
 def _discard(stream: TextIO, partial: Path | None) -> None:
