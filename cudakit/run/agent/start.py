@@ -103,7 +103,8 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
-    recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
+    reader = settings["supervisor"]
+    recorder.start(settings["spool"], settings["library"], walker, patches, reader)
     if patches:
         import atexit
 

@@ -390,6 +390,52 @@ assert (counts["lost"], counts["errno"]) == (1, 2), counts
     recorded(tmp_path, library, program)
 
 
+def test_lost_records_are_counted_by_gaps(library: Path, tmp_path: Path) -> None:
+    """The disk is full from the second file on."""
+    program = """
+import resource
+cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+for _ in range(60_000):
+    cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+"""
+    events = recorded(tmp_path, library, program)
+    lost = sum(gap.count for gap in facts(events, Gap) if "could not be written" in gap.what)
+    assert lost > 20_000
+    assert len(list(facts(events, Fill))) + lost == 60_001
+
+
+def test_small_disk_gets_smaller_files(library: Path, tmp_path: Path) -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+for _ in range(60_000):
+    cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+"""
+    assert len(list(facts(recorded(tmp_path, library, program), Fill))) == 60_000
+    assert min(file.stat().st_size for file in tmp_path.glob("*.trace")) == 1 << 20
+
+
+def test_recording_ends_and_is_deleted_without_its_reader(library: Path, tmp_path: Path) -> None:
+    program = """
+import signal, subprocess, time
+recorder.stop()
+reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+own = spool + "/own"
+os.mkdir(own)
+recorder.start(own, library, reader=reader.pid)
+cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+assert os.listdir(own)
+reader.kill()
+reader.wait()
+for _ in range(100_000):
+    cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+assert not os.path.exists(own)
+recorder.stop()
+"""
+    recorded(tmp_path, library, program)
+
+
 @pytest.mark.usefixtures("library")
 def test_start_error_names_the_reason() -> None:
     recorder = importlib.import_module("cudakit.gpu.capture._recorder")
