@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _NAME = "cudakit-sanitizer"
 _MARKER = "cuda_sanitize"
+_REQUIRE_GPU = "--cuda-sanitize-require-gpu"
+_SUPPRESS = "cuda_sanitize_suppress"
 # The counts of the summary: singular and plural.
 _COUNTED = {
     "tests": ("test", "tests"),
@@ -51,13 +53,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="if CUDA cannot be recorded: refuse to run (default), or run without checking and report that",
     )
     group.addoption(
+        _REQUIRE_GPU,
+        action="store_true",
+        help="fail the run if no work of a real GPU was recorded in the checked tests",
+    )
+    group.addoption(
         "--cuda-sanitize-accesses",
         choices=("exact", "arguments"),
         help="accesses of kernels: recorded exactly, or assumed from pointer arguments"
         " (default: exact if possible)",
     )
     parser.addini(
-        "cuda_sanitize_suppress",
+        _SUPPRESS,
         "races that do not fail a test: patterns as for cudakit run --suppress",
         type="linelist",
     )
@@ -125,7 +132,7 @@ class _Sanitizer:
         from cudakit.gpu.capture.recording import begin
 
         self._everything = everything
-        self._suppressions = suppressions(config.getini("cuda_sanitize_suppress"))
+        self._suppressions = suppressions(config.getini(_SUPPRESS), origin=_SUPPRESS)
         self._detector = RaceDetector()
         self._outside = self._report = self._new_report()
         self._test = ""  # the running test, if it is checked
@@ -161,7 +168,7 @@ class _Sanitizer:
             self._report, self._test = self._outside, ""
 
     def summary(self) -> dict[str, int]:
-        """Return the counts of the summary by the keys of ``_COUNTED``."""
+        """Return the counts of the summary by the keys of ``_COUNTED``, and if a real GPU did any work."""
         from cudakit.core.sanitize.report import findings
 
         with self._settled():
@@ -175,6 +182,7 @@ class _Sanitizer:
             "fills": seen.fills,
             "gaps": sum(result.gaps.values()),
             "elsewhere": len(findings(result)),
+            "real_gpu": self._detector.recorded_gpu_work,
         }
 
     @property
@@ -244,14 +252,15 @@ class _Summary:
         self._counts: Counter[str] = Counter()
         self._notes: dict[str, None] = {}  # each once, in order
 
+    @pytest.hookimpl(trylast=True)  # after pytest-xdist has collected the output of its workers
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        sanitizer = session.config.pluginmanager.get_plugin(_NAME)
-        if sanitizer is None:
-            return
-        counted = {"counts": sanitizer.summary(), "notes": sanitizer.notes}
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput[_NAME] = counted
-        self._add(counted)
+        if sanitizer := session.config.pluginmanager.get_plugin(_NAME):
+            counted = {"counts": sanitizer.summary(), "notes": sanitizer.notes}
+            if hasattr(session.config, "workeroutput"):
+                session.config.workeroutput[_NAME] = counted
+            self._add(counted)
+        if self._lacks_gpu(session.config) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -261,10 +270,19 @@ class _Summary:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._counts["tests"]:
             terminalreporter.section("CUDA races", sep="-")
-            parts = (_counted(name, count) for name, count in self._counts.items() if count)
+            counts = {name: self._counts[name] for name in _COUNTED if self._counts[name]}
+            parts = (_counted(name, count) for name, count in counts.items())
             terminalreporter.write_line(f"checked: {', '.join(parts)}")
+            if not counts.keys() & {"launches", "copies", "fills"}:
+                terminalreporter.write_line("no GPU work was recorded; nothing was checked")
         for note in self._notes:
             terminalreporter.write_line(note)
+        if self._lacks_gpu(terminalreporter.config):
+            reason = f"no work of a real GPU was recorded ({_REQUIRE_GPU})"
+            terminalreporter.write_line(f"error: {reason}", red=True)
+
+    def _lacks_gpu(self, config: pytest.Config) -> bool:
+        return bool(config.getoption(_REQUIRE_GPU)) and not self._counts["real_gpu"]
 
     def _add(self, counted: dict[str, Any]) -> None:
         self._counts.update(counted.get("counts", {}))

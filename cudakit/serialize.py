@@ -1,7 +1,8 @@
-"""Frozen dataclasses as plain JSON values, and back by their annotations.
+"""Convert frozen dataclasses to plain JSON values and back.
 
-The only encoder and decoder of Results: ``--json`` writes ``to_plain``, and ``from_plain`` reads it. A field
-is a key; ``metadata={"json": name}`` renames it, ``metadata={"json": None}`` leaves it out.
+This is the only encoder and decoder of Results: ``--json`` writes the values of ``to_plain``, ``from_plain``
+reads them by the annotations of the dataclass. Each field is a key. ``metadata={"json": name}`` renames the
+key, ``metadata={"json": None}`` leaves the field out.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _T = TypeVar("_T")
-_Reasons: TypeAlias = dict[str, str]  # by path; None where reasons are inline
-_REASONS = "unavailable"  # the key with the reasons of a record
+_Reasons: TypeAlias = dict[str, str]  # reasons by path; None instead if they are inline
+_REASONS = "unavailable"  # the key that has the reasons of a record
 
 # --- to plain values -------------------------------------------------------------------------------
 
 
 def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, object]:
-    """Reduce a dataclass instance to dicts, lists and scalars.
+    """Return a dataclass instance as dicts, lists and scalars.
 
     ``schema`` (a field or a class attribute) comes first. An Enum becomes its lower-case name. NaN and
-    infinities become None, and so does an Unavailable, whose reason is in the record around it:
-    ``{"power": None, "unavailable": {"power": reason}}``, under ``fans[1]`` or ``limits.power`` for one in
-    a list or a mapping. With ``inline_reasons`` it becomes ``{"unavailable": reason}`` instead.
+    infinities become None. An Unavailable becomes None too, and the record that contains it gets its reason:
+    ``{"power": None, "unavailable": {"power": reason}}``. The key of a reason is a path such as ``fans[1]``
+    or ``limits.power`` inside of lists and mappings. With ``inline_reasons`` an Unavailable becomes
+    ``{"unavailable": reason}``.
 
-    Raises TypeError for what JSON has no form for (bytes, sets, dates) and for a key used twice.
+    Raises TypeError for values without a JSON form (bytes, sets, dates) and for a key used twice.
     """
     if not _is_record(record):
         raise TypeError(f"a Result is a dataclass instance, not {type(record).__name__}")
@@ -86,7 +88,7 @@ def _members(record: Any) -> Iterator[tuple[str, object]]:
 
 
 def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
-    """Reduce a value; ``path`` leads to it from the record around it."""
+    """Return a value as a plain one; ``path`` is its path in the record that contains it."""
     match value:
         case Enum():
             return value.name.lower()
@@ -99,7 +101,7 @@ def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
                 return {_REASONS: reason}
             reasons[path] = reason
             return None
-        case _ if _is_of_numpy(value):
+        case _ if _is_numpy(value):
             return _numbers(value, path, reasons)
         case Mapping():
             return _object(value, path, reasons)
@@ -110,8 +112,8 @@ def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
-def _is_of_numpy(value: object) -> bool:
-    # numpy is slow to import, and has no instances before its import.
+def _is_numpy(value: object) -> bool:
+    # numpy is slow to import. If it is not imported, the value is not of numpy.
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
@@ -149,18 +151,18 @@ def _key(key: object, path: str) -> str:
     raise TypeError(f"{path}: a JSON key is a word or an integer, not {type(key).__name__}")
 
 
-# --- and back --------------------------------------------------------------------------------------
+# --- from plain values --------------------------------------------------------------------------------------
 
 
 class Mismatch(ValueError):
-    """A plain value does not fit the annotation of its field; the message names the place."""
+    """A plain value does not fit the annotation of its field; the message has its path."""
 
 
 def from_plain(kind: type[_T], plain: object, place: str = "", *, strict: bool = False) -> _T:
-    """Make a dataclass instance of what ``to_plain`` returns, with reasons in either form.
+    """Return the dataclass instance that ``to_plain`` converted, with reasons in either form.
 
-    A missing key takes the default of its field. An unknown key is ignored, so that files of newer versions
-    can be read; with ``strict`` it is a Mismatch. Raises Mismatch, which names the first wrong place.
+    A missing key gives the default of its field. An unknown key is ignored, so that files of newer versions
+    can be read; with ``strict`` it raises Mismatch. Raises Mismatch with the path of the first wrong value.
     """
     if not isinstance(plain, dict):
         raise _mismatch(place, "an object", plain)
@@ -192,7 +194,8 @@ def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
 class _Reader:
     """Reads the fields of one record by their annotations.
 
-    ``place`` is the path of a value in the file, ``path`` that in its record, by which ``reasons`` has it.
+    ``place`` is the path of a value in the file, ``path`` its path in the record, which is its key in
+    ``reasons``.
     """
 
     def __init__(self, reasons: Mapping[str, object], strict: bool) -> None:
@@ -232,20 +235,20 @@ class _Reader:
         if Unavailable in kinds and isinstance(plain, dict) and plain.keys() == {_REASONS}:
             return Unavailable(_scalar(str, plain[_REASONS], place))
         problems = []
-        # A whole number stays one, where both kinds of numbers are allowed.
+        # If int and float are allowed, an integer stays an int.
         for kind in sorted(kinds, key=lambda kind: kind is not type(plain)):
             if kind not in (Unavailable, types.NoneType):
                 try:
                     return self._value(kind, plain, place, path)
                 except Mismatch as problem:
                     problems.append(problem)
-        # The first kind is the usual one; of what is nearly that, the deepest problem says most.
+        # Report the problem with the longest path: the value fits this kind best.
         raise max(problems, key=lambda problem: str(problem).count("."))
 
     def _nothing(self, kinds: tuple[Any, ...], place: str, path: str) -> Unavailable | None:
         reason = self._reasons.get(path)
         if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
-            return Unavailable(str(reason) if reason is not None else "the file does not say why")
+            return Unavailable(str(reason) if reason is not None else "the file gives no reason")
         if types.NoneType in kinds:
             return None
         raise _mismatch(place, "a value", None)
@@ -257,8 +260,9 @@ class _Reader:
             raise _mismatch(place, "a list", plain)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             if kinds[0] is float and set(map(type, plain)) <= {float, int}:
-                with suppress(OverflowError):  # which is reported below, with its place
-                    return tuple(map(float, plain))  # samples, of which there are many
+                # Fast path for samples. An OverflowError is reported below, with its path.
+                with suppress(OverflowError):
+                    return tuple(map(float, plain))
             kinds = (kinds[0],) * len(plain)
         if len(kinds) != len(plain):
             raise _mismatch(place, f"a list of {len(kinds)}", plain)
@@ -282,7 +286,7 @@ def _scalar(kind: Any, plain: object, place: str) -> Any:
             return kind[plain.upper()]
         raise _mismatch(place, " or ".join(name.lower() for name in kind.__members__), plain)
     if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
-        # Neither infinite nor NaN, for which JSON has no form.
+        # JSON has no infinity and no NaN.
         if abs(plain) <= sys.float_info.max:
             return float(plain)
     elif type(plain) is kind:

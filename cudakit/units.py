@@ -1,4 +1,4 @@
-"""Bytes, seconds, counts, rates and ratios as text, and back. Pure; imports nothing of cudakit."""
+"""Format and parse bytes, seconds, counts, rates and ratios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Unavailable:
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-# More digits than any memory size has, and fewer than int() and float() accept.
+# The limit of digits exceeds any memory size and is below the limits of int() and float().
 _SIZE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ def format_bytes(size_bytes: int) -> str:
         magnitude /= 1024
     if unit == "B":
         return f"{sign}{int(magnitude)} B"
-    # 1023.996 would round to 1024 of the smaller unit: switch to the next unit before.
+    # 1023.996 would be shown as 1024 of this unit: use the next unit.
     if round(magnitude) >= 1024 and unit != _BINARY[-1]:
         magnitude, unit = 1.0, _BINARY[_BINARY.index(unit) + 1]
     places = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
@@ -36,9 +36,9 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``10GiB``, ``512M`` or plain bytes without an exponent; K, M, G, T, P, E are powers of 1024.
+    """Parse ``10GiB``, ``512M`` or plain bytes; K, M, G, T, P and E are powers of 1024.
 
-    Raises ValueError for anything else.
+    Raises ValueError for other text.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -71,7 +71,7 @@ def format_count(count: int) -> str:
 
 
 def format_rate(amount: float, unit: str) -> str:
-    """Format an amount per second with a decimal prefix, as vendors do: ``3.35 TB/s``."""
+    """Format an amount per second with a decimal prefix: ``3.35 TB/s``."""
     prefixes = ["", "k", "M", "G", "T", "P"]
     while abs(amount) >= 999.5 and len(prefixes) > 1:
         amount /= 1000
@@ -88,7 +88,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def parse_ratio(text: str) -> float:
-    """Parse ``5%`` or ``0.05`` as 0.05. Raises ValueError for anything else and for negative ratios."""
+    """Parse ``5%`` or ``0.05`` as 0.05. Raises ValueError for other text and for negative ratios."""
     stripped = text.strip()
     try:
         ratio = float(stripped[:-1]) / 100 if stripped.endswith("%") else float(stripped)

@@ -1,10 +1,10 @@
-"""Measure ``cudakit devices`` beside nvidia-smi, in one run.
+"""Measure the run time of ``cudakit devices`` and of nvidia-smi, and the CPU use of ``--watch``.
 
     python scripts/bench_devices.py
 
-Prints medians of nine: the command, ``nvidia-smi``, and a Python that does nothing; their limit,
-max(0.5 s, nvidia-smi + Python); and the share of a core that ``--watch 1`` takes. Exits with 1 where one
-of the limits is passed.
+Prints medians of nine runs of the command, of ``nvidia-smi`` and of an empty Python program; the limit,
+which is max(0.5 s, nvidia-smi + Python); and the share of a core that ``--watch 1`` uses. Exits with 1 if a
+limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COMMANDS = {
     "nvidia-smi": ["nvidia-smi"],
     "python -c pass": [sys.executable, "-c", "pass"],
 }
-LEAST_LIMIT = 0.5
-MOST_SHARE = 0.01
+MINIMUM_LIMIT_SECONDS = 0.5
+MAXIMUM_CORE_SHARE = 0.01
 
 
 def wall(command: list[str]) -> float:
@@ -36,13 +36,13 @@ def wall(command: list[str]) -> float:
 
 
 def medians() -> dict[str, float]:
-    """Run the commands in turn, so that other load affects all of them alike."""
+    """Return the median time of each command; they run in turn, so that other load affects all alike."""
     rounds = [{name: wall(line) for name, line in COMMANDS.items()} for _ in range(ROUNDS)]
     return {name: statistics.median(each[name] for each in rounds) for name in COMMANDS}
 
 
 def watch_share() -> float:
-    """Return the share of a core that ``--watch`` takes, after its start."""
+    """Return the share of a core that ``--watch`` uses after its start."""
     child = subprocess.Popen([*DEVICES, "--watch", "1"], stdout=subprocess.DEVNULL)
     time.sleep(SETTLING_SECONDS)
     before, start = processor_seconds(child.pid), time.perf_counter()
@@ -55,7 +55,7 @@ def watch_share() -> float:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken, as the kernel counts it in nanoseconds."""
+    """Return the CPU time of a process in seconds (/proc/PID/schedstat)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -63,11 +63,11 @@ def main() -> int:
     times = medians()
     for name, seconds in times.items():
         print(f"{name:16} {seconds:.3f} s")
-    limit = max(LEAST_LIMIT, times["nvidia-smi"] + times["python -c pass"])
+    limit = max(MINIMUM_LIMIT_SECONDS, times["nvidia-smi"] + times["python -c pass"])
     share = watch_share()
-    fast, light = times["cudakit devices"] <= limit, share < MOST_SHARE
-    print(f"limit            {limit:.3f} s: {'kept' if fast else 'PASSED'}")
-    print(f"--watch 1        {share:.2%} of a core: {'kept' if light else 'PASSED'}")
+    fast, light = times["cudakit devices"] <= limit, share < MAXIMUM_CORE_SHARE
+    print(f"limit            {limit:.3f} s: {'ok' if fast else 'EXCEEDED'}")
+    print(f"--watch 1        {share:.2%} of a core: {'ok' if light else 'EXCEEDED'}")
     return 0 if fast and light else 1
 
 

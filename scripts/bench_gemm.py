@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cudakit.core.bench.stats import run_interval
+from cudakit.core.bench.stats import ci_over_rounds
 
 SHAPES = Path(__file__).with_name("gemm_shapes.txt")
 LEAST_RATIO = 0.99
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        low, high = run_interval(self.ratios, [len(each) for each in self.rounds])
+        low, high = ci_over_rounds(self.ratios, [len(each) for each in self.rounds])
         return (high - low) / 2
 
     @property
@@ -69,9 +69,9 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 def pairs(cases: list[_Case]) -> Iterator[Pair]:
     known = [case for case in cases if case["median_s"] is not None]
-    peers = {str(case["axes"]): case for case in known if case["contender"] == "torch"}
+    peers = {str(case["axes"]): case for case in known if case["library"] == "torch"}
     for case in known:
-        if case["contender"] == "cudakit" and str(case["axes"]) in peers:
+        if case["library"] == "cudakit" and str(case["axes"]) in peers:
             yield Pair(case, peers[str(case["axes"])])
 
 
@@ -106,7 +106,7 @@ def main() -> int:
         print(line(pair))
     for case in result["results"]:
         if case["median_s"] is None:
-            print("no figure:", case["contender"], case["axes"], case["unavailable"]["median_s"])
+            print("no figure:", case["library"], case["axes"], case["unavailable"]["median_s"])
     worst = min(pair.ratio for pair in found)
     print(f"worst ratio {worst:.4f} of {len(found)}; at least {LEAST_RATIO} is wanted")
     return int(worst < LEAST_RATIO)

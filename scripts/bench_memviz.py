@@ -1,10 +1,10 @@
-"""Measure ``cudakit memviz`` against a bare ``pickle.load`` of the same file, in the same run.
+"""Compare the time and memory of ``cudakit memviz`` with those of ``pickle.load`` of the same file.
 
     python scripts/bench_memviz.py [SNAPSHOT.pkl ...]
 
-Without files it makes a million events with scripts/make_snapshots.py. The bare load runs with garbage
-collection paused, and only the load is timed; memviz is timed as a whole process, from its start to the
-printed report. Runs alternate; medians are compared. The last line times ``cudakit --help``.
+Without files, scripts/make_snapshots.py makes two of a million events. pickle.load is timed alone, with
+garbage collection off; memviz is timed as a whole process. Runs alternate, and the medians are printed. The
+last line has the time of ``cudakit --help``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 _RUNS = 5
 
-# With -P the installed package runs, wherever this is started: a source tree has no compiled reader.
+# With -P the installed package runs, also from the source tree, which has no compiled reader.
 _CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
 
 _BARE = """
@@ -46,7 +46,7 @@ class Run:
 
 
 def run(command: list[str]) -> tuple[Run, str]:
-    """Run a command to its end: whole-process time, peak memory, and what it printed."""
+    """Run a command; return its time, peak memory and output."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     printed = "".join(process.stdout or ())
@@ -59,7 +59,7 @@ def run(command: list[str]) -> tuple[Run, str]:
 
 
 def bare_load(file: str) -> Run:
-    """Time pickle.load alone, in a process of its own."""
+    """Time pickle.load alone, in its own process."""
     measured, printed = run([sys.executable, "-c", _BARE, file])
     return Run(float(printed), measured.peak_bytes)
 
@@ -95,7 +95,7 @@ def _median(runs: tuple[Run, ...], of: Callable[[Run], float]) -> float:
 
 
 def time_help() -> None:
-    """Print how long ``cudakit --help`` takes, and a Python that does nothing."""
+    """Print the time of ``cudakit --help``, and of Python without a program."""
     helps = [run([*_CUDAKIT, "--help"])[0].seconds for _ in range(9)]
     nothing = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
     print(
@@ -105,7 +105,7 @@ def time_help() -> None:
 
 
 def main() -> None:
-    """Compare the files named, or two that are made for it."""
+    """Compare the given files, or two generated ones."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}")
     with tempfile.TemporaryDirectory() as folder:
         files = sys.argv[1:]

@@ -1,10 +1,10 @@
-"""Compare what cudakit says of each GPU with nvidia-smi and PyTorch, field by field.
+"""Compare the fields of cudakit with those of nvidia-smi and PyTorch for each GPU.
 
     python scripts/compare_devices.py
 
-What stays must be equal. What moves is read before and after nvidia-smi, and must lie between the two
-readings, or beyond them by no more than the tolerance that the table shows. Exits with 1 where a field
-differs, or where fewer than 60 could be compared.
+Constant fields must be equal. Changing fields are read before and after nvidia-smi, whose value must be
+between the two readings or outside by at most the tolerance. Exits with 1 if a field differs or fewer than
+60 were compared.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cudakit.gpu.api.facts import Field
 from cudakit.gpu.machine import open_machine
 from cudakit.units import Unavailable
 
-LEAST = 60
+LEAST_COMPARED = 60
 MIB = 2**20
 ABSENT = ("N/A", "None", "", "Requested functionality has been deprecated")
 
 
 @dataclass(frozen=True)
-class Static:
+class Constant:
     """A field that must equal the value at a path of nvidia-smi's XML."""
 
     path: str
@@ -37,8 +37,8 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Moving:
-    """A field that changes over time, and how far theirs may lie outside of our two readings."""
+class Changing:
+    """A field that changes over time, and the tolerance outside of our two readings."""
 
     path: str
     tolerance: float
@@ -76,123 +76,127 @@ PCI = "pci/pci_gpu_link_info"
 ECC = "ecc_errors"
 ROWS = "remapped_rows"
 
-STATIC: Mapping[str, Static] = {
-    "name": Static("product_name"),
-    "brand": Static("product_brand"),
-    "architecture": Static("product_architecture"),
-    "display_attached": Static("display_attached", flag),
-    "display_active": Static("display_active", flag),
-    "persistence_mode": Static("persistence_mode", flag),
-    "addressing_mode": Static("addressing_mode", lower),
-    "mig_mode": Static("mig_mode/current_mig", flag),
-    "mig_mode_pending": Static("mig_mode/pending_mig", flag),
-    "accounting_mode": Static("accounting_mode", flag),
-    "accounting_buffer_size": Static("accounting_mode_buffer_size", number),
-    "serial": Static("serial"),
-    "uuid": Static("uuid"),
-    "minor_number": Static("minor_number", number),
-    "vbios_version": Static("vbios_version"),
-    "multi_gpu_board": Static("multigpu_board", flag),
-    "board_id": Static("board_id"),
-    "board_part_number": Static("board_part_number"),
-    "module_id": Static("platformInfo/module_id", number),
-    "inforom_image_version": Static("inforom_version/img_version"),
-    "inforom_oem_version": Static("inforom_version/oem_object"),
-    "inforom_ecc_version": Static("inforom_version/ecc_object"),
-    "inforom_power_version": Static("inforom_version/pwr_object"),
-    "operation_mode": Static("gpu_operation_mode/current_gom", lower),
-    "c2c_mode": Static("c2c_mode", flag),
-    "virtualization_mode": Static("gpu_virtualization_mode/virtualization_mode", lower),
-    "host_vgpu_mode": Static("gpu_virtualization_mode/host_vgpu_mode"),
-    "recovery_action": Static("gpu_recovery_action", lower),
-    "gsp_firmware_version": Static("gsp_firmware_version"),
-    "pci_bus_id": Static("pci/pci_bus_id", address),
-    "pci_device_id": Static("pci/pci_device_id", hexadecimal),
-    "pci_subsystem_id": Static("pci/pci_sub_system_id", hexadecimal),
-    "pcie_generation_max": Static(f"{PCI}/pcie_gen/max_link_gen", number),
-    "pcie_generation_device_max": Static(f"{PCI}/pcie_gen/max_device_link_gen", number),
-    "pcie_width_max": Static(f"{PCI}/link_widths/max_link_width", number),
-    "pcie_replays": Static("pci/replay_counter", number),
-    "pcie_replay_rollovers": Static("pci/replay_rollover_counter", number),
-    "fan_speed_percent": Static("fan_speed", number),
-    "memory_total_bytes": Static("fb_memory_usage/total", mebibytes),
-    "bar1_total_bytes": Static("bar1_memory_usage/total", mebibytes),
-    "protected_memory_total_bytes": Static("cc_protected_memory_usage/total", mebibytes),
-    "compute_mode": Static("compute_mode", lower),
-    "dram_encryption": Static("dram_encryption_mode/current_dram_encryption", flag),
-    "ecc_mode": Static("ecc_mode/current_ecc", flag),
-    "ecc_mode_pending": Static("ecc_mode/pending_ecc", flag),
-    "ecc_sram_corrected_volatile": Static(f"{ECC}/volatile/sram_correctable", number),
-    "ecc_sram_parity_volatile": Static(f"{ECC}/volatile/sram_uncorrectable_parity", number),
-    "ecc_sram_uncorrected_volatile": Static(f"{ECC}/volatile/sram_uncorrectable_secded", number),
-    "ecc_dram_corrected_volatile": Static(f"{ECC}/volatile/dram_correctable", number),
-    "ecc_dram_uncorrected_volatile": Static(f"{ECC}/volatile/dram_uncorrectable", number),
-    "ecc_sram_corrected_aggregate": Static(f"{ECC}/aggregate/sram_correctable", number),
-    "ecc_sram_parity_aggregate": Static(f"{ECC}/aggregate/sram_uncorrectable_parity", number),
-    "ecc_sram_uncorrected_aggregate": Static(f"{ECC}/aggregate/sram_uncorrectable_secded", number),
-    "ecc_dram_corrected_aggregate": Static(f"{ECC}/aggregate/dram_correctable", number),
-    "ecc_dram_uncorrected_aggregate": Static(f"{ECC}/aggregate/dram_uncorrectable", number),
-    "ecc_sram_threshold_exceeded": Static(f"{ECC}/aggregate/sram_threshold_exceeded", flag),
-    "repair_channel_pending": Static(f"{ECC}/channel_repair_pending", flag),
-    "repair_tpc_pending": Static(f"{ECC}/tpc_repair_pending", flag),
-    "unrepairable_memory": Static(f"{ECC}/unrepairable_memory", flag),
-    "retired_pages_pending": Static("retired_pages/pending_retirement", flag),
-    "remapped_rows_correctable": Static(f"{ROWS}/remapped_row_corr", number),
-    "remapped_rows_uncorrectable": Static(f"{ROWS}/remapped_row_unc", number),
-    "remapped_rows_pending": Static(f"{ROWS}/remapped_row_pending", flag),
-    "remapped_rows_failed": Static(f"{ROWS}/remapped_row_failure", flag),
+CONSTANT: Mapping[str, Constant] = {
+    "name": Constant("product_name"),
+    "brand": Constant("product_brand"),
+    "architecture": Constant("product_architecture"),
+    "display_attached": Constant("display_attached", flag),
+    "display_active": Constant("display_active", flag),
+    "persistence_mode": Constant("persistence_mode", flag),
+    "addressing_mode": Constant("addressing_mode", lower),
+    "mig_mode": Constant("mig_mode/current_mig", flag),
+    "mig_mode_pending": Constant("mig_mode/pending_mig", flag),
+    "accounting_mode": Constant("accounting_mode", flag),
+    "accounting_buffer_size": Constant("accounting_mode_buffer_size", number),
+    "serial": Constant("serial"),
+    "uuid": Constant("uuid"),
+    "minor_number": Constant("minor_number", number),
+    "vbios_version": Constant("vbios_version"),
+    "multi_gpu_board": Constant("multigpu_board", flag),
+    "board_id": Constant("board_id"),
+    "board_part_number": Constant("board_part_number"),
+    "module_id": Constant("platformInfo/module_id", number),
+    "inforom_image_version": Constant("inforom_version/img_version"),
+    "inforom_oem_version": Constant("inforom_version/oem_object"),
+    "inforom_ecc_version": Constant("inforom_version/ecc_object"),
+    "inforom_power_version": Constant("inforom_version/pwr_object"),
+    "operation_mode": Constant("gpu_operation_mode/current_gom", lower),
+    "c2c_mode": Constant("c2c_mode", flag),
+    "virtualization_mode": Constant("gpu_virtualization_mode/virtualization_mode", lower),
+    "host_vgpu_mode": Constant("gpu_virtualization_mode/host_vgpu_mode"),
+    "recovery_action": Constant("gpu_recovery_action", lower),
+    "gsp_firmware_version": Constant("gsp_firmware_version"),
+    "pci_bus_id": Constant("pci/pci_bus_id", address),
+    "pci_device_id": Constant("pci/pci_device_id", hexadecimal),
+    "pci_subsystem_id": Constant("pci/pci_sub_system_id", hexadecimal),
+    "pcie_generation_max": Constant(f"{PCI}/pcie_gen/max_link_gen", number),
+    "pcie_generation_device_max": Constant(f"{PCI}/pcie_gen/max_device_link_gen", number),
+    "pcie_width_max": Constant(f"{PCI}/link_widths/max_link_width", number),
+    "pcie_replays": Constant("pci/replay_counter", number),
+    "pcie_replay_rollovers": Constant("pci/replay_rollover_counter", number),
+    "fan_speed_percent": Constant("fan_speed", number),
+    "memory_total_bytes": Constant("fb_memory_usage/total", mebibytes),
+    "bar1_total_bytes": Constant("bar1_memory_usage/total", mebibytes),
+    "protected_memory_total_bytes": Constant("cc_protected_memory_usage/total", mebibytes),
+    "compute_mode": Constant("compute_mode", lower),
+    "dram_encryption": Constant("dram_encryption_mode/current_dram_encryption", flag),
+    "ecc_mode": Constant("ecc_mode/current_ecc", flag),
+    "ecc_mode_pending": Constant("ecc_mode/pending_ecc", flag),
+    "ecc_sram_corrected_volatile": Constant(f"{ECC}/volatile/sram_correctable", number),
+    "ecc_sram_parity_volatile": Constant(f"{ECC}/volatile/sram_uncorrectable_parity", number),
+    "ecc_sram_uncorrected_volatile": Constant(f"{ECC}/volatile/sram_uncorrectable_secded", number),
+    "ecc_dram_corrected_volatile": Constant(f"{ECC}/volatile/dram_correctable", number),
+    "ecc_dram_uncorrected_volatile": Constant(f"{ECC}/volatile/dram_uncorrectable", number),
+    "ecc_sram_corrected_aggregate": Constant(f"{ECC}/aggregate/sram_correctable", number),
+    "ecc_sram_parity_aggregate": Constant(f"{ECC}/aggregate/sram_uncorrectable_parity", number),
+    "ecc_sram_uncorrected_aggregate": Constant(
+        f"{ECC}/aggregate/sram_uncorrectable_secded", number
+    ),
+    "ecc_dram_corrected_aggregate": Constant(f"{ECC}/aggregate/dram_correctable", number),
+    "ecc_dram_uncorrected_aggregate": Constant(f"{ECC}/aggregate/dram_uncorrectable", number),
+    "ecc_sram_threshold_exceeded": Constant(f"{ECC}/aggregate/sram_threshold_exceeded", flag),
+    "repair_channel_pending": Constant(f"{ECC}/channel_repair_pending", flag),
+    "repair_tpc_pending": Constant(f"{ECC}/tpc_repair_pending", flag),
+    "unrepairable_memory": Constant(f"{ECC}/unrepairable_memory", flag),
+    "retired_pages_pending": Constant("retired_pages/pending_retirement", flag),
+    "remapped_rows_correctable": Constant(f"{ROWS}/remapped_row_corr", number),
+    "remapped_rows_uncorrectable": Constant(f"{ROWS}/remapped_row_unc", number),
+    "remapped_rows_pending": Constant(f"{ROWS}/remapped_row_pending", flag),
+    "remapped_rows_failed": Constant(f"{ROWS}/remapped_row_failure", flag),
     **{
-        f"remap_banks_{left}": Static(
+        f"remap_banks_{left}": Constant(
             f"{ROWS}/row_remapper_histogram/row_remapper_histogram_{left}", number
         )
         for left in ("max", "high", "partial", "low", "none")
     },
-    "temperature_shutdown_margin_c": Static("temperature/gpu_temp_max_tlimit_threshold", number),
-    "temperature_slowdown_margin_c": Static("temperature/gpu_temp_slow_tlimit_threshold", number),
-    "temperature_gpu_max_margin_c": Static("temperature/gpu_temp_max_gpu_tlimit_threshold", number),
-    "temperature_memory_max_margin_c": Static(
+    "temperature_shutdown_margin_c": Constant("temperature/gpu_temp_max_tlimit_threshold", number),
+    "temperature_slowdown_margin_c": Constant("temperature/gpu_temp_slow_tlimit_threshold", number),
+    "temperature_gpu_max_margin_c": Constant(
+        "temperature/gpu_temp_max_gpu_tlimit_threshold", number
+    ),
+    "temperature_memory_max_margin_c": Constant(
         "temperature/gpu_temp_max_mem_tlimit_threshold", number
     ),
-    "power_limit_enforced_w": Static("gpu_power_readings/current_power_limit", number),
-    "power_limit_w": Static("gpu_power_readings/requested_power_limit", number),
-    "power_limit_default_w": Static("gpu_power_readings/default_power_limit", number),
-    "power_limit_min_w": Static("gpu_power_readings/min_power_limit", number),
-    "power_limit_max_w": Static("gpu_power_readings/max_power_limit", number),
-    "clock_graphics_application_mhz": Static("applications_clocks/graphics_clock", number),
-    "clock_memory_application_mhz": Static("applications_clocks/mem_clock", number),
-    "clock_graphics_default_mhz": Static("default_applications_clocks/graphics_clock", number),
-    "clock_memory_default_mhz": Static("default_applications_clocks/mem_clock", number),
-    "clock_graphics_max_mhz": Static("max_clocks/graphics_clock", number),
-    "clock_sm_max_mhz": Static("max_clocks/sm_clock", number),
-    "clock_memory_max_mhz": Static("max_clocks/mem_clock", number),
-    "clock_video_max_mhz": Static("max_clocks/video_clock", number),
-    "clock_customer_boost_max_mhz": Static("max_customer_boost_clocks/graphics_clock", number),
+    "power_limit_enforced_w": Constant("gpu_power_readings/current_power_limit", number),
+    "power_limit_w": Constant("gpu_power_readings/requested_power_limit", number),
+    "power_limit_default_w": Constant("gpu_power_readings/default_power_limit", number),
+    "power_limit_min_w": Constant("gpu_power_readings/min_power_limit", number),
+    "power_limit_max_w": Constant("gpu_power_readings/max_power_limit", number),
+    "clock_graphics_application_mhz": Constant("applications_clocks/graphics_clock", number),
+    "clock_memory_application_mhz": Constant("applications_clocks/mem_clock", number),
+    "clock_graphics_default_mhz": Constant("default_applications_clocks/graphics_clock", number),
+    "clock_memory_default_mhz": Constant("default_applications_clocks/mem_clock", number),
+    "clock_graphics_max_mhz": Constant("max_clocks/graphics_clock", number),
+    "clock_sm_max_mhz": Constant("max_clocks/sm_clock", number),
+    "clock_memory_max_mhz": Constant("max_clocks/mem_clock", number),
+    "clock_video_max_mhz": Constant("max_clocks/video_clock", number),
+    "clock_customer_boost_max_mhz": Constant("max_customer_boost_clocks/graphics_clock", number),
 }
 
-MOVING: Mapping[str, Moving] = {
-    "memory_used_bytes": Moving("fb_memory_usage/used", 600 * MIB, MIB),
-    "memory_free_bytes": Moving("fb_memory_usage/free", 600 * MIB, MIB),
-    "memory_reserved_bytes": Moving("fb_memory_usage/reserved", MIB, MIB),
-    "bar1_used_bytes": Moving("bar1_memory_usage/used", 600 * MIB, MIB),
-    "pcie_generation": Moving(f"{PCI}/pcie_gen/current_link_gen", 4),
-    "pcie_width": Moving(f"{PCI}/link_widths/current_link_width", 0),
-    "utilization_gpu_percent": Moving("utilization/gpu_util", 20),
-    "utilization_memory_percent": Moving("utilization/memory_util", 20),
-    "utilization_encoder_percent": Moving("utilization/encoder_util", 5),
-    "utilization_decoder_percent": Moving("utilization/decoder_util", 5),
-    "utilization_jpeg_percent": Moving("utilization/jpeg_util", 5),
-    "utilization_ofa_percent": Moving("utilization/ofa_util", 5),
-    "temperature_gpu_c": Moving("temperature/gpu_temp", 3),
-    "temperature_margin_c": Moving("temperature/gpu_temp_tlimit", 3),
-    "temperature_memory_c": Moving("temperature/memory_temp", 3),
-    "power_draw_w": Moving("gpu_power_readings/average_power_draw", 30),
-    "power_average_w": Moving("gpu_power_readings/average_power_draw", 30),
-    "power_instant_w": Moving("gpu_power_readings/instant_power_draw", 60),
-    "clock_graphics_mhz": Moving("clocks/graphics_clock", 300),
-    "clock_sm_mhz": Moving("clocks/sm_clock", 300),
-    "clock_memory_mhz": Moving("clocks/mem_clock", 300),
-    "clock_video_mhz": Moving("clocks/video_clock", 300),
-    "slowed_by_power_cap_ns": Moving(
+CHANGING: Mapping[str, Changing] = {
+    "memory_used_bytes": Changing("fb_memory_usage/used", 600 * MIB, MIB),
+    "memory_free_bytes": Changing("fb_memory_usage/free", 600 * MIB, MIB),
+    "memory_reserved_bytes": Changing("fb_memory_usage/reserved", MIB, MIB),
+    "bar1_used_bytes": Changing("bar1_memory_usage/used", 600 * MIB, MIB),
+    "pcie_generation": Changing(f"{PCI}/pcie_gen/current_link_gen", 4),
+    "pcie_width": Changing(f"{PCI}/link_widths/current_link_width", 0),
+    "utilization_gpu_percent": Changing("utilization/gpu_util", 20),
+    "utilization_memory_percent": Changing("utilization/memory_util", 20),
+    "utilization_encoder_percent": Changing("utilization/encoder_util", 5),
+    "utilization_decoder_percent": Changing("utilization/decoder_util", 5),
+    "utilization_jpeg_percent": Changing("utilization/jpeg_util", 5),
+    "utilization_ofa_percent": Changing("utilization/ofa_util", 5),
+    "temperature_gpu_c": Changing("temperature/gpu_temp", 3),
+    "temperature_margin_c": Changing("temperature/gpu_temp_tlimit", 3),
+    "temperature_memory_c": Changing("temperature/memory_temp", 3),
+    "power_draw_w": Changing("gpu_power_readings/average_power_draw", 30),
+    "power_average_w": Changing("gpu_power_readings/average_power_draw", 30),
+    "power_instant_w": Changing("gpu_power_readings/instant_power_draw", 60),
+    "clock_graphics_mhz": Changing("clocks/graphics_clock", 300),
+    "clock_sm_mhz": Changing("clocks/sm_clock", 300),
+    "clock_memory_mhz": Changing("clocks/mem_clock", 300),
+    "clock_video_mhz": Changing("clocks/video_clock", 300),
+    "slowed_by_power_cap_ns": Changing(
         "clocks_event_reasons_counters/clocks_event_reasons_counters_sw_power_cap", 1e8, 1e3
     ),
 }
@@ -248,8 +252,8 @@ def compare() -> list[Line]:
     lines = []
     for device, later in zip(before.devices, after.devices, strict=True):
         gpu = gpus[str(device.uuid)]
-        lines += [static(device, name, at, gpu) for name, at in STATIC.items()]
-        lines += [moving((device, later), name, at, gpu) for name, at in MOVING.items()]
+        lines += [static(device, name, at, gpu) for name, at in CONSTANT.items()]
+        lines += [moving((device, later), name, at, gpu) for name, at in CHANGING.items()]
         lines.append(reasons((device, later), gpu))
     lines.append(
         same("smi", "driver_version", before.driver_version, smi.findtext("driver_version"))
@@ -260,7 +264,7 @@ def compare() -> list[Line]:
     return lines + list(torch_lines(before.visible))
 
 
-def static(device: Device, name: str, at: Static, gpu: ElementTree.Element) -> Line:
+def static(device: Device, name: str, at: Constant, gpu: ElementTree.Element) -> Line:
     text = (gpu.findtext(at.path) or "").strip()
     ours = device.field(name)
     if name == "recovery_action" or (name == "addressing_mode" and text == "None"):
@@ -272,7 +276,7 @@ def static(device: Device, name: str, at: Static, gpu: ElementTree.Element) -> L
 
 
 def moving(
-    readings: tuple[Device, Device], name: str, at: Moving, gpu: ElementTree.Element
+    readings: tuple[Device, Device], name: str, at: Changing, gpu: ElementTree.Element
 ) -> Line:
     text = (gpu.findtext(at.path) or "").strip()
     ours = [reading.field(name) for reading in readings]
@@ -339,7 +343,7 @@ def main() -> int:
     known = [line for line in lines if line.verdict not in ("DIFFERS", "absent")]
     absent = len(lines) - len(known) - len(differ)
     print(f"{len(known)} agree, {absent} are absent for both, {len(differ)} differ")
-    return 1 if differ or len(known) < LEAST else 0
+    return 1 if differ or len(known) < LEAST_COMPARED else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-// An instrument of its own, to check the figures of `cudakit bench` with: CUDA C++, events of the runtime,
-// no code in common. scripts/crosscheck_bench.py compiles it (nvcc -O3 -arch=native crosscheck.cu) and runs it.
-// Prints a line for each figure: its name, a tab, the median in seconds.
+// Independent measurements to validate `cudakit bench`: CUDA C++ and runtime events, no shared code.
+// scripts/crosscheck_bench.py compiles this file (nvcc -O3 -arch=native crosscheck.cu) and runs it.
+// Prints one line per measurement: its name, a tab, the median in seconds.
 
 #include <algorithm>
 #include <chrono>
@@ -22,11 +22,11 @@
 
 using Work = std::function<void(cudaStream_t)>;
 
-__global__ void nothing()
+__global__ void empty()
 {
 }
 
-// What a node of a graph is in `cudakit bench graph`: it writes 16 bytes, so that one can see that it ran.
+// The graph node of `cudakit bench graph`: writes 16 bytes, so that its execution can be verified.
 __global__ void mark(uint4 *to, unsigned word, unsigned long long count)
 {
     const unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
@@ -34,7 +34,7 @@ __global__ void mark(uint4 *to, unsigned word, unsigned long long count)
         __stcs(to + i, make_uint4(word, word, word, word));
 }
 
-__global__ void wait(long long cycles)
+__global__ void spin(long long cycles)
 {
     const long long begin = clock64();
     while (clock64() - begin < cycles) {
@@ -48,7 +48,7 @@ __global__ void scatter_bits(uint4 *out, size_t count)
         unsigned state = (unsigned)i * 747796405u + 2891336453u;
         auto next = [&] {
             state = state * 747796405u + 2891336453u;
-            // Floats in [1, 2): any bits as a mantissa.
+            // Floats in [1, 2): random mantissa bits.
             return 0x3F800000u | (((state >> ((state >> 28) + 4)) ^ state) * 277803737u) >> 9;
         };
         out[i] = make_uint4(next(), next(), next(), next());
@@ -76,20 +76,20 @@ double median(std::vector<double> times)
     return times[times.size() / 2];
 }
 
-void tell(const char *name, double seconds)
+void print_result(const char *name, double seconds)
 {
     printf("%s\t%.9g\n", name, seconds);
 }
 
-// What the device takes for one execution, the launches hidden behind a kernel that waits.
-double on_device(cudaStream_t stream, const Work &work, int samples, int each = 1)
+// Returns the median device time of one execution. A spinning kernel hides the launch latency.
+double device_time(cudaStream_t stream, const Work &work, int samples, int each = 1)
 {
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
     std::vector<double> times;
     for (int sample = -10; sample < samples; ++sample) {
-        wait<<<1, 1, 0, stream>>>(400000 + 10000LL * each);
+        spin<<<1, 1, 0, stream>>>(400000 + 10000LL * each);
         CHECK(cudaEventRecord(begin, stream));
         for (int i = 0; i < each; ++i)
             work(stream);
@@ -105,8 +105,8 @@ double on_device(cudaStream_t stream, const Work &work, int samples, int each = 
     return median(times);
 }
 
-// What the host takes for a call, by its own clock; the device is waited for outside of the time.
-double at_host(const std::function<void()> &call, int samples, bool waits = false)
+// Returns the median host time of a call; with `waits`, including the wait for the device.
+double host_time(const std::function<void()> &call, int samples, bool waits = false)
 {
     std::vector<double> times;
     for (int sample = -10; sample < samples; ++sample) {
@@ -131,34 +131,41 @@ void bandwidth(cudaStream_t stream)
         scatter_bits<<<4096, 256, 0, stream>>>((uint4 *)ptr, count);
     }
     const int blocks = 65536, threads = 256;
-    tell("memory copy 1GiB",
-         on_device(stream, [&](cudaStream_t s) { copy<<<blocks, threads, 0, s>>>(at[0], at[1], count); }, 200));
-    tell("memory triad 1GiB",
-         on_device(
-             stream, [&](cudaStream_t s) { triad<<<blocks, threads, 0, s>>>(at[0], at[1], at[2], 1.7f, count); },
-             200));
-    tell("copy d2d 1GiB",
-         on_device(
-             stream,
-             [&](cudaStream_t s) { CHECK(cudaMemcpyAsync(at[0], at[1], bytes, cudaMemcpyDeviceToDevice, s)); },
-             200));
+    print_result(
+        "memory copy 1GiB",
+        device_time(stream, [&](cudaStream_t s) { copy<<<blocks, threads, 0, s>>>(at[0], at[1], count); }, 200));
+    print_result("memory triad 1GiB",
+                 device_time(
+                     stream,
+                     [&](cudaStream_t s) { triad<<<blocks, threads, 0, s>>>(at[0], at[1], at[2], 1.7f, count); },
+                     200));
+    print_result("copy d2d 1GiB", device_time(
+                                      stream,
+                                      [&](cudaStream_t s) {
+                                          CHECK(cudaMemcpyAsync(at[0], at[1], bytes, cudaMemcpyDeviceToDevice, s));
+                                      },
+                                      200));
     void *host;
     CHECK(cudaMallocHost(&host, bytes));
-    tell("copy h2d 1GiB",
-         on_device(
-             stream,
-             [&](cudaStream_t s) { CHECK(cudaMemcpyAsync(at[0], host, bytes, cudaMemcpyHostToDevice, s)); }, 20));
-    tell("copy d2h 1GiB",
-         on_device(
-             stream,
-             [&](cudaStream_t s) { CHECK(cudaMemcpyAsync(host, at[0], bytes, cudaMemcpyDeviceToHost, s)); }, 20));
+    print_result(
+        "copy h2d 1GiB",
+        device_time(
+            stream, [&](cudaStream_t s) { CHECK(cudaMemcpyAsync(at[0], host, bytes, cudaMemcpyHostToDevice, s)); },
+            20));
+    print_result(
+        "copy d2h 1GiB",
+        device_time(
+            stream, [&](cudaStream_t s) { CHECK(cudaMemcpyAsync(host, at[0], bytes, cudaMemcpyDeviceToHost, s)); },
+            20));
     CHECK(cudaFreeHost(host));
     void *pages = malloc(size_t(256) << 20);
     std::fill_n((char *)pages, size_t(256) << 20, 1);
-    tell("copy pageable-h2d 256MiB",
-         at_host([&] { CHECK(cudaMemcpy(at[0], pages, size_t(256) << 20, cudaMemcpyHostToDevice)); }, 20, true));
-    tell("copy pageable-d2h 256MiB",
-         at_host([&] { CHECK(cudaMemcpy(pages, at[0], size_t(256) << 20, cudaMemcpyDeviceToHost)); }, 20, true));
+    print_result(
+        "copy pageable-h2d 256MiB",
+        host_time([&] { CHECK(cudaMemcpy(at[0], pages, size_t(256) << 20, cudaMemcpyHostToDevice)); }, 20, true));
+    print_result(
+        "copy pageable-d2h 256MiB",
+        host_time([&] { CHECK(cudaMemcpy(pages, at[0], size_t(256) << 20, cudaMemcpyDeviceToHost)); }, 20, true));
     free(pages);
     for (auto ptr : at)
         CHECK(cudaFree(ptr));
@@ -168,28 +175,29 @@ void latencies(cudaStream_t stream)
 {
     cudaEvent_t event;
     CHECK(cudaEventCreate(&event));
-    tell("launch", at_host([&] { nothing<<<1, 1, 0, stream>>>(); }, 2000));
-    tell("launch-to-finish", at_host([&] { nothing<<<1, 1, 0, stream>>>(); }, 2000, true));
-    tell("launch-back-to-back", on_device(stream, [](cudaStream_t s) { nothing<<<1, 1, 0, s>>>(); }, 50, 500));
-    tell("event-record", at_host([&] { CHECK(cudaEventRecord(event, stream)); }, 2000));
+    print_result("launch", host_time([&] { empty<<<1, 1, 0, stream>>>(); }, 2000));
+    print_result("launch-to-finish", host_time([&] { empty<<<1, 1, 0, stream>>>(); }, 2000, true));
+    print_result("launch-back-to-back",
+                 device_time(stream, [](cudaStream_t s) { empty<<<1, 1, 0, s>>>(); }, 50, 500));
+    print_result("event-record", host_time([&] { CHECK(cudaEventRecord(event, stream)); }, 2000));
     CHECK(cudaEventDestroy(event));
     void *ptr;
-    tell("alloc stream-ordered 1MiB", at_host(
+    print_result("alloc stream-ordered 1MiB", host_time(
+                                                  [&] {
+                                                      CHECK(cudaMallocAsync(&ptr, 1 << 20, stream));
+                                                      CHECK(cudaFreeAsync(ptr, stream));
+                                                  },
+                                                  2000));
+    print_result("alloc driver 1MiB", host_time(
                                           [&] {
-                                              CHECK(cudaMallocAsync(&ptr, 1 << 20, stream));
-                                              CHECK(cudaFreeAsync(ptr, stream));
+                                              CHECK(cudaMalloc(&ptr, 1 << 20));
+                                              CHECK(cudaFree(ptr));
                                           },
-                                          2000));
-    tell("alloc driver 1MiB", at_host(
-                                  [&] {
-                                      CHECK(cudaMalloc(&ptr, 1 << 20));
-                                      CHECK(cudaFree(ptr));
-                                  },
-                                  500));
+                                          500));
 }
 
-// A node takes longer in a process that has run graphs in two streams than in one that has not, on an H200 0.89
-// against 0.71 us: both are told. cudakit has a second stream, too: the one in which it verifies.
+// Graph nodes take longer once a process has run graphs in two streams (0.89 instead of 0.71 us on an H200), so
+// both cases are measured. cudakit uses a second stream as well, for verification.
 void graphs(cudaStream_t stream, const char *streams)
 {
     uint4 *marks;
@@ -204,11 +212,12 @@ void graphs(cudaStream_t stream, const char *streams)
         CHECK(cudaGraphInstantiate(&executable, graph, 0));
         char name[64];
         snprintf(name, sizeof name, "graph launch %d%s", nodes, streams);
-        tell(name, at_host([&] { CHECK(cudaGraphLaunch(executable, stream)); }, 500));
+        print_result(name, host_time([&] { CHECK(cudaGraphLaunch(executable, stream)); }, 500));
         snprintf(name, sizeof name, "graph run %d%s", nodes, streams);
-        tell(name, on_device(stream, [&](cudaStream_t s) { CHECK(cudaGraphLaunch(executable, s)); }, 200));
+        print_result(name,
+                     device_time(stream, [&](cudaStream_t s) { CHECK(cudaGraphLaunch(executable, s)); }, 200));
         snprintf(name, sizeof name, "graph replay %d%s", nodes, streams);
-        tell(name, at_host([&] { CHECK(cudaGraphLaunch(executable, stream)); }, 500, true));
+        print_result(name, host_time([&] { CHECK(cudaGraphLaunch(executable, stream)); }, 500, true));
         CHECK(cudaGraphExecDestroy(executable));
         CHECK(cudaGraphDestroy(graph));
     }

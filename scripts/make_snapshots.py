@@ -1,10 +1,10 @@
-"""Make snapshots of a million events in torch's own format, where there is no GPU to record them.
+"""Generate snapshots of a million events in PyTorch's format, without a GPU.
 
     python scripts/make_snapshots.py FOLDER [EVENTS]
 
-Writes few_stacks.pkl (30 stacks, one stream) and many_stacks.pkl (6,000 stacks, four streams, frees that
-stay pending). As torch does, frames are shared between stacks and every event has a list of its own.
-scripts/record_snapshots.py makes the same kind of files with torch.
+Writes few_stacks.pkl (30 call stacks, one stream) and many_stacks.pkl (6,000 call stacks, four streams,
+pending frees). As in PyTorch's files, call stacks share frames and every event has its own list.
+scripts/record_snapshots.py records such files with PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_SLOT = 4 << 20  # each allocation has a segment of this size for itself
+_SLOT = 4 << 20  # each allocation has its own segment of this size
 _BASE = 0x7F00_0000_0000
 _DEPTH = 14
 _LIVE = 1_500
@@ -25,7 +25,7 @@ _SLOTS = 2_000
 
 @dataclass
 class Program:
-    """A made-up program that allocates and frees at random."""
+    """A program that allocates and frees at random."""
 
     stacks: list[list[dict[str, Any]]]
     streams: int
@@ -37,7 +37,7 @@ class Program:
     free: list[int] = field(default_factory=lambda: list(range(_SLOTS)))
 
     def run(self, events: int) -> None:
-        """Allocate and free until the trace has that many events."""
+        """Allocate and free until the trace has ``events`` events."""
         while len(self.trace) < events:
             if len(self.live) < _LIVE or (self.free and self.rng.random() < 0.5):
                 self._allocate()
@@ -87,7 +87,7 @@ class Program:
 
 
 def segments(program: Program) -> list[dict[str, Any]]:
-    """List the segments at the end: each holds one block, or none."""
+    """Return the final segments; each has at most one block in use."""
     states = {entry["addr"]: (entry, "active_allocated") for entry in program.live}
     states |= {entry["addr"]: (entry, "active_pending_free") for entry in program.pending}
     return [_segment(_BASE + slot * _SLOT, states) for slot in range(_SLOTS)]
@@ -97,7 +97,7 @@ def _segment(address: int, states: dict[int, tuple[dict[str, Any], str]]) -> dic
     entry, state = states.get(address, ({"size": 0, "stream": 0, "stack": []}, "inactive"))
     used = -(-entry["size"] // 512) * 512
     if _SLOT - used <= 1 << 20 and used:
-        used = _SLOT  # torch splits a large block only when more than 1 MiB would remain
+        used = _SLOT  # PyTorch splits a large block only if more than 1 MiB remains
     blocks = [
         _block(address, used, entry["size"], state, entry["stack"]),
         _block(address + used, _SLOT - used, 0, "inactive", []),

@@ -2,8 +2,8 @@
 
     python scripts/record_machine.py cudakit/gpu/models/NAME.json "one line about the machine"
 
-Telemetry is read twice, a second apart, so that activity is recorded too: start a load first. UUIDs, serial
-numbers, users, commands and paths are replaced by made-up ones of the same form.
+Activity is measured between two reads, one second apart: start a load on the GPUs first. UUIDs, serial
+numbers, users, commands and paths are replaced by invented ones of the same form.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LIBCUDA = "/usr/lib/x86_64-linux-gnu"
 
 def record(about: str) -> Record:
     machine = open_machine()
-    record_machine(machine)  # starts the counters of activity
+    record_machine(machine)  # the first sample of the activity counters
     time.sleep(1)
     found = record_machine(machine)
-    return replace(scrubbed(found), about={**described(found), "machine": about})
+    return replace(anonymized(found), about={**described(found), "machine": about})
 
 
 def described(found: Record) -> dict[str, str]:
@@ -36,8 +36,8 @@ def described(found: Record) -> dict[str, str]:
     return {"date": datetime.now(UTC).date().isoformat(), "driver": str(driver)}
 
 
-def scrubbed(found: Record) -> Record:
-    """Replace what identifies the machine and its users."""
+def anonymized(found: Record) -> Record:
+    """Replace the values that identify the machine and its users."""
     text = dumps(found)
     for number, uuid in enumerate(sorted(uuids(found))):
         text = text.replace(uuid[4:], f"{number:08x}-5eed-4c0d-a517-{number:012x}")

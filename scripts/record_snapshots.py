@@ -1,10 +1,10 @@
-"""Record memory snapshots with PyTorch on a GPU, each with torch's own counters beside it.
+"""Record memory snapshots with PyTorch on a GPU, each with PyTorch's own counters.
 
     python scripts/record_snapshots.py FOLDER [CASE ...]
 
-Writes CASE.pkl.gz and CASE.json: the counters' peaks since recording began and their values at the end,
-the versions, and the date. The small cases are test fixtures (tests/data), the million-event cases are
-what scripts/bench_memviz.py measures.
+Writes CASE.pkl.gz and CASE.json: the peaks of the counters since recording began and their final values, the
+versions, and the date. The small cases are test fixtures (tests/data); scripts/bench_memviz.py measures the
+cases of a million events.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _forgotten(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def fragmented_oom() -> None:
-    """Run out of memory with enough bytes reserved, none of them in one piece."""
+    """Run out of memory with enough free memory, in blocks that are too small."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2048 * _MIB / total)
     activations, statistics = [], []
@@ -183,7 +183,7 @@ def _sized(rng: random.Random, largest: int) -> Callable[[], torch.Tensor]:
 def _call_paths(
     *, levels: int, width: int
 ) -> Callable[[int, Callable[[], torch.Tensor]], torch.Tensor]:
-    """Make functions that call one another so that each number takes a path, a stack, of its own."""
+    """Return a function that calls through a path of functions, a distinct call stack per number."""
     source = []
     for level in range(levels):
         for branch in range(width):
@@ -205,7 +205,7 @@ _CASES = (train, streams, expandable, pools, leak, fragmented_oom, million_few, 
 
 
 def record(case: Callable[[], None], folder: Path) -> None:
-    """Run one case from an empty allocator and write what torch recorded."""
+    """Run one case with an empty allocator and write its snapshot."""
     _held.clear()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -226,7 +226,7 @@ def record(case: Callable[[], None], folder: Path) -> None:
 
 
 def _shorten_paths(snapshot: dict[str, Any]) -> None:
-    """Cut from file names what only says where this machine keeps things. Frames are shared."""
+    """Remove the directories of this machine from file names. Call stacks share frames."""
     own = str(Path(__file__).resolve().parent.parent)
     packages = str(Path(torch.__file__).parent.parent)
     entries = [*itertools.chain.from_iterable(snapshot["device_traces"]), *snapshot["segments"]]
@@ -245,7 +245,7 @@ def _facts(statistics: dict[str, int]) -> Iterator[tuple[str, object]]:
 
 
 def main() -> None:
-    """Record the cases named, or all."""
+    """Record the given cases, or all."""
     folder = Path(sys.argv[1])
     wanted = set(sys.argv[2:]) or {case.__name__ for case in _CASES}
     torch.zeros(1, device="cuda")

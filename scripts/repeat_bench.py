@@ -40,9 +40,9 @@ def run(arguments: list[str]) -> _Result:
 
 def figures(result: _Result) -> dict[str, Figure]:
     return {
-        " ".join(
-            [case["contender"], case["name"], *(f"{k}={v}" for k, v in case["axes"].items())]
-        ): (Figure(case["median_s"], (case["ci95_s"][1] - case["ci95_s"][0]) / 2))
+        " ".join([case["library"], case["name"], *(f"{k}={v}" for k, v in case["axes"].items())]): (
+            Figure(case["median_s"], (case["ci95_s"][1] - case["ci95_s"][0]) / 2)
+        )
         for case in result["results"]
         if case["median_s"] is not None
     }

@@ -13,7 +13,7 @@ import cudakit
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     results = doctest.testmod(importlib.import_module("cudakit.api.memory"))
 
@@ -21,13 +21,13 @@ def test_the_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -
     assert results.failed == 0
 
 
-def test_a_path_object_is_as_good_as_a_string() -> None:
+def test_path_object_is_accepted_like_a_string() -> None:
     path = ROOT / "examples" / "oom.pkl.gz"
 
     assert cudakit.memviz(path) is not None
     assert cudakit.load_snapshot(path).source == str(path)
 
 
-def test_a_bad_file_raises_the_public_error() -> None:
+def test_bad_file_raises_the_public_error() -> None:
     with pytest.raises(cudakit.SnapshotError, match="does not exist"):
         cudakit.load_snapshot("no-such-file.pkl")

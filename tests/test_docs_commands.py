@@ -109,20 +109,20 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @with_blocks("console")
-def test_commands_on_a_page_print_what_it_shows(page: Path, checkout: Path) -> None:
+def test_console_blocks_print_the_shown_output(page: Path, checkout: Path) -> None:
     for block in blocks(page, "console"):
         check_block(block, at=checkout)
 
 
 @with_blocks("python")
-def test_python_on_a_page_runs(page: Path, checkout: Path) -> None:
+def test_python_blocks_run(page: Path, checkout: Path) -> None:
     for code in blocks(page, "python"):
         if "cudakit" in code and all(map(find_spec, _IMPORTED.findall(code))):
             subprocess.run([sys.executable, "-P", "-c", code], cwd=checkout, check=True)
 
 
 @with_blocks("pycon")
-def test_python_prompts_on_a_page_answer_what_it_shows(
+def test_pycon_blocks_print_the_shown_output(
     page: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout)
@@ -147,7 +147,7 @@ def test_python_prompts_on_a_page_answer_what_it_shows(
         "a\n…\nb\nc",
     ],
 )
-def test_lines_may_be_left_out_where_the_page_says_so(shown: str) -> None:
+def test_ellipsis_stands_for_omitted_lines(shown: str) -> None:
     assert is_shown_rightly(shown.splitlines(), "a\nb\nc\n")
 
 
@@ -155,7 +155,7 @@ def test_lines_may_be_left_out_where_the_page_says_so(shown: str) -> None:
     "shown",
     ["", "a", "a\nb", "b\nc", "a\nc", "…\nb", "b\n…", "a\n…\nd", "…\nb\n…\na\n…", "a\nb\nC"],
 )
-def test_lines_left_out_added_or_changed_in_silence_are_found(shown: str) -> None:
+def test_omitted_added_or_changed_lines_are_found(shown: str) -> None:
     assert not is_shown_rightly(shown.splitlines(), "a\nb\nc\n")
 
 
@@ -168,10 +168,10 @@ def test_lines_left_out_added_or_changed_in_silence_are_found(shown: str) -> Non
         "$ false\n",
     ],
 )
-def test_a_block_that_shows_something_else_is_found(block: str, checkout: Path) -> None:
+def test_block_with_other_output_is_found(block: str, checkout: Path) -> None:
     with pytest.raises(AssertionError):
         check_block(block, at=checkout)
 
 
-def test_a_block_may_show_a_failure_and_its_exit_code(checkout: Path) -> None:
+def test_block_may_show_a_failure_with_its_exit_code(checkout: Path) -> None:
     check_block("$ cudakit memviz missing.pkl\n…\n$ echo $?\n2\n", at=checkout)

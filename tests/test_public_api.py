@@ -12,16 +12,16 @@ import pytest
 import cudakit
 
 
-def test_the_public_names_are_listed_once_and_sorted() -> None:
+def test_public_names_are_listed_once_and_sorted() -> None:
     assert cudakit.__all__ == sorted(set(cudakit.__all__))
 
 
-def test_every_public_name_has_its_home_and_every_home_its_name() -> None:
+def test_every_public_name_has_a_defining_module() -> None:
     assert set(cudakit.__all__) == {"__version__", *cudakit._HOMES}
 
 
 @pytest.mark.parametrize("name", cudakit.__all__)
-def test_a_public_name_is_there_and_is_the_one_at_home(name: str) -> None:
+def test_public_name_is_that_of_its_defining_module(name: str) -> None:
     public = getattr(cudakit, name)
 
     assert name in dir(cudakit)
@@ -29,16 +29,16 @@ def test_a_public_name_is_there_and_is_the_one_at_home(name: str) -> None:
         assert public is getattr(importlib.import_module(cudakit._HOMES[name]), name)
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_version_is_that_of_the_installed_package() -> None:
     assert cudakit.__version__ == version("cudakit")
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+def test_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'cudakit' has no attribute 'gpus'"):
         _ = cudakit.gpus  # type: ignore[attr-defined]
 
 
-def test_importing_the_package_imports_nothing_else_of_it() -> None:
+def test_import_of_the_package_imports_no_submodule() -> None:
     script = "import sys, cudakit; print([m for m in sys.modules if m.startswith('cudakit.')])"
     done = subprocess.run(
         [sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True
@@ -47,11 +47,11 @@ def test_importing_the_package_imports_nothing_else_of_it() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_installed_package_says_that_it_is_typed() -> None:
+def test_installed_package_is_marked_as_typed() -> None:
     assert (files("cudakit") / "py.typed").is_file()
 
 
-def test_the_installed_package_carries_every_asset_of_its_pages() -> None:
+def test_installed_package_has_every_asset() -> None:
     source = Path(__file__).parent.parent / "cudakit" / "render" / "assets"
     installed = files("cudakit") / "render" / "assets"
 

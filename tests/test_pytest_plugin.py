@@ -171,7 +171,9 @@ def test_invalid_suppression_is_a_usage_error(pytester: pytest.Pytester) -> None
     found = run(pytester, RACING)
 
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: *'nonsense' is not a suppression", "hint: *"])
+    found.stderr.fnmatch_lines(
+        ["ERROR: cuda_sanitize_suppress: 'nonsense' is not a suppression pattern", "hint: *"]
+    )
 
 
 @pytest.mark.parametrize("options", [WATCHED[:1], ()], ids=["option", "marker"])
@@ -197,6 +199,27 @@ def test_run_without_recorder_is_refused_with_a_hint(
     refused.stderr.fnmatch_lines(["ERROR: CUDA_INJECTION64_PATH *", "hint: *"])
     told.assert_outcomes(passed=1)
     told.stdout.fnmatch_lines(["CUDA was not recorded: *"])
+
+
+def test_tests_without_gpu_work_are_reported_as_unchecked(pytester: pytest.Pytester) -> None:
+    found = run(pytester, "def test_nothing(): pass\n")
+
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["checked: 1 test", "no GPU work was recorded; nothing was checked"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_require_gpu_fails_a_run_without_a_real_gpu(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    if workers and find_spec("xdist") is None:
+        pytest.skip("needs pytest-xdist")
+    options = (*WATCHED, "--cuda-sanitize-require-gpu", *workers)
+    found = run(pytester, WAITING, options=options)
+
+    found.assert_outcomes(passed=1)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(["error: no work of a real GPU was recorded (--cuda-sanitize-req*"])
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")

@@ -66,7 +66,7 @@ def test_from_plain_inverts_to_plain_in_both_forms(made: Whole, inline_reasons: 
     assert from_plain(Whole, plain, strict=strict) == made
 
 
-def test_keys_are_renamed_and_left_out_as_the_field_says() -> None:
+def test_keys_are_renamed_and_left_out_by_field_metadata() -> None:
     plain = to_plain(WHOLE)
 
     assert list(plain) == ["schema", "parts", "limits", "kind", "colour", "pair", "count"]
@@ -98,7 +98,7 @@ def test_reasons_are_beside_the_values_or_in_their_place() -> None:
         ({"parts": [{"name": "a", "power": 1e999}]}, "parts[0].power should be a number, not inf"),
     ],
 )
-def test_a_mismatch_names_the_place(changed: dict[str, object], message: str) -> None:
+def test_mismatch_names_the_place(changed: dict[str, object], message: str) -> None:
     with pytest.raises(Mismatch) as caught:
         from_plain(Whole, {**to_plain(WHOLE), **changed})
     assert str(caught.value) == message
@@ -112,7 +112,7 @@ def test_unknown_keys_are_ignored_unless_strict() -> None:
         from_plain(Part, newer, strict=True)
 
 
-def test_a_null_without_a_reason_is_unavailable_too() -> None:
+def test_null_without_a_reason_is_unavailable_too() -> None:
     read = from_plain(Part, {"name": "a", "power": None})
 
-    assert read.power == Unavailable("the file does not say why")
+    assert read.power == Unavailable("the file gives no reason")

@@ -49,7 +49,7 @@ def test_sizes_are_parsed_with_powers_of_1024(text: str, size_bytes: int) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1e9", "ten", "1 QiB", "9" * 50])
-def test_text_that_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_bytes(text)
 
@@ -80,7 +80,7 @@ def test_rates_have_a_decimal_prefix(amount: float, text: str) -> None:
     ("ratio", "text"),
     [(0.0, "0.0%"), (1e-6, "<0.1%"), (-1e-6, ">-0.1%"), (0.1234, "12.3%"), (2.5, "250%")],
 )
-def test_a_nonzero_ratio_is_never_shown_as_zero(ratio: float, text: str) -> None:
+def test_nonzero_ratio_is_never_shown_as_zero(ratio: float, text: str) -> None:
     assert format_ratio(ratio) == text
 
 
@@ -93,6 +93,6 @@ def test_ratios_are_parsed_as_percentages_or_plain() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1%", "inf", "nan", "5 percent"])
-def test_text_that_is_no_ratio_is_refused(text: str) -> None:
+def test_invalid_ratio_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a ratio"):
         parse_ratio(text)

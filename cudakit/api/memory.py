@@ -1,4 +1,4 @@
-"""Memory snapshots: what ``cudakit memviz`` answers, as objects."""
+"""The public functions for memory snapshots: the results of ``cudakit memviz`` as objects."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def load_snapshot(path: Path) -> Snapshot:
-    """Read a memory snapshot as columns, without executing anything in it.
+    """Read a memory snapshot into columns. Nothing in the file is executed.
 
-    Raises SnapshotError for what is no such file.
+    Raises SnapshotError if the file is not a memory snapshot.
 
     >>> snapshot = load_snapshot("examples/oom.pkl.gz")
     >>> len(snapshot.devices[0].events)
@@ -40,10 +40,10 @@ def memviz(
     stream: int | None = None,
     pool: tuple[int, int] | None = None,
 ) -> MemoryResult:
-    """Analyze memory snapshots: what ``cudakit memviz --json`` prints, as an object.
+    """Analyze memory snapshots: return the result that ``cudakit memviz --json`` prints.
 
-    ``at`` is "peak", "end", "oom" or the index of an event; ``stream`` counts streams as the report
-    does. Raises SnapshotError for a bad file, UsageError for what a file does not have.
+    ``at`` is "peak", "end", "oom" or the index of an event; ``stream`` is the number in the report. Raises
+    SnapshotError for a bad file, UsageError if no file has the device, stream, pool or event.
 
     >>> result = memviz("examples/oom.pkl.gz")
     >>> result.devices[0].peak.requested_bytes
@@ -56,7 +56,7 @@ def memviz(
 
 
 def memviz_diff(before: Path, after: Path) -> DiffResult:
-    """Compare two memory snapshots: what ``cudakit memviz AFTER --diff BEFORE --json`` prints.
+    """Compare two memory snapshots: return the result of ``cudakit memviz AFTER --diff BEFORE --json``.
 
     >>> diff = memviz_diff("examples/train_python.pkl.gz", "examples/oom.pkl.gz")
     >>> diff.grew_beyond(0.05)
@@ -71,12 +71,11 @@ def memviz_diff(before: Path, after: Path) -> DiffResult:
 def memviz_what_if(
     path: Path, *settings: str, limit_bytes: int | None = None, device: int | None = None
 ) -> WhatIfResult:
-    """Replay a trace under other settings: what ``cudakit memviz --what-if SETTINGS --json`` prints.
+    """Replay a trace with other settings: return the result of ``cudakit memviz --what-if SETTINGS --json``.
 
-    Settings are strings as of PYTORCH_CUDA_ALLOC_CONF; "" are the defaults. ``limit_bytes`` is the memory
-    that the device has; None: the limit that the program met, if it did. Raises InputError for settings
-    that cannot be, SnapshotError for a bad file and for one without a trace, UsageError for what a file
-    does not have.
+    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" is the defaults. ``limit_bytes`` is the memory of
+    the device; None: the limit of the recording, if memory ran out. Raises InputError for invalid settings,
+    SnapshotError for a bad file or one without a trace, UsageError if the file lacks the device.
 
     >>> result = memviz_what_if("examples/train_python.pkl.gz", "expandable_segments:True")
     >>> result.devices[0].headline
@@ -92,14 +91,14 @@ def replay_snapshots(
     spec: WhatIfSpec,
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
-    """Answer a WhatIfSpec for loaded snapshots; raises what ``memviz_what_if`` does."""
+    """Return the result of a WhatIfSpec for loaded snapshots. Raises what ``memviz_what_if`` does."""
     from cudakit.core.memory.whatif import what_if
 
     return what_if(spec, snapshots, new_allocator, progress)
 
 
 def new_allocator(device: ReplayDevice, settings: Settings, search_again: bool) -> ReplayAllocator:
-    """Return the caching allocator as ``core.memory.whatif`` replays traces with it."""
+    """Return the caching allocator for a replay by ``core.memory.whatif``."""
     from cudakit.core.allocator.allocator import CachingAllocator
 
     return CachingAllocator(device, settings, search_again=search_again)
@@ -111,15 +110,15 @@ def record_memory(
     max_entries: int = 200_000,
     stacks: Literal["python", "all"] = "python",
 ) -> AbstractContextManager[None]:
-    """Record what torch allocates in a ``with`` block, for ``cudakit memviz``: ``cudakit run --memory``.
+    """Record PyTorch's memory in a ``with`` block, for ``cudakit memviz``; also a decorator.
 
-    Also a decorator of a function. The snapshot is written to ``path`` when the block ends, however it
-    ends. When memory first runs out inside, one more is written before the error is raised, to a name
-    with ``-oom`` in it: ``cudakit-memory-oom.pickle``. Files that exist are replaced. The last
-    ``max_entries`` events of each device are kept; ``stacks`` "all" adds frames of C++.
+    The snapshot is written to ``path`` when the block ends, also after an exception. When memory first runs
+    out in the block, another snapshot is written before the error is raised, to a name with ``-oom``, such as
+    ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last ``max_entries``
+    events of each device; with ``stacks`` "all" also C++ frames.
 
-    Uses ``torch.cuda.memory._record_memory_history``, of which a process has one: what else uses it, and
-    another block inside, gets in the way. Raises MissingDependency without torch.
+    Uses ``torch.cuda.memory._record_memory_history``, which has one state per process: do not nest blocks or
+    call it in the block. Raises MissingDependency without PyTorch.
 
     >>> with cudakit.record_memory("step.pickle"):  # doctest: +SKIP
     ...     train_step()

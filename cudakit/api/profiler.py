@@ -1,15 +1,15 @@
-"""When a profiler collects.
+"""Start and stop an attached profiler.
 
-``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off`` wait for it.
+For ``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off``.
 """
 
 from __future__ import annotations
 
 
 def start() -> None:
-    """Let the profiler that waits for it begin to collect; without one, nothing happens.
+    """Start collection in the attached profiler; without a profiler this has no effect.
 
-    Makes a context of the current device if there is none. Raises EnvironmentUnusable without a GPU.
+    Creates a context of the current device if there is none. Raises EnvironmentUnusable without a GPU.
 
     >>> import cudakit
     >>> cudakit.profiler.start()  # doctest: +SKIP
@@ -21,7 +21,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Let the profiler stop collecting."""
+    """Stop collection in the attached profiler."""
     from cudakit.gpu.cuda.current import profiler_stop
 
     profiler_stop()

@@ -71,7 +71,8 @@ def sanitize(
     >>> report.races
     ()
     """
-    report = Report(show=Confidence(show), suppressions=suppressions(suppress), demangle=demangle)
+    hidden = suppressions(suppress, origin="suppress")
+    report = Report(show=Confidence(show), suppressions=hidden, demangle=demangle)
     session = _session(gpu, accesses)
     session.enter(report)
     sanitized = Sanitized(session, report)

@@ -1,6 +1,6 @@
 """The command line: the table of commands, and the entry point.
 
-The module of a command is imported when the command is chosen: ``cudakit --help`` is fast.
+The module of a command is imported only if the command is used, so that ``cudakit --help`` is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from cudakit.cli.failure import report_error
 
-# Name: the place of the click command, and its line in ``cudakit --help``.
+# By name: the module and attribute of the click command, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": (
         "cudakit.cli.bench:bench",
@@ -68,12 +68,12 @@ def load_command(name: str) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """A group that lists stubs, and imports a command to run it or to complete its options."""
+    """A group of stubs that imports a command to run it or to complete its options."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Replace the stub by the command."""
+        """Return the command instead of its stub."""
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load_command(name) if name and stub else stub, rest
 
@@ -94,9 +94,9 @@ def program() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line (by default that of the process) and return its exit code.
+    """Run a command line, by default that of the process, and return its ExitCode.
 
-    The codes are those of cudakit.cli.failure.ExitCode. Nothing but SystemExit is raised.
+    Raises only SystemExit.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -116,7 +116,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         return _show_help()
     try:
-        # Commands that record their command line find it in ``obj``.
+        # Commands that record the command line in their result read it from ``obj``.
         with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
             findings: Any = program.invoke(context)
     except click.exceptions.Exit as done:
@@ -125,13 +125,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _show_help() -> int:
-    # Not a bare Context, which would lack -h.
+    # make_context adds -h, which a bare Context lacks.
     context = program.make_context("cudakit", [], resilient_parsing=True)
     click.echo(program.get_help(context), err=True)
     return 2
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    # What follows "--" belongs to another program, as does the standard output of ``run``.
+    # Arguments after "--" belong to another program. ``run`` prints its own JSON.
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in own and own[0] != "run"

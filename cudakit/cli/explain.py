@@ -51,7 +51,8 @@ def explain_term(term: str, output: OutputOptions, *, for_doctor: bool = False) 
     found = explain(term, _cuda_errors())
     result = (check_explanation(found) if for_doctor else None) or found
     with open_outputs(output) as outputs:
-        outputs.write(Report(result=result, document=lambda: report(found)))
+        brief = [f"{topic.name}: {topic.meaning}" for topic in found.topics]
+        outputs.write(Report(result=result, document=lambda: report(found), brief=lambda: brief))
     return ExitCode.OK
 
 

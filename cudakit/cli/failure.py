@@ -49,7 +49,7 @@ def report_error(
 
 
 @contextmanager
-def before_the_start(*, as_json: bool) -> Iterator[None]:
+def errors_before_start(*, as_json: bool) -> Iterator[None]:
     """Report an error that precedes the start of the program of ``run``, and end with 125.
 
     A program that cannot be executed or found gives 126 or 127.
@@ -88,9 +88,9 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
 
 
 def _short(text: str) -> str:
-    from cudakit.render.escape import shortened
+    from cudakit.render.escape import shorten
 
-    return shortened(printable(text), _LONGEST_LINE)
+    return shorten(printable(text), _LONGEST_LINE)
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C at safe points of long work, not between any two instructions."""
+"""Deliver Ctrl-C at safe points of long work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from types import FrameType
 def held_interrupts() -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C until the block calls the yielded function; a second Ctrl-C is immediate.
 
-    An exception between any two instructions leaves objects half made, which then fail to close. If Ctrl-C is
-    ignored or handled by someone else, nothing changes, nor outside of the main thread, which alone may call
-    signal.signal.
+    KeyboardInterrupt between any two instructions can leave an object half-initialized, which then fails to
+    close. The handler is installed in the main thread only, because only it may call signal.signal, and only
+    if the default handler is in place.
     """
     pending = False
 

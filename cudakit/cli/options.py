@@ -109,7 +109,7 @@ def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> C
     return command
 
 
-def grouped(
+def collect_options(
     name: str, kind: type, options: Sequence[Decorator], command: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Add options to a command, which receives them as the keyword ``name``: a dataclass of them."""

@@ -1,4 +1,4 @@
-"""The output of a command: files that appear complete or not at all, or standard output."""
+"""Output streams: files that appear complete or not at all, and the terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Literal, TextIO
 
 from cudakit.errors import EnvironmentUnusable, UsageError
 
-# Of a pipe or a file: stacks need more than 80 columns; mails and tickets allow no more than this.
+# Width in pipes and files: call stacks need more than 80 columns, and wider text wraps in mails and issues.
 DEFAULT_WIDTH = 100
-# Narrower tables are unreadable.
+# Tables are unreadable below this width.
 MINIMUM_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An open text stream with its width and colours."""
+    """An open text stream and its properties."""
 
     stream: TextIO
     name: str
@@ -35,12 +35,12 @@ class Output:
         A character that the stream cannot encode is escaped. Raises EnvironmentUnusable if the disk is full.
         """
         for piece in (text,) if isinstance(text, str) else text:
-            with _explained(self.name):
+            with _os_errors_reported(self.name):
                 self._write(piece)
 
     def flush(self) -> None:
         """Flush the stream. Raises EnvironmentUnusable if the disk is full."""
-        with _explained(self.name):
+        with _os_errors_reported(self.name):
             self.stream.flush()
 
     def _write(self, piece: str) -> None:
@@ -53,11 +53,11 @@ class Output:
 
 @contextmanager
 def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
-    """Open a file, or standard output for None and ``-``; enter the block before the long work.
+    """Open a file, or standard output for None and ``-``.
 
-    The text is written to a temporary file that replaces the target if the block succeeds, and is deleted if
-    it fails. A device or a pipe is written directly. Raises UsageError if the file exists without ``force``,
-    is a directory, or cannot be written.
+    The text goes to a temporary file, which replaces the target if the block succeeds and is deleted if it
+    fails. A device or a pipe is written directly. Raises UsageError, before the block runs, if the file
+    exists without ``force``, is a directory or cannot be written.
     """
     if path is None or path == "-":
         yield standard_output()
@@ -65,11 +65,11 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
     target = Path(os.path.realpath(path))
     mode = _mode(target, name=path)
     _refuse_unusable(mode, name=path, force=force)
-    partial = _partial(target) if mode is None or stat.S_ISREG(mode) else None
+    partial = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
     stream = _create(partial or target, name=path)
     try:
         yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
-        with _explained(path):
+        with _os_errors_reported(path):
             stream.close()
             if partial:
                 partial.replace(target)
@@ -79,7 +79,7 @@ def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Return the columns to fill: ``COLUMNS``, else the terminal's own, else 100; at least 40."""
+    """Return the number of columns: ``COLUMNS``, or that of the terminal, or 100; at least 40."""
     wish = os.environ.get("COLUMNS", "")
     columns = int(wish) if wish.isdecimal() else 0
     if not columns and stream.isatty():
@@ -88,7 +88,7 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Decide on colours: ``NO_COLOR`` (no-color.org), then ``FORCE_COLOR``, then the terminal."""
+    """Return whether to use colors: ``NO_COLOR`` (no-color.org), then ``FORCE_COLOR``, then the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -97,15 +97,15 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def is_capable_terminal(stream: TextIO | None) -> bool:
-    """Return whether the stream is a terminal with colours and cursor movement."""
+    """Return whether the stream is a terminal that supports colors and cursor movement."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:
-    """Return untrusted text as one line without control characters."""
-    from cudakit.render.escape import visible
+    """Return untrusted text as one line, with control characters escaped."""
+    from cudakit.render.escape import escape_invisible
 
-    return visible(" ".join(part.strip() for part in text.splitlines()))
+    return escape_invisible(" ".join(part.strip() for part in text.splitlines()))
 
 
 def standard_output() -> Output:
@@ -157,8 +157,8 @@ def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
         raise UsageError(f"{name} exists", hint="-f replaces it")
 
 
-def _partial(target: Path) -> Path:
-    # In the same directory, so that the rename is atomic; not named after the target, whose name may have
+def _temporary_path(target: Path) -> Path:
+    # The same directory makes the rename atomic. The name does not contain that of the target, which may have
     # the maximal length.
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
 
@@ -184,7 +184,7 @@ def _discard(stream: TextIO, partial: Path | None) -> None:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _os_errors_reported(name: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

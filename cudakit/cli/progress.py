@@ -1,4 +1,4 @@
-"""The progress of long work, on one line of a terminal."""
+"""Show the progress of long work on one line of the terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TextIO, TypeAlias
 
 from cudakit.cli.output import is_capable_terminal, printable, terminal_width
 
-# Takes the name of the current stage, and the part of it that is done, from 0 to 1.
+# The arguments are the name of the current stage and the completed fraction of it, from 0 to 1.
 Progress: TypeAlias = Callable[[str, float], None]
 
 
 @contextmanager
 def progress_line(*, quiet: bool = False) -> Iterator[Progress]:
-    """Give the block a Progress that shows on stderr if that is a terminal; clear it at the end."""
+    """Yield a Progress that writes to stderr if it is a terminal; clear the line at the end."""
     if quiet or not is_capable_terminal(sys.stderr):
         yield _ignore
         return
@@ -36,7 +36,7 @@ class _Line:
         self.replace(text[: terminal_width(self._stream) - 1])
 
     def replace(self, text: str) -> None:
-        # Work reports often, and a terminal may be remote.
+        # Progress is reported often, and the terminal may be remote.
         if text != self._text:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()

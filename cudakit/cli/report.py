@@ -34,7 +34,7 @@ class Report:
     result: object
     document: Callable[[], Document]
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
-    # The verdict and the findings, one line each; by default the title and the notes of the document.
+    # The verdict and the findings, one line each; by default taken from the document.
     brief: Callable[[], Sequence[str]] | None = None
 
     def text(self, form: str, target: Output) -> Text:
@@ -58,10 +58,25 @@ class Report:
         text: str = import_module(f"cudakit.render.{name}").render(self.document())
         return text
 
-    def lines(self) -> tuple[str, ...]:
-        """Return the verdict and the findings, one line each."""
-        lines = self.brief() if self.brief else brief(self.document())
-        return tuple(map(printable, lines))
+    def lines(self, *, with_rows: bool = False) -> tuple[str, ...]:
+        """Return the verdict and the findings, one line each; ``with_rows`` adds the main table."""
+        if self.brief:
+            return tuple(map(printable, self.brief()))
+        document = self.document()
+        rows = main_rows(document) if with_rows else ()
+        return tuple(map(printable, (*brief(document), *rows)))
+
+
+def main_rows(document: Document) -> Iterator[str]:
+    """Yield the rows of the first table outside of sections: ``name H200, memory 1.0 / 140 GiB``."""
+    from cudakit.document import Table
+    from cudakit.render.values import NOT_AVAILABLE, format_value
+
+    empty = ("", "-", NOT_AVAILABLE)
+    for table in [node for node in document.nodes if isinstance(node, Table)][:1]:
+        for row in table.rows:
+            cells = zip(table.columns, map(format_value, row), strict=True)
+            yield ", ".join(f"{column.name} {cell}" for column, cell in cells if cell not in empty)
 
 
 def brief(document: Document) -> tuple[str, ...]:
@@ -127,7 +142,7 @@ class Outputs:
             self._print_brief(report, terminal)
 
     def _print_brief(self, report: Report, terminal: Output) -> None:
-        lines = report.lines()
+        lines = report.lines(with_rows=self._options.quiet)
         if self._files:
             lines = lines if self._options.quiet else lines[:_SUMMARY_LINES]
             click.echo("\n".join(lines), err=True)
@@ -146,9 +161,12 @@ def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -
     """
     formats = options.formats if formats is None else formats
     targets = [target for target in options.targets if target.path != "-"]
-    _refuse_doubles([target.path for target in targets])
+    _refuse_duplicates([target.path for target in targets])
     wanted = [
-        (_checked(target.form, formats) if target.form else format_of(target.path, formats), target)
+        (
+            _check_format(target.form, formats) if target.form else format_of(target.path, formats),
+            target,
+        )
         for target in targets
     ]
     if sys.stdout is None and not targets:
@@ -173,7 +191,7 @@ def format_of(path: str, formats: Sequence[str]) -> str:
     )
 
 
-def _checked(form: str, formats: Sequence[str]) -> str:
+def _check_format(form: str, formats: Sequence[str]) -> str:
     if form not in formats:
         raise UsageError(
             f"this report cannot be written as {form}", hint=f"use -o FILE with {suffixes(formats)}"
@@ -181,7 +199,7 @@ def _checked(form: str, formats: Sequence[str]) -> str:
     return form
 
 
-def _refuse_doubles(paths: Sequence[str]) -> None:
+def _refuse_duplicates(paths: Sequence[str]) -> None:
     places = [os.path.realpath(path) for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:

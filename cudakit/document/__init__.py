@@ -1,7 +1,7 @@
-"""The common vocabulary of reports: what can be shown, by whatever renderer.
+"""The elements of reports: values, nodes and the Document.
 
-A feature makes a Document of typed, raw values; a renderer formats and escapes it. Nothing here depends on
-a feature, a terminal or a page.
+A feature creates a Document from raw, typed values. A renderer formats and escapes it. This package depends
+on no feature and no output format.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Frame:
 class Stack:
     """A call stack, innermost frame first; empty means that none was recorded.
 
-    ``site`` is the index of the frame to show where only one fits: the innermost frame outside libraries.
+    ``site`` is the index of the call site, the innermost frame outside of libraries: the frame to show if
+    only one fits.
     """
 
     frames: tuple[Frame, ...]
@@ -109,7 +110,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column; ``kind`` selects the alignment of its cells and how they are shortened."""
+    """A column of a Table; ``kind`` selects how its cells are aligned and shortened."""
 
     name: str
     kind: Literal["number", "text", "stack", "bar"] = "text"
@@ -117,10 +118,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of values; ``caption`` describes the rows left out, ``total_row`` is the last row.
+    """Rows of values; ``total_row`` comes last, ``caption`` is a sentence below the table.
 
-    A cell of a ``bar`` column is a Ratio and is drawn as a bar beside its number. ``faint`` has the indices
-    of rows in a muted style, such as those of GPUs that CUDA does not see.
+    A cell of a ``bar`` column is a Ratio, drawn as a bar and its number. ``faint`` has the indices of rows in
+    a muted style, for example GPUs that CUDA does not see.
     """
 
     columns: tuple[Column, ...]
@@ -132,7 +133,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A labelled amount of memory and its parts, the data of a flame graph: only exports write it."""
+    """A labelled amount of memory and its parts: the data of a flame graph, for exports only."""
 
     label: str
     size_bytes: int
@@ -141,7 +142,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve of a Chart, as long as its ``x``; ``step`` holds each value to the next x."""
+    """A curve of a Chart, with one y for each x; with ``step`` each value is constant up to the next x."""
 
     name: str
     y: Array
@@ -159,7 +160,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over a common axis. ``x_unit`` and ``y_unit`` name a Value kind for the axis labels."""
+    """Curves over a common x axis; ``x_unit`` and ``y_unit`` select the format of the axis labels."""
 
     title: str
     x: Array
@@ -172,7 +173,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A defect of the program and its locations, for tools that read structured results."""
+    """A defect of the program with its locations, for structured formats such as SARIF."""
 
     rule: str  # a stable name: "read-after-write"
     meaning: str  # of the rule, one sentence
@@ -182,9 +183,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One important sentence, and what to do about it, the most promising remedy first.
+    """An important sentence and its remedies, the most promising one first.
 
-    ``finding`` is the same fact for formats that other tools read.
+    ``finding`` has the same fact for structured formats such as SARIF.
     """
 
     level: Literal["ok", "info", "warn", "error"]
@@ -195,7 +196,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Named arrays of one length, the data under a View or an export; ``text`` decodes an id column."""
+    """Named arrays of one length, the data of a View or an export.
+
+    ``text`` maps the name of an array of ids to the texts of the ids.
+    """
 
     name: str
     arrays: Mapping[str, Array]
@@ -204,9 +208,9 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A picture that a page draws from Columns; a terminal shows the ``fallback``.
+    """A picture that HTML pages draw from Columns; other formats show the ``fallback``.
 
-    ``columns`` names Columns of the same document; ``draw`` gets them in this order.
+    ``columns`` names Columns of the same document. ``draw`` gets them in this order and returns the picture.
     """
 
     kind: str

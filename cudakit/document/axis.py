@@ -18,7 +18,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio", "rate"]
 LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 
-# The usual number of ticks, and the number of labels that fit beside one another in 700 pixels.
+# The intended number of ticks, and the number of labels that fit in 700 pixels.
 _TICKS = 5
 _MOST_AT = 12
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -30,7 +30,7 @@ _CLOCK_STEPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A value of an axis, and its label."""
+    """A labelled value of an axis."""
 
     value: float
     label: str
@@ -38,7 +38,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of finite values, ``low < high``, and its ticks; all are positive where it is logarithmic."""
+    """A range of finite values, ``low < high``, and its ticks; a logarithmic axis is positive."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ class Axis:
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of a value between low (0) and high (1)."""
+        """Return the position of a value: 0 at ``low``, 1 at ``high``."""
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -59,7 +59,7 @@ class Axis:
 
 
 def tight_axis(low: float, high: float, unit: Unit) -> Axis:
-    """Make an axis that ends with its data, as for time."""
+    """Return an axis from ``low`` to ``high``, as for time."""
     if not _is_range(low, high):
         margin = max(0.5, abs(low) * 1e-9)
         low, high = low - margin, high + margin
@@ -67,9 +67,9 @@ def tight_axis(low: float, high: float, unit: Unit) -> Axis:
 
 
 def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
-    """Make an axis that contains 0 and ends at ticks, as for amounts.
+    """Return an axis that contains 0 and ends at ticks, as for amounts.
 
-    ``of`` is the unit of a rate's amount: ``B``, ``FLOP``.
+    ``of`` is the unit of the amount of a rate: ``B``, ``FLOP``.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if not _is_range(low, high):
@@ -80,10 +80,10 @@ def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
 
 
 def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
-    """Make a logarithmic axis of positive values, at least a factor of two long.
+    """Return a logarithmic axis of positive values that covers at least a factor of two.
 
-    Ticks of bytes are powers of two, all others powers of ten, with steps between them if those are few.
-    ``of`` is the unit of a rate's amount.
+    Ticks of bytes are powers of two. Other ticks are powers of ten, with multiples between them if those are
+    few. ``of`` is the unit of the amount of a rate.
     """
     if high < 2 * low:
         low, high = low / 2, high * 2
@@ -93,7 +93,7 @@ def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
 
 
 def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
-    """Place the ticks at the data if these are few and far enough apart for labels."""
+    """Return the axis with a tick at each value, if the labels do not overlap."""
     places = np.unique(values)
     shares = axis.shares(places)
     if len(places) > _MOST_AT or (len(places) > 1 and np.diff(shares).min() < 1 / _MOST_AT):
@@ -119,7 +119,7 @@ def _decimal_ticks(low: float, high: float) -> list[float]:
 
 
 def _is_range(low: float, high: float) -> bool:
-    """Return whether two values are far enough apart to be divided into ticks."""
+    """Return whether the difference of two values is large enough for ticks between them."""
     return high - low > max(max(abs(low), abs(high)) * 1e-12, 1e-300)
 
 
@@ -127,7 +127,7 @@ def _ticks(
     low: float, high: float, unit: Unit, step: float | None = None, of: str = ""
 ) -> tuple[Tick, ...]:
     step = step or _step(high - low, unit)
-    # The rounding of the division must not drop a tick.
+    # The tolerance keeps a tick that a rounding error would drop.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     label = _labels(unit, step, of)
     return tuple(Tick(i * step, label(i * step)) for i in range(first, last + 1))
@@ -147,7 +147,7 @@ def _step(span: float, unit: Unit) -> float:
 
 
 def _decimal_step(rough: float) -> float:
-    """Return the next of 1, 2, 5, 10, ... times a power of ten."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``rough``."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 

@@ -1,7 +1,7 @@
-"""Pictures that a View draws: shapes in SVG's terms, and figures made of them.
+"""Pictures of Views: SVG shapes, and figures that consist of them.
 
-Everything here is a plain value: a renderer writes and escapes it. Colours and strokes belong to the
-renderer's style sheet, which a shape names with ``class_``.
+All classes are plain values; a renderer writes and escapes them. Colors and strokes are in the style sheet of
+the renderer, which a shape refers to with ``class_``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 ShapeKind: TypeAlias = Literal["svg", "g", "rect", "line", "path", "text"]
 Attribute: TypeAlias = str | int | float | None
 
-# Letters of a label, and of a name left of a picture.
+# Maximal number of characters of a label, and of a name left of a picture.
 LONGEST_LABEL = 2000
 _LONGEST_NAME = 14
 
-# The number of curve colours of the style sheet; the series after them are dashed.
-_COLOURS = 7
+# Number of curve colors in the style sheet; further series are dashed.
+_COLORS = 7
 _DASHES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An SVG element. A string among ``children`` is a label, cut after ``longest`` letters.
+    """An SVG element; a string in ``children`` is a label, cut to ``longest`` characters.
 
-    ``attributes`` are SVG's, with ``_`` for ``-`` and ``class_`` for ``class``; None leaves one out.
-    ``title`` is the tooltip.
+    ``attributes`` are those of SVG, with ``_`` for ``-`` and ``class_`` for ``class``. An attribute that is
+    None is left out. ``title`` is the tooltip.
     """
 
     kind: ShapeKind
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An entry of a Legend: a sample of the shape, its name and a remark."""
+    """An entry of a Legend: a sample shape, its name and a remark."""
 
     sample: Shape
     name: str
@@ -51,7 +51,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """The keys of a figure; ``width`` is that of a sample in pixels."""
+    """The legend of a figure; ``width`` is the width of each sample in pixels."""
 
     keys: tuple[Key, ...]
     width: int
@@ -74,7 +74,7 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Shapes over the whole width of the page and ``height`` pixels high, with a name for screen readers."""
+    """Shapes as wide as the page and ``height`` pixels high; ``title`` is for screen readers."""
 
     title: str
     shapes: tuple[Shape, ...]
@@ -93,7 +93,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class PlotKey:
-    """A series in the legend of a Plot; by default it has the colour of its number."""
+    """A series in the legend of a Plot; its default color follows from its index."""
 
     name: str
     remark: str = ""
@@ -103,9 +103,9 @@ class PlotKey:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Shapes between two axes, and a legend; ``height`` is that of the shapes in pixels.
+    """Shapes between two axes, and a legend; ``height`` is the height of the shapes in pixels.
 
-    ``kind`` is the style of the keys in the legend.
+    ``kind`` selects the style of the samples in the legend.
     """
 
     kind: Literal["line", "scatter"]
@@ -121,7 +121,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class NoData:
-    """A sentence in the place of a picture that has nothing to draw."""
+    """A sentence instead of a picture without data."""
 
     text: str
 
@@ -136,12 +136,12 @@ def shape(
     longest: int = LONGEST_LABEL,
     **attributes: Attribute,
 ) -> Shape:
-    """Make a shape."""
+    """Return a Shape."""
     return Shape(kind, children, attributes, title, longest)
 
 
 def stretched(shapes: Iterable[Shape], *, width: int, height: int) -> Shape:
-    """Scale shapes, drawn in ``width`` by ``height`` units, to the area around them."""
+    """Return shapes with coordinates in ``width`` by ``height`` units, scaled to the surrounding area."""
     return shape(
         "svg",
         *shapes,
@@ -153,37 +153,37 @@ def stretched(shapes: Iterable[Shape], *, width: int, height: int) -> Shape:
 
 
 def name_beside(name: str, *, y: float) -> Shape:
-    """Write a name left of a picture, cut after 14 letters."""
+    """Return a name left of a picture, cut to 14 characters."""
     return shape(
         "text", name, title=name, longest=_LONGEST_NAME, class_="tick end", x=-8, y=y, dy="0.32em"
     )
 
 
 def percent(share: float) -> str:
-    """Write a share as an SVG length."""
+    """Return a share as an SVG length: ``12.5%``."""
     return f"{share * 100:.4g}%"
 
 
 def series_class(index: int, dash: int | None = None) -> str:
-    """Return the classes for the colour and the dashes of the series with this number.
+    """Return the style classes for the color and the dashes of a series.
 
-    Without ``dash`` the series after the last colour are dashed.
+    By default the first series are solid, and those after the last color are dashed.
     """
-    dash = index // _COLOURS if dash is None else dash
-    return f"s{index % _COLOURS} dash{dash % _DASHES}"
+    dash = index // _COLORS if dash is None else dash
+    return f"s{index % _COLORS} dash{dash % _DASHES}"
 
 
 def to_units(shares: Array, extent: int) -> list[int]:
-    """Scale shares of an axis to whole units of a drawing that is ``extent`` units long."""
+    """Scale positions from 0 to 1 to integers from 0 to ``extent``."""
     units: list[int] = (shares * extent).round().astype("int64").tolist()
     return units
 
 
 def polyline(across: Sequence[int], down: Sequence[int]) -> str:
-    """Return the path of straight lines through points."""
+    """Return the SVG path of straight lines through points."""
     return "M" + "L".join(f"{x} {y}" for x, y in zip(across, down, strict=True))
 
 
 def dots(across: Sequence[int], down: Sequence[int]) -> str:
-    """Return the path of a dot for each point: round caps draw a line without length as a dot."""
+    """Return the SVG path of a dot for each point: round caps draw a line of length 0 as a dot."""
     return "".join(f"M{x} {y}h0" for x, y in zip(across, down, strict=True))

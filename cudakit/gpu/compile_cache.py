@@ -46,22 +46,22 @@ class CompileCache:
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}{_SUFFIX}"
 
-    def _write_atomically(self, place: Path, content: bytes) -> None:
+    def _write_atomically(self, path: Path, content: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=self.directory)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            Path(name).replace(place)
+            Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
 
     def _delete_oldest(self) -> None:
-        places = [*self.directory.glob(f"*{_SUFFIX}")]
-        if len(places) > _MAX_FILES:
-            places.sort(key=lambda place: place.stat().st_mtime_ns)
-            for place in places[:-_MAX_FILES]:
-                place.unlink(missing_ok=True)
+        paths = [*self.directory.glob(f"*{_SUFFIX}")]
+        if len(paths) > _MAX_FILES:
+            paths.sort(key=lambda path: path.stat().st_mtime_ns)
+            for path in paths[:-_MAX_FILES]:
+                path.unlink(missing_ok=True)
 
 
 def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -> str:

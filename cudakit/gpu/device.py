@@ -165,5 +165,5 @@ class Device:
     destroy_graph_exec = _Delegate(Graphs.destroy_graph_exec)
     count_nodes = _Delegate(Graphs.count_nodes)
     capture_id = _Delegate(Graphs.capture_id)
-    capture_ends = _Delegate(Graphs.capture_ends)
+    capture_dependencies = _Delegate(Graphs.capture_dependencies)
     dependencies = _Delegate(Graphs.dependencies)

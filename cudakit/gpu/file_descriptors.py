@@ -26,7 +26,9 @@ def this_process() -> ProcessId:
     return ProcessId(os.getpid(), _start_time(os.getpid()) or 0)
 
 
-def take(descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | None = None) -> int:
+def duplicate(
+    descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | None = None
+) -> int:
     """Return a duplicate of another process's file descriptor, which the caller must close.
 
     ``pidfd_getfd`` replaces the system call. Raises EnvironmentUnusable if the process has ended, has closed
@@ -75,8 +77,11 @@ def _refused(descriptor: Descriptor, error: OSError) -> CudakitError:
         return ended(process)
     if error.errno == errno.EBADF:
         return withdrawn(descriptor)
-    what = f"process {os.getpid()} cannot copy file descriptor {descriptor.number} of process {process.pid}"
-    return EnvironmentUnusable(f"{what}: {os.strerror(error.errno or 0)}", hint=_hint(error.errno))
+    source = f"file descriptor {descriptor.number} of process {process.pid}"
+    return EnvironmentUnusable(
+        f"process {os.getpid()} cannot copy {source}: {os.strerror(error.errno or 0)}",
+        hint=_hint(error.errno),
+    )
 
 
 def _hint(number: int | None) -> str:
@@ -103,8 +108,8 @@ def _start_time(pid: int) -> int | None:
 
 def _pidfd_getfd(pidfd: int, number: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    taken: int = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
-    if taken < 0:
+    duplicate: int = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if duplicate < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    return taken
+    return duplicate

@@ -28,17 +28,17 @@ class Handles(Generic[_T]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def add(self, known: _T) -> int:
+    def add(self, item: _T) -> int:
         """Store an object, and return its id."""
         number = next(self._numbers)
-        self._objects[number] = known
+        self._objects[number] = item
         return number
 
     def make(self, factory: Callable[[int], _T]) -> _T:
         """Create, store and return an object that is constructed with its id."""
         number = next(self._numbers)
-        made = self._objects[number] = factory(number)
-        return made
+        item = self._objects[number] = factory(number)
+        return item
 
     def __getitem__(self, number: int) -> _T:
         try:
@@ -55,7 +55,7 @@ class Handles(Generic[_T]):
 
     def discard(self, unwanted: Callable[[_T], bool]) -> None:
         """Remove the objects for which a predicate is true."""
-        for number in [number for number, known in self._objects.items() if unwanted(known)]:
+        for number in [number for number, item in self._objects.items() if unwanted(item)]:
             self._objects.pop(number, None)
 
     def clear(self) -> list[_T]:
@@ -79,13 +79,13 @@ def check_size(size_bytes: int) -> None:
         )
 
 
-def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, what: str) -> _T:
+def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, missing: str) -> _T:
     """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
     try:
         return allocations.pop(ptr)
     except KeyError:
         raise cuda_error(
-            Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}; it may already be freed"
+            Status.INVALID_VALUE, seen=f"{missing} begins at {ptr:#x}; it may already be freed"
         ) from None
 
 

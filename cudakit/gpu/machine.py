@@ -1,4 +1,4 @@
-"""The machine that this process runs on, or a recorded one; the views of a machine as JSON."""
+"""The machine of this process, or a recorded machine; records as JSON."""
 
 from __future__ import annotations
 
@@ -23,36 +23,35 @@ DEFAULT_MODEL = "h200"
 def open_machine(choice: str = "auto") -> Machine:
     """Return the real machine for ``auto`` and ``cuda``, a simulated one for ``sim`` or ``sim:MODEL``.
 
-    A child process begins to query the real driver at once. Without a driver the views are Unavailable with
-    the reason. Raises UsageError for a choice or a model that does not exist.
+    A child process starts to query the real driver at once. Without a driver the views are Unavailable with
+    the reason. Raises UsageError, with the list of models, for an unknown choice or model.
     """
     kind, _, model = choice.partition(":")
     if kind == "sim":
         return RecordedMachine(model_record(model or DEFAULT_MODEL))
     if choice not in ("auto", "cuda"):
-        raise UsageError(f"no such GPU: {choice!r}", hint="write auto, cuda, sim or sim:MODEL")
+        hint = f"use auto, cuda, sim or sim:MODEL; models are {', '.join(models())}"
+        raise UsageError(f"unknown GPU choice {choice!r}", hint=hint)
     return RealMachine(start_probe())
 
 
 def models() -> tuple[str, ...]:
-    """Return the names of the machines that can be simulated."""
+    """Return the names of the simulated machines."""
     names = (place.name for place in files("cudakit.gpu").joinpath("models").iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def model_record(model: str) -> Record:
-    """Load the record of a model. Raises UsageError for a model that does not exist."""
+    """Return the record of a model. Raises UsageError, with the list of models, for an unknown one."""
     if model not in models():
-        raise UsageError(
-            f"no machine {model!r} can be simulated", hint=f"choose among {', '.join(models())}"
-        )
+        raise UsageError(f"no simulated GPU {model!r}", hint=f"models are {', '.join(models())}")
     place = files("cudakit.gpu").joinpath("models", f"{model}.json")
     return loads(place.read_text(encoding="utf-8"), name=f"sim:{model}")
 
 
 @dataclass
 class RealMachine:
-    """NVML in this process and CUDA in a child process, queried once each, at the same time."""
+    """NVML in this process, and CUDA in a child process at the same time, each queried once."""
 
     probe: Probe
     simulated: bool = False
@@ -95,7 +94,7 @@ class RealMachine:
 
 
 def record(machine: Machine) -> Record:
-    """Return a record of everything that a machine reports now."""
+    """Return a record of the current state of a machine."""
     view = machine.nvml(links=True)
     devices = view.devices if isinstance(view, NvmlView) else ()
     return Record(
@@ -116,19 +115,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The state of one machine at one time. All tuples are in the order of ``nvml.devices``."""
+    """The state of one machine at one time; all tuples are in the order of ``nvml.devices``."""
 
     nvml: NvmlView | Unavailable
     cuda: CudaView | Unavailable
     telemetry: tuple[Telemetry | Unavailable, ...] = ()
     activity: tuple[Telemetry | Unavailable, ...] = ()
     processes: tuple[tuple[Process, ...] | Unavailable, ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # date, driver and origin
+    about: Mapping[str, str] = field(default_factory=dict)  # date, driver and machine
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMachine:
-    """The Machine of a Record: its answers never change."""
+    """A Machine that returns the values of a Record."""
 
     record: Record
     simulated: bool = True
@@ -157,7 +156,7 @@ class RecordedMachine:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
         at = devices.index(device) if device in devices else len(recorded)
-        return recorded[at] if at < len(recorded) else Unavailable("was not recorded")
+        return recorded[at] if at < len(recorded) else Unavailable("not recorded")
 
 
 def _limited(found: Telemetry | Unavailable, names: Collection[str]) -> Telemetry | Unavailable:

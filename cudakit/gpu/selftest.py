@@ -190,11 +190,11 @@ def _expected() -> npt.NDArray[Any]:
     return x
 
 
-def _compare(got: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str) -> None:
-    wrong = np.flatnonzero(got != wanted)
+def _compare(got: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
+    wrong = np.flatnonzero(got != expected)
     if wrong.size:
         at = int(wrong[0])
         raise _WrongValues(
-            f"{what} {wrong.size:,} wrong values of {wanted.size:,}; "
-            f"index {at}: {int(got[at]):#010x}, expected {int(wanted[at]):#010x}"
+            f"{source} {wrong.size:,} wrong values of {expected.size:,}; "
+            f"index {at}: {int(got[at]):#010x}, expected {int(expected[at]):#010x}"
         )

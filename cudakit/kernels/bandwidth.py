@@ -1,4 +1,4 @@
-"""Bandwidth: kernels that only move memory, 16 bytes per access.
+"""Bandwidth: kernels that are bound by memory, with accesses of 16 bytes.
 
 Copy, scale and triad are those of STREAM (J. D. McCalpin, "Memory Bandwidth and Machine Balance in Current
 High Performance Computers", 1995).
@@ -14,9 +14,9 @@ from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 WIDTH_BYTES = 16
-SOUGHT = 0x6B8B4567  # arbitrary
-# With one vector per thread in blocks of 256, an H200 copies device memory at 4268 GB/s, against 4020 with
-# four vectors and 4230 by cuMemcpyAsync.
+SENTINEL = 0x6B8B4567  # arbitrary
+# With one vector per thread in blocks of 256, an H200 copies device memory at 4268 GB/s; with four vectors
+# per thread at 4020 GB/s, and with cuMemcpyAsync at 4230 GB/s.
 _THREADS = 256
 _LANES = 4  # floats of a vector
 
@@ -24,34 +24,34 @@ SOURCE = r"""
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define MINE const u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; if (i >= count) return;
+#define INDEX_OF_THREAD const u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; if (i >= count) return;
 
 extern "C" __global__ void cudakit_copy(uint4* to, const uint4* from, u64 count) {
-    MINE
+    INDEX_OF_THREAD
     __stcs(to + i, __ldcs(from + i));
 }
 
-// The value hardly ever occurs, but the compiler must keep all reads to find out.
-extern "C" __global__ void cudakit_read(u32* sink, const uint4* from, u32 sought, u64 count) {
-    MINE
+// The sentinel is unlikely to occur elsewhere, and the compiler must keep all reads to find it.
+extern "C" __global__ void cudakit_read(u32* sink, const uint4* from, u32 sentinel, u64 count) {
+    INDEX_OF_THREAD
     const uint4 v = __ldcs(from + i);
-    if ((v.x ^ v.y ^ v.z ^ v.w) == sought) *sink = sought;
+    if ((v.x ^ v.y ^ v.z ^ v.w) == sentinel) *sink = sentinel;
 }
 
 extern "C" __global__ void cudakit_write(uint4* to, u32 word, u64 count) {
-    MINE
+    INDEX_OF_THREAD
     __stcs(to + i, make_uint4(word, word, word, word));
 }
 
 extern "C" __global__ void cudakit_scale(float4* to, const float4* from, float factor, u64 count) {
-    MINE
+    INDEX_OF_THREAD
     const float4 v = __ldcs(from + i);
     __stcs(to + i, make_float4(factor * v.x, factor * v.y, factor * v.z, factor * v.w));
 }
 
 extern "C" __global__ void cudakit_triad(
     float4* to, const float4* b, const float4* c, float factor, u64 count) {
-    MINE
+    INDEX_OF_THREAD
     const float4 v = __ldcs(b + i), w = __ldcs(c + i);
     __stcs(to + i, make_float4(fmaf(factor, w.x, v.x), fmaf(factor, w.y, v.y),
                                fmaf(factor, w.z, v.z), fmaf(factor, w.w, v.w)));
@@ -62,34 +62,34 @@ _NAMES = ("copy", "read", "write", "scale", "triad")
 
 
 class Bandwidth:
-    """The bandwidth kernels of one device. Sizes are bytes of one buffer, multiples of 16.
+    """The bandwidth kernels of one device. Sizes are bytes of one buffer.
 
-    Raises UsageError for another size. A size of 0 launches nothing.
+    Raises UsageError for a size that is not a multiple of 16. A size of 0 launches nothing.
     """
 
     def __init__(self, gpu: Kernels) -> None:
         self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_{name}" for name in _NAMES])
 
     def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Copy: read and write ``size_bytes`` each."""
+        """Copy ``size_bytes``."""
         self._launch("cudakit_copy", size_bytes, stream, to, from_)
 
     def read(self, sink: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Read; ``sink`` becomes SOUGHT if the exclusive or of a vector's four words is SOUGHT."""
-        self._launch("cudakit_read", size_bytes, stream, sink, from_, np.uint32(SOUGHT))
+        """Read ``size_bytes``; write SENTINEL to ``sink`` if the XOR of the words of a vector is SENTINEL."""
+        self._launch("cudakit_read", size_bytes, stream, sink, from_, np.uint32(SENTINEL))
 
     def write(self, to: Ptr, word: int, size_bytes: int, stream: Stream) -> None:
-        """Write a 32-bit word repeatedly."""
+        """Fill ``size_bytes`` with a 32-bit word."""
         self._launch("cudakit_write", size_bytes, stream, to, np.uint32(word))
 
     def scale(self, to: Ptr, from_: Ptr, factor: float, size_bytes: int, stream: Stream) -> None:
-        """Write ``factor * from_`` in fp32: read and write ``size_bytes`` each."""
+        """Write ``factor * from_`` in fp32; read and write ``size_bytes`` each."""
         self._launch("cudakit_scale", size_bytes, stream, to, from_, np.float32(factor))
 
     def triad(
         self, to: Ptr, b: Ptr, c: Ptr, factor: float, size_bytes: int, stream: Stream
     ) -> None:
-        """Write ``b + factor * c``, fused, in fp32: read ``size_bytes`` twice, write it once."""
+        """Write ``b + factor * c`` in fp32, fused; read ``size_bytes`` twice, write it once."""
         self._launch("cudakit_triad", size_bytes, stream, to, b, c, np.float32(factor))
 
     def close(self) -> None:
@@ -100,13 +100,13 @@ class Bandwidth:
         vectors, rest = divmod(size_bytes, WIDTH_BYTES)
         if rest:
             raise UsageError(
-                f"{name} moves {WIDTH_BYTES} bytes at a time, and {size_bytes} bytes were asked",
-                hint=f"round to {vectors * WIDTH_BYTES}",
+                f"{name} needs a multiple of {WIDTH_BYTES} bytes, not {size_bytes}",
+                hint=f"round the size to {vectors * WIDTH_BYTES} bytes",
             )
         blocks = -(-vectors // _THREADS)
         if blocks:
-            given = (*args, np.uint64(vectors))
-            self._kernels.launch(name, given, stream, grid=blocks, block=_THREADS)
+            all_args = (*args, np.uint64(vectors))
+            self._kernels.launch(name, all_args, stream, grid=blocks, block=_THREADS)
 
 
 @host_kernel("cudakit_copy")
@@ -116,10 +116,10 @@ def _copy(launch: Launch, to: Ptr, from_: Ptr, count: np.uint64) -> None:
 
 
 @host_kernel("cudakit_read")
-def _read(launch: Launch, sink: Ptr, from_: Ptr, sought: np.uint32, count: np.uint64) -> None:
+def _read(launch: Launch, sink: Ptr, from_: Ptr, sentinel: np.uint32, count: np.uint64) -> None:
     vectors = launch.read(from_, np.uint32, _LANES * int(count)).reshape(-1, _LANES)
-    if (np.bitwise_xor.reduce(vectors, axis=1) == sought).any():
-        launch.write(sink, np.uint32)[:] = sought
+    if (np.bitwise_xor.reduce(vectors, axis=1) == sentinel).any():
+        launch.write(sink, np.uint32)[:] = sentinel
 
 
 @host_kernel("cudakit_write")
@@ -136,6 +136,6 @@ def _scale(launch: Launch, to: Ptr, from_: Ptr, factor: np.float32, count: np.ui
 @host_kernel("cudakit_triad")
 def _triad(launch: Launch, to: Ptr, b: Ptr, c: Ptr, factor: np.float32, count: np.uint64) -> None:
     floats = _LANES * int(count)
-    # The product is exact in fp64, and only the sum is rounded: as a fused operation, except for ties.
+    # The product is exact in fp64, so only the sum is rounded, as in a fused multiply-add.
     product = np.float64(factor) * launch.read(c, np.float32, floats)
     launch.write(to, np.float32, floats)[:] = launch.read(b, np.float32, floats) + product

@@ -1,7 +1,7 @@
-"""Fill: random and constant values, generated on the device.
+"""Fill: random and constant values that are generated on the device.
 
-Element i of a sequence depends on the seed, the sequence, i and whether the type is fp64, never on the grid.
-A Philox block gives four elements, two of fp64.
+Element i of a sequence depends on the seed, the sequence, i and whether the type is fp64, but not on the
+grid. A Philox block generates four elements, or two of fp64.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 
 _WORDS = 4
-_STEP = 2.0**-23  # of uniform values from one word
-_FINE_STEP = 2.0**-52  # from two words
+_STEP = 2.0**-23  # between uniform values that one word generates
+_FP64_STEP = 2.0**-52  # between those that two words generate
 
 SOURCE = (
     philox.SOURCE
     + r"""
-// Nearest value of a narrow format, ties to even; what is too large becomes the largest.
-__device__ u32 narrow(float value, int width, int mantissa, int bias, float largest) {
+// Rounds to the nearest value of a narrow format, ties to even, and saturates at the largest value.
+__device__ u32 round_to(float value, int width, int mantissa, int bias, float largest) {
     const u32 sign = __float_as_uint(value) >> 31;
     const float magnitude = fminf(fabsf(value), largest);
     int exponent = (int)(__float_as_uint(magnitude) >> 23) - 127;
@@ -36,8 +36,8 @@ __device__ u32 narrow(float value, int width, int mantissa, int bias, float larg
     return sign << (width - 1) | (((u32)(exponent + bias - 1) << mantissa) + steps);
 }
 
-__device__ int nearest(double value, double least, double most) {
-    return (int)rint(fmin(fmax(value, least), most));
+__device__ int nearest(double value, double low, double high) {
+    return (int)rint(fmin(fmax(value, low), high));
 }
 
 __device__ void store(void* out, u64 at, int type, double value) {
@@ -45,10 +45,10 @@ __device__ void store(void* out, u64 at, int type, double value) {
     switch (type) {
         case 0: ((double*)out)[at] = value; break;
         case 1: ((float*)out)[at] = single; break;
-        case 2: ((unsigned short*)out)[at] = narrow(single, 16, 10, 15, 65504.0f); break;
-        case 3: ((unsigned short*)out)[at] = narrow(single, 16, 7, 127, 3.3895314e38f); break;
-        case 4: ((unsigned char*)out)[at] = narrow(single, 8, 3, 7, 448.0f); break;
-        case 5: ((unsigned char*)out)[at] = narrow(single, 8, 2, 15, 57344.0f); break;
+        case 2: ((unsigned short*)out)[at] = round_to(single, 16, 10, 15, 65504.0f); break;
+        case 3: ((unsigned short*)out)[at] = round_to(single, 16, 7, 127, 3.3895314e38f); break;
+        case 4: ((unsigned char*)out)[at] = round_to(single, 8, 3, 7, 448.0f); break;
+        case 5: ((unsigned char*)out)[at] = round_to(single, 8, 2, 15, 57344.0f); break;
         case 6: ((signed char*)out)[at] = nearest(value, -128.0, 127.0); break;
         case 7: ((int*)out)[at] = nearest(value, -2147483648.0, 2147483647.0); break;
     }
@@ -56,11 +56,11 @@ __device__ void store(void* out, u64 at, int type, double value) {
 
 __device__ u64 wide(u32 low, u32 high) { return (u64)high << 32 | low; }
 
-// In (-1, 1), symmetric, never zero.
+// Uniform in (-1, 1), symmetric about 0 and never 0.
 __device__ double symmetric(u32 word) { return (((int)word >> 8) | 1) * 0x1p-23; }
 __device__ double symmetric(u64 word) { return (((long long)word >> 11) | 1) * 0x1p-52; }
 
-// Two normal values (Box and Muller, 1958) of one number in (0, 1] and one in [0, 1).
+// Two normal values (Box and Muller, 1958) from a number in (0, 1] and one in [0, 1).
 __device__ double2 normal(double positive, double angle) {
     double sine, cosine;
     const double radius = sqrt(-2.0 * log(positive));
@@ -68,11 +68,11 @@ __device__ double2 normal(double positive, double angle) {
     return make_double2(radius * cosine, radius * sine);
 }
 
-#define OVER(blocks) \
+#define FOR_EACH_BLOCK(blocks) \
     for (u64 b = blockIdx.x * (u64)blockDim.x + threadIdx.x; b < (blocks); b += (u64)gridDim.x * blockDim.x)
 
 extern "C" __global__ void cudakit_fill_bits(uint4* out, u64 count, u64 first, u64 sequence, u64 seed) {
-    OVER(count) out[b] = philox(first + b, sequence, seed);
+    FOR_EACH_BLOCK(count) out[b] = philox(first + b, sequence, seed);
 }
 
 __device__ void put(void* out, u64 count, int type, u64 at, double value) {
@@ -81,10 +81,10 @@ __device__ void put(void* out, u64 count, int type, u64 at, double value) {
 
 extern "C" __global__ void cudakit_fill_uniform(
     void* out, u64 count, int type, double scale, u64 sequence, u64 seed) {
-    const int each = type == 0 ? 2 : 4;
-    OVER((count + each - 1) / each) {
+    const int per_block = type == 0 ? 2 : 4;
+    FOR_EACH_BLOCK((count + per_block - 1) / per_block) {
         const uint4 w = philox(b, sequence, seed);
-        const u64 at = b * each;
+        const u64 at = b * per_block;
         if (type == 0) {
             put(out, count, type, at, scale * symmetric(wide(w.x, w.y)));
             put(out, count, type, at + 1, scale * symmetric(wide(w.z, w.w)));
@@ -99,10 +99,10 @@ extern "C" __global__ void cudakit_fill_uniform(
 
 extern "C" __global__ void cudakit_fill_normal(
     void* out, u64 count, int type, double scale, u64 sequence, u64 seed) {
-    const int each = type == 0 ? 2 : 4;
-    OVER((count + each - 1) / each) {
+    const int per_block = type == 0 ? 2 : 4;
+    FOR_EACH_BLOCK((count + per_block - 1) / per_block) {
         const uint4 w = philox(b, sequence, seed);
-        const u64 at = b * each;
+        const u64 at = b * per_block;
         if (type == 0) {
             const double2 n = normal(
                 ((wide(w.x, w.y) >> 11) + 1) * 0x1p-53, (wide(w.z, w.w) >> 11) * 0x1p-53);
@@ -120,18 +120,18 @@ extern "C" __global__ void cudakit_fill_normal(
 }
 
 extern "C" __global__ void cudakit_fill_integers(
-    void* out, u64 count, int type, long long least, u64 choices, u64 sequence, u64 seed) {
-    OVER((count + 3) / 4) {
+    void* out, u64 count, int type, long long low, u64 choices, u64 sequence, u64 seed) {
+    FOR_EACH_BLOCK((count + 3) / 4) {
         const uint4 w = philox(b, sequence, seed);
-        put(out, count, type, b * 4, least + (long long)(w.x * choices >> 32));
-        put(out, count, type, b * 4 + 1, least + (long long)(w.y * choices >> 32));
-        put(out, count, type, b * 4 + 2, least + (long long)(w.z * choices >> 32));
-        put(out, count, type, b * 4 + 3, least + (long long)(w.w * choices >> 32));
+        put(out, count, type, b * 4, low + (long long)(w.x * choices >> 32));
+        put(out, count, type, b * 4 + 1, low + (long long)(w.y * choices >> 32));
+        put(out, count, type, b * 4 + 2, low + (long long)(w.z * choices >> 32));
+        put(out, count, type, b * 4 + 3, low + (long long)(w.w * choices >> 32));
     }
 }
 
 extern "C" __global__ void cudakit_fill_constant(void* out, u64 count, int type, double value) {
-    OVER(count) store(out, b, type, value);
+    FOR_EACH_BLOCK(count) store(out, b, type, value);
 }
 """
 )
@@ -141,7 +141,7 @@ _BY_CODE = {element.code: element for element in ELEMENTS.values()}
 
 
 class Fill:
-    """The fill kernels of one device. Sizes are numbers of elements; a fill of none launches nothing."""
+    """The fill kernels of one device. A fill of 0 elements launches nothing."""
 
     def __init__(self, gpu: Kernels) -> None:
         self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
@@ -149,7 +149,7 @@ class Fill:
     def bits(
         self, out: Ptr, blocks: int, stream: Stream, *, seed: int, sequence: int = 0, first: int = 0
     ) -> None:
-        """Write the Philox blocks of a sequence from a position on, 16 bytes each."""
+        """Write the Philox blocks of a sequence, 16 bytes each, from block ``first``."""
         args = (out, np.uint64(blocks), np.uint64(first), np.uint64(sequence), np.uint64(seed))
         self._kernels.launch_over("cudakit_fill_bits", blocks, args, stream)
 
@@ -164,7 +164,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write uniform values in (-scale, scale), rounded to the type; the default is 1, for int8 127."""
+        """Write uniform values in (-scale, scale), rounded to the type; the default is 1, of int8 127."""
         factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
         self._random("uniform", out, count, element, factor, sequence, seed, stream)
 
@@ -179,7 +179,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write normal values of mean 0 and standard deviation ``scale``; the default is 1, for int8 32."""
+        """Write normal values with mean 0 and standard deviation ``scale``; the default is 1, of int8 32."""
         factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
         self._random("normal", out, count, element, factor, sequence, seed, stream)
 
@@ -190,24 +190,26 @@ class Fill:
         element: Element,
         stream: Stream,
         *,
-        least: int,
-        most: int,
+        low: int,
+        high: int,
         seed: int,
         sequence: int = 0,
     ) -> None:
-        """Write integers in [least, most], a range of at most 2 ** 32 numbers."""
-        choices = most - least + 1
+        """Write integers in [low, high], a range of at most 2 ** 32 numbers."""
+        choices = high - low + 1
         if not 0 < choices <= 1 << 32:
-            raise UsageError(f"[{least}, {most}] holds {choices} whole numbers, not 1 to 2 ** 32")
-        args = (out, *_what(count, element), np.int64(least), np.uint64(choices))
-        place = (np.uint64(sequence), np.uint64(seed))
-        self._kernels.launch_over("cudakit_fill_integers", -(-count // 4), (*args, *place), stream)
+            raise UsageError(
+                f"[{low}, {high}] has {choices} integers; the range must have 1 to 2 ** 32"
+            )
+        args = (out, *_count_and_type(count, element), np.int64(low), np.uint64(choices))
+        origin = (np.uint64(sequence), np.uint64(seed))
+        self._kernels.launch_over("cudakit_fill_integers", -(-count // 4), (*args, *origin), stream)
 
     def constant(
         self, out: Ptr, count: int, element: Element, stream: Stream, *, value: float
     ) -> None:
         """Write one value to all elements."""
-        args = (out, *_what(count, element), np.float64(value))
+        args = (out, *_count_and_type(count, element), np.float64(value))
         self._kernels.launch_over("cudakit_fill_constant", count, args, stream)
 
     def close(self) -> None:
@@ -225,23 +227,23 @@ class Fill:
         seed: int,
         stream: Stream,
     ) -> None:
-        args = (out, *_what(count, element), np.float64(scale))
-        place = (np.uint64(sequence), np.uint64(seed))
-        blocks = -(-count // _each(element))
-        self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *place), stream)
+        args = (out, *_count_and_type(count, element), np.float64(scale))
+        origin = (np.uint64(sequence), np.uint64(seed))
+        blocks = -(-count // _elements_per_block(element))
+        self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *origin), stream)
 
 
 def uniform_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
-    """Return the values in (-1, 1) that ``uniform`` scales and rounds."""
+    """Return the values in (-1, 1) that ``Fill.uniform`` scales and rounds."""
     words = _words(count, element, sequence, seed)
     if element is FP64:
         wide = words.view(np.int64)
-        return (((wide >> 11) | 1) * _FINE_STEP)[:count]
+        return (((wide >> 11) | 1) * _FP64_STEP)[:count]
     return (((words.view(np.int32) >> 8) | 1) * _STEP)[:count]
 
 
 def normal_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
-    """Return the values of mean 0 and standard deviation 1 that ``normal`` scales and rounds."""
+    """Return the values with mean 0 and standard deviation 1 that ``Fill.normal`` scales and rounds."""
     words = _words(count, element, sequence, seed)
     if element is FP64:
         pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53
@@ -252,16 +254,16 @@ def normal_values(count: int, element: Element, sequence: int, seed: int) -> npt
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)[:count]
 
 
-def _what(count: int, element: Element) -> tuple[np.uint64, np.int32]:
+def _count_and_type(count: int, element: Element) -> tuple[np.uint64, np.int32]:
     return np.uint64(count), np.int32(element.code)
 
 
-def _each(element: Element) -> int:
+def _elements_per_block(element: Element) -> int:
     return 2 if element is FP64 else _WORDS
 
 
 def _words(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[np.uint32]:
-    blocks = -(-count // _each(element))
+    blocks = -(-count // _elements_per_block(element))
     return philox.philox(0, blocks, sequence, seed).reshape(-1)
 
 
@@ -305,14 +307,14 @@ def _integers(
     out: Ptr,
     count: np.uint64,
     type_: np.int32,
-    least: np.int64,
+    low: np.int64,
     choices: np.uint64,
     sequence: np.uint64,
     seed: np.uint64,
 ) -> None:
     words = philox.philox(0, -(-int(count) // _WORDS), int(sequence), int(seed)).reshape(-1)
     chosen = (words[: int(count)] * choices >> np.uint64(32)).astype(np.int64)
-    _write(launch, out, _BY_CODE[int(type_)], least + chosen)
+    _write(launch, out, _BY_CODE[int(type_)], low + chosen)
 
 
 @host_kernel("cudakit_fill_constant")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from cudakit.gpu.api import Argument, Dim3, Kernels, Stream
 
 _BLOCK = 256
-# More blocks only cost scheduling time; kernels stride over the remaining elements.
-_MOST_BLOCKS = 1 << 16
+# More blocks would only cost scheduling time; the kernels stride over the remaining elements.
+_MAX_BLOCKS = 1 << 16
 
 
 class LoadedKernels:
-    """The kernels of one source, loaded until ``close``; closing the device unloads them too."""
+    """The kernels of one source, loaded until ``close`` or until the device is closed."""
 
     def __init__(self, gpu: Kernels, source: str, names: Sequence[str]) -> None:
         self.gpu = gpu
@@ -22,16 +22,16 @@ class LoadedKernels:
     def launch(
         self, name: str, args: Sequence[Argument], stream: Stream, *, grid: int = 1, block: int = 1
     ) -> None:
-        """Launch by the kernel's name, in one dimension."""
+        """Launch a kernel by name with a one-dimensional grid."""
         shape: Dim3 = (grid, 1, 1)
         self.gpu.launch(self._kernels[name], shape, (block, 1, 1), args, stream)
 
     def launch_over(self, name: str, count: int, args: Sequence[Argument], stream: Stream) -> None:
-        """Launch a kernel that strides over ``count`` elements; no elements are no launch."""
-        blocks = min(-(-count // _BLOCK), _MOST_BLOCKS)
+        """Launch a kernel that strides over ``count`` elements; nothing is launched for 0 elements."""
+        blocks = min(-(-count // _BLOCK), _MAX_BLOCKS)
         if blocks:
             self.launch(name, args, stream, grid=blocks, block=_BLOCK)
 
     def close(self) -> None:
-        """Unload the kernels, which must have finished."""
+        """Unload the kernels, all of which must have finished."""
         self.gpu.unload(self._module)

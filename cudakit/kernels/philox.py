@@ -1,7 +1,7 @@
 """Philox4x32-10: counter-based random numbers, equal in numpy and on the device.
 
-J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11: any
-number of a sequence is a function of its position and a key, so that threads need no shared state.
+Each number of a sequence is a function of its position and a key, so threads need no shared state (J. K.
+Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = r"""
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The block of four words at a position of a sequence.
+// Returns the block of four words at a position of a sequence.
 __device__ uint4 philox(u64 place, u64 sequence, u64 key) {
     uint4 at = make_uint4((u32)place, (u32)(place >> 32), (u32)sequence, (u32)(sequence >> 32));
     u32 first = (u32)key, second = (u32)(key >> 32);
@@ -39,9 +39,9 @@ __device__ uint4 philox(u64 place, u64 sequence, u64 key) {
 
 
 def philox(first: int, count: int, sequence: int, key: int) -> npt.NDArray[np.uint32]:
-    """Return the blocks of a sequence from a position on, as ``count`` rows of four words.
+    """Return ``count`` blocks of a sequence from position ``first``, as rows of four words.
 
-    The low 64 bits of the counter are the position, the high ones the sequence.
+    The low 64 bits of the counter are the position, the high 64 bits the sequence.
     """
     place = np.uint64(first) + np.arange(count, dtype=np.uint64)
     high = np.uint64(sequence)

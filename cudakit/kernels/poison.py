@@ -1,7 +1,7 @@
-"""Poison: a pattern in result buffers that shows which elements were not written.
+"""Poison: a pattern in output buffers that shows which elements were not written.
 
-No result has the pattern as a value: as floating point it is NaN, and as an integer -2139062144, which sums
-of 8-bit products do not reach with fewer than 130 560 terms.
+No result equals the pattern: as floating point it is NaN, and as an integer -2139062144, which sums of
+products of 8-bit integers do not reach with fewer than 130 560 terms.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cudakit.gpu.api.gemm import Matrix
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
-_NO_NUMBER, _FAR_BELOW = 0xFF, 0x80
-_ANSWER_BYTES = 16
+_NAN_BYTE, _INTEGER_BYTE = 0xFF, 0x80
+_COUNTS_BYTES = 16
 
 SOURCE = r"""
 typedef unsigned char u8;
@@ -35,8 +35,7 @@ __device__ u64 raw(const void* from, u64 at, int size) {
     }
 }
 
-// Matrices lie one pitch apart. Counts poison within columns, and its absence in the padding behind columns
-// and behind matrices.
+// Matrices are one pitch apart. Counts poison in columns, and padding without poison.
 extern "C" __global__ void cudakit_count_poison(
     u64* found, const void* matrices, u64 pattern, u64 rows, u64 leading, u64 elements, u64 pitch, u64 count,
     int size) {
@@ -52,46 +51,48 @@ extern "C" __global__ void cudakit_count_poison(
 """
 
 
-class Traces(NamedTuple):
-    """Counts of poison in matrices, in elements."""
+class PoisonCounts(NamedTuple):
+    """Numbers of elements of matrices and of their padding."""
 
-    unwritten: int  # elements of a matrix that still are poison
-    overwritten: int  # elements of padding that no longer are poison
+    unwritten: int  # elements of matrices that are still poison
+    overwritten: int  # elements of padding that are no longer poison
 
 
 class Poison:
-    """The poison kernel of one device, with its buffers."""
+    """The poison kernel of one device, and its buffers."""
 
     def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
         with ExitStack() as owned:
             self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_count_poison"])
             owned.callback(self._kernels.close)
-            self._device = gpu.malloc(_ANSWER_BYTES)
+            self._device = gpu.malloc(_COUNTS_BYTES)
             owned.callback(gpu.free, self._device)
-            self._host = gpu.host_malloc(_ANSWER_BYTES)
+            self._host = gpu.host_malloc(_COUNTS_BYTES)
             owned.callback(gpu.host_free, self._host)
             self._owned = owned.pop_all()
 
-    def spread(self, at: Ptr, element: Element, count: int, stream: Stream) -> None:
+    def fill(self, at: Ptr, element: Element, count: int, stream: Stream) -> None:
         """Enqueue a fill of ``count`` elements with poison."""
         self._gpu.fill(at, poison_byte(element), count * element.size_bytes, stream)
 
-    def find(self, at: Ptr, matrix: Matrix, pitch: int, count: int, stream: Stream) -> Traces:
-        """Count remaining and overwritten poison in ``count`` matrices, and wait for the result.
+    def count(
+        self, at: Ptr, matrix: Matrix, pitch: int, matrices: int, stream: Stream
+    ) -> PoisonCounts:
+        """Count remaining and overwritten poison in ``matrices`` matrices; synchronizes the stream.
 
-        Matrices are ``pitch`` elements apart; all of them, the last pitch included, were filled with poison.
+        Matrices are ``pitch`` elements apart, and ``matrices * pitch`` elements were filled with poison.
         """
         gpu, size = self._gpu, matrix.element.size_bytes
-        gpu.fill(self._device, 0, _ANSWER_BYTES, stream)
+        gpu.fill(self._device, 0, _COUNTS_BYTES, stream)
         pattern = int.from_bytes(bytes([poison_byte(matrix.element)]) * size, "little")
-        numbers = (pattern, matrix.rows, matrix.leading, matrix.elements, pitch, pitch * count)
+        numbers = (pattern, matrix.rows, matrix.leading, matrix.elements, pitch, pitch * matrices)
         args: list[Argument] = [self._device, at, *map(np.uint64, numbers), np.int32(size)]
-        self._kernels.launch_over("cudakit_count_poison", pitch * count, args, stream)
-        gpu.copy(self._host, self._device, _ANSWER_BYTES, stream)
+        self._kernels.launch_over("cudakit_count_poison", pitch * matrices, args, stream)
+        gpu.copy(self._host, self._device, _COUNTS_BYTES, stream)
         gpu.sync_stream(stream)
-        found = np.frombuffer(bytes(gpu.host_view(self._host, _ANSWER_BYTES)), np.uint64)
-        return Traces(*map(int, found))
+        found = np.frombuffer(bytes(gpu.host_view(self._host, _COUNTS_BYTES)), np.uint64)
+        return PoisonCounts(*map(int, found))
 
     def close(self) -> None:
         """Free the buffers and unload the kernel."""
@@ -99,8 +100,8 @@ class Poison:
 
 
 def poison_byte(element: Element) -> int:
-    """Return the byte that the poison of a type consists of."""
-    return _FAR_BELOW if element.is_integer else _NO_NUMBER
+    """Return the byte of which the poison of a type consists."""
+    return _INTEGER_BYTE if element.is_integer else _NAN_BYTE
 
 
 @host_kernel("cudakit_count_poison")
@@ -119,6 +120,6 @@ def _count(
     raw = np.dtype(f"u{size}")
     poison = launch.read(matrices, raw, int(count)).reshape(-1, int(pitch)) == raw.type(pattern)
     inner = poison[:, : int(elements)].reshape(-1, int(leading))[:, : int(rows)]
-    left = np.count_nonzero(inner)
-    gone = (poison.size - np.count_nonzero(poison)) - (inner.size - left)
-    launch.atomic(found, np.uint64, 2)[:] += np.array([left, gone], np.uint64)
+    unwritten = np.count_nonzero(inner)
+    overwritten = (poison.size - np.count_nonzero(poison)) - (inner.size - unwritten)
+    launch.atomic(found, np.uint64, 2)[:] += np.array([unwritten, overwritten], np.uint64)

@@ -1,4 +1,4 @@
-"""Spin: kernels that only take time: until the host signals, for a duration, or none at all."""
+"""Spin: kernels that wait for the host or for a duration, and an empty kernel."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __device__ u64 nanoseconds() {
     return now;
 }
 
-extern "C" __global__ void cudakit_spin_until(const volatile u32* go, volatile u32* late, u64 limit_ns) {
+extern "C" __global__ void cudakit_spin_until(const volatile u32* go, volatile u32* timed_out, u64 limit_ns) {
     const u64 begin = nanoseconds();
     while (*go == 0) {
         if (nanoseconds() - begin > limit_ns) {
-            *late = 1;
+            *timed_out = 1;
             return;
         }
     }
@@ -33,32 +33,32 @@ extern "C" __global__ void cudakit_spin_for(u64 duration_ns) {
     while (nanoseconds() - begin < duration_ns) {}
 }
 
-extern "C" __global__ void cudakit_spin_not() {}
+extern "C" __global__ void cudakit_empty() {}
 """
 
 
 class Spin:
-    """The spin kernels of one device, each of one thread."""
+    """The spin kernels of one device, with one thread each."""
 
     def __init__(self, gpu: Kernels) -> None:
-        names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_spin_not")
+        names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_empty")
         self._kernels = LoadedKernels(gpu, SOURCE, names)
 
-    def until(self, go: Ptr, late: Ptr, limit_ns: int, stream: Stream) -> None:
-        """Spin until the 32-bit word ``go``, in pinned memory, is not 0.
+    def until(self, go: Ptr, timed_out: Ptr, limit_ns: int, stream: Stream) -> None:
+        """Spin until the 32-bit word ``go`` in pinned memory is not 0.
 
-        After ``limit_ns`` the kernel ends by itself and sets the word ``late`` to 1, so that the device never
+        After ``limit_ns`` the kernel sets the word ``timed_out`` to 1 and ends, so that the device never
         hangs.
         """
-        self._kernels.launch("cudakit_spin_until", (go, late, np.uint64(limit_ns)), stream)
+        self._kernels.launch("cudakit_spin_until", (go, timed_out, np.uint64(limit_ns)), stream)
 
     def for_(self, duration_ns: int, stream: Stream) -> None:
         """Spin for a duration."""
         self._kernels.launch("cudakit_spin_for", (np.uint64(duration_ns),), stream)
 
-    def not_at_all(self, stream: Stream) -> None:
-        """Launch an empty kernel, to measure the cost of a launch."""
-        self._kernels.launch("cudakit_spin_not", (), stream)
+    def empty(self, stream: Stream) -> None:
+        """Launch an empty kernel."""
+        self._kernels.launch("cudakit_empty", (), stream)
 
     def close(self) -> None:
         """Unload the kernels."""
@@ -66,11 +66,11 @@ class Spin:
 
 
 @host_kernel("cudakit_spin_until")
-def _until(launch: Launch, go: Ptr, late: Ptr, limit_ns: np.uint64) -> None:
+def _until(launch: Launch, go: Ptr, timed_out: Ptr, limit_ns: np.uint64) -> None:
     word = launch.read(go, np.uint32)
 
     def give_up() -> None:
-        launch.write(late, np.uint32)[:] = 1
+        launch.write(timed_out, np.uint32)[:] = 1
 
     launch.poll(lambda: bool(word[0]), int(limit_ns), give_up)
 
@@ -80,6 +80,6 @@ def _for(launch: Launch, duration_ns: np.uint64) -> None:
     launch.busy(int(duration_ns))
 
 
-@host_kernel("cudakit_spin_not")
-def _not(launch: Launch) -> None:
+@host_kernel("cudakit_empty")
+def _empty(launch: Launch) -> None:
     pass

@@ -1,6 +1,7 @@
 """Timestamp: the cycle counter and the time of each SM, written by one thread per SM.
 
-Two timestamps give the SM clock in between, without NVML.
+The SM clock is the difference of the cycles of two timestamps divided by that of the times. NVML is not
+needed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from cudakit.gpu.api import Kernels, Ptr, Stream
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
-# Two words per SM: cycles and nanoseconds, each since some origin; 0 if none was written.
+# Two words per SM: cycles and nanoseconds since arbitrary origins; 0 if no timestamp was written.
 _WORDS = 2
 STAMP_BYTES = 8 * _WORDS
 
@@ -37,7 +38,7 @@ class Timestamp:
         self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_timestamp"])
 
     def stamp(self, stamps: Ptr, count: int, stream: Stream) -> None:
-        """Write the timestamps of up to ``count`` SMs, indexed by SM; an SM without a block writes none."""
+        """Write the timestamps of up to ``count`` SMs by SM index; an SM that runs no block writes none."""
         self._kernels.launch("cudakit_timestamp", (stamps, np.uint32(count)), stream, grid=count)
 
     def close(self) -> None:
@@ -46,9 +47,9 @@ class Timestamp:
 
 
 def clock_hz(first: memoryview, last: memoryview) -> float | None:
-    """Return the clock of the first SM with a timestamp in both arrays of 64-bit words; None without one.
+    """Return the clock of the first SM that has timestamps in both arrays, or None.
 
-    All SMs of a device have one clock.
+    All SMs of a device have the same clock.
     """
     for sm in range(0, len(first), _WORDS):
         (begin, begin_ns), (end, end_ns) = first[sm : sm + _WORDS], last[sm : sm + _WORDS]

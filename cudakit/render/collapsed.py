@@ -1,6 +1,6 @@
-"""The first Tree of a Document as collapsed stacks, which flame graph tools read.
+"""Render the first Tree of a Document as collapsed stacks for flame graph tools.
 
-One line a stack, ``root;child;leaf amount`` (Brendan Gregg's FlameGraph, stackcollapse).
+Each line is a stack: ``root;child;leaf amount`` (Brendan Gregg's FlameGraph, stackcollapse).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TypeVar
 from cudakit.document import Document, Tree, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import chunks
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 _Frame = TypeVar("_Frame")
 
 
 def render(document: Document) -> Iterator[str]:
-    """Write the first Tree as collapsed stacks, in chunks of about 64 KiB.
+    """Yield the first Tree as collapsed stacks, in chunks of about 64 KiB.
 
-    Each node with bytes of its own, beyond the sum of its children, is a line. In a label ``;`` becomes
+    Each node with more bytes than the sum of its children is a line. In a label ``;`` becomes
     ``:``, and invisible characters are escaped. Raises UsageError if the document has no Tree.
     """
     tree, *_ = trees(document)
@@ -27,7 +27,7 @@ def render(document: Document) -> Iterator[str]:
 
 
 def trees(document: Document) -> tuple[Tree, ...]:
-    """Find the Trees of a document in reading order. Raises UsageError if there is none."""
+    """Return the Trees of a document in reading order. Raises UsageError if there is none."""
     found = tuple(node for node in walk(document.nodes) if isinstance(node, Tree))
     if not found:
         raise UsageError(
@@ -55,4 +55,4 @@ def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_F
 
 
 def _label(label: str) -> str:
-    return visible(label).replace(";", ":").strip() or "?"
+    return escape_invisible(label).replace(";", ":").strip() or "?"

@@ -1,4 +1,4 @@
-"""Columns as texts, and texts in chunks, for the formats that other programs read."""
+"""Convert Columns to texts, and join texts in chunks, for exports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK_CHARACTERS = 64 * 1024
 
 
 def chunks(texts: Iterable[str]) -> Iterator[str]:
-    """Join texts in chunks of about 64 KiB."""
+    """Join texts to chunks of about 64 KiB."""
     pending: list[str] = []
     size = 0
     for text in texts:

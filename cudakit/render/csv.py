@@ -1,4 +1,4 @@
-"""The first Columns of a Document as CSV (RFC 4180), for spreadsheets and data frames."""
+"""Render the first Columns of a Document as CSV (RFC 4180)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cudakit.document import Array, Columns, Document, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import Texts, decoder, is_address
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 # Rows per chunk: about 64 KiB of text if each row has a stack.
 _CHUNK_ROWS = 512
@@ -22,11 +22,11 @@ _NEEDS_QUOTES = re.compile('[",;]')
 
 
 def render(document: Document) -> Iterator[str]:
-    """Write the first Columns node as CSV, in chunks of lines that end in CR LF.
+    """Yield the first Columns node as CSV, in chunks of lines that end in CR LF.
 
-    The header is the array names. Ids are written as their ``text``; an id without a text is an empty
-    cell, as are NaN and masked items. Unsigned integers named ``address`` or ``*_address`` are written as
-    ``0x`` hex. Text that a spreadsheet would evaluate as a formula has a leading apostrophe.
+    The header has the names of the arrays. An id is written as its ``text``; an id without a text, NaN and
+    masked items are empty cells. Unsigned integers named ``address`` or ``*_address`` are hexadecimal. Text
+    that a spreadsheet would evaluate as a formula has a leading apostrophe.
 
     Raises UsageError if the document has no Columns, ValueError if its arrays differ in length.
     """
@@ -50,7 +50,7 @@ def _chunks(columns: Columns, *, rows: int) -> Iterator[str]:
     ]
     for start in range(0, rows, _CHUNK_ROWS):
         block = [cells(array[start : start + _CHUNK_ROWS]) for array, cells in writers]
-        # Readers skip an empty line: a lone empty cell is quoted.
+        # Readers skip empty lines, so an empty cell alone in its line is quoted.
         yield "".join([(",".join(row) or '""') + "\r\n" for row in zip(*block, strict=True)])
 
 
@@ -87,7 +87,7 @@ def _words(array: Array) -> list[str]:
 
 def _word(word: str) -> str:
     """Format text as a cell: no formula, no invisible characters, quoted if it has separators."""
-    cell = visible(word)
+    cell = escape_invisible(word)
     if cell.startswith(_FORMULA):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

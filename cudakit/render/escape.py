@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def visible(text: str) -> str:
-    r"""Escape the characters that are not printable in Unicode, as ``\x1b``, ``\n`` or ``\u202e``.
+def escape_invisible(text: str) -> str:
+    r"""Replace characters that Unicode does not count as printable by ``\x1b``, ``\n``, ``\u202e`` and so on.
 
-    These are controls, ESC, newlines, bidirectional overrides, zero-width and unassigned characters, and lone
-    surrogates.
+    They are control characters, line ends, bidirectional overrides, zero-width and unassigned characters, and
+    lone surrogates.
     """
     if text.isprintable():
         return text
@@ -19,6 +19,6 @@ def escape_sequence(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def shortened(text: str, limit: int) -> str:
-    """Cut text to ``limit`` characters, the last of which is then an ellipsis."""
+def shorten(text: str, limit: int) -> str:
+    """Cut text to ``limit`` characters, with an ellipsis at the end."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,6 +1,6 @@
-"""A Result as JSON: every command's ``--json``.
+"""Render a Result as JSON, for ``--json`` of every command.
 
-Reads the frozen dataclasses of a Result, not a Document: the same Result always gives the same text.
+The input is the Result, not a Document.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cudakit.serialize import to_plain
 # format characters such as bidirectional controls, which hide text.
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
-# Deep enough for a list of rows under a list of devices: each row is then a line.
+# Enough for a list of rows in a list of devices: each row is then a line.
 _INDENTED_LEVELS = 4
 
 
 def render(result: object) -> str:
-    """Write a Result as one JSON object, its outer levels indented by 2, ending in a newline.
+    """Return a Result as a JSON object with the outer levels indented by 2, and a newline at the end.
 
     ``serialize.to_plain`` defines the form of each value. The text is valid UTF-8. Raises TypeError for
     values without a JSON form.
@@ -30,12 +30,12 @@ def render(result: object) -> str:
 
 
 def render_line(result: object) -> str:
-    """Write a Result as ``render`` does, on one line: for streams of many (NDJSON)."""
+    """Return a Result as JSON on one line, for streams of results (NDJSON)."""
     return _text(to_plain(result), indented_levels=0)
 
 
 def render_error(error: CudakitError) -> str:
-    """Write an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``."""
+    """Return an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``."""
     return _text(
         {
             "error": {
@@ -49,12 +49,12 @@ def render_error(error: CudakitError) -> str:
 
 
 def _text(plain: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
-    text = "".join(_laid_out(plain, 0, indented_levels))
+    text = "".join(_indented_pieces(plain, 0, indented_levels))
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
-    """Indent the outer levels; deeper values are one line each, at the speed of ``json``."""
+def _indented_pieces(plain: object, depth: int, levels: int) -> Iterator[str]:
+    """Yield the text with indented outer levels; each deeper value is one line, formatted by ``json``."""
     if depth == levels or not plain or not isinstance(plain, (dict, list)):
         yield json.dumps(plain, ensure_ascii=False, allow_nan=False)
         return
@@ -63,7 +63,7 @@ def _laid_out(plain: object, depth: int, levels: int) -> Iterator[str]:
     margin = "  " * depth
     for index, (name, item) in enumerate(members):
         yield f"{',' if index else opening}\n{margin}  {name}"
-        yield from _laid_out(item, depth + 1, levels)
+        yield from _indented_pieces(item, depth + 1, levels)
     yield f"\n{margin}{closing}"
 
 

@@ -1,6 +1,6 @@
-"""A Document as Markdown: tables of GitHub's kind, for issues, wikis and pull requests.
+"""Render a Document as GitHub Flavored Markdown, for issues and pull requests.
 
-Handles every kind of node: a View is its fallback, a Chart its numbers; Columns and Trees are not shown.
+A View is its fallback, a Chart a table of its numbers. Columns and Trees are left out.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2
 
 
 def render(document: Document) -> str:
-    """Write a Document; all of its text is escaped."""
-    parts = (f"# {_escaped(document.title)}", *_nodes(document.nodes, level=2))
+    """Return a Document as Markdown; all of its text is escaped."""
+    parts = (f"# {_escape(document.title)}", *_nodes(document.nodes, level=2))
     return "\n\n".join(parts) + "\n"
 
 
@@ -49,7 +49,7 @@ def _node(node: Node, level: int) -> Iterator[str]:
         case Section(title, nodes):
             yield from _section(title, nodes, level)
         case Facts(rows) if rows:
-            yield "\n".join(f"* **{_escaped(label)}**: {_cell(value)}" for label, value in rows)
+            yield "\n".join(f"* **{_escape(label)}**: {_cell(value)}" for label, value in rows)
         case Table():
             yield _table(node)
         case Chart():
@@ -61,17 +61,17 @@ def _node(node: Node, level: int) -> Iterator[str]:
 
 
 def _section(title: str, nodes: Sequence[Node], level: int) -> Iterator[str]:
-    """Write a heading and the nodes under it; nothing for an empty section."""
+    """Yield a heading and the nodes of a section; nothing for an empty section."""
     inner = list(_nodes(nodes, level + 1))
     if inner:
-        yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escaped(title)}"
+        yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escape(title)}"
         yield from inner
 
 
 def _table(table: Table) -> str:
     rows = [*table.rows, *([table.total_row] if table.total_row else [])]
     lines = [
-        _line(_escaped(column.name) for column in table.columns),
+        _line(_escape(column.name) for column in table.columns),
         _line(_ALIGNED[column.kind] for column in table.columns),
         *(_line(map(_cell, row)) for row in rows),
     ]
@@ -80,17 +80,17 @@ def _table(table: Table) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    """Write a chart as a table of its points, at most about 40 of them."""
-    title = f"**{_escaped(chart.title)}**"
+    """Return a chart as a table of at most about 40 points."""
+    title = f"**{_escape(chart.title)}**"
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
     places = range(0, len(chart.x), -(-len(chart.x) // _MOST_POINTS))
     lines = [
-        _line((_escaped(chart.x_label), *(_escaped(series.name) for series in chart.series))),
+        _line((_escape(chart.x_label), *(_escape(series.name) for series in chart.series))),
         _line("---:" for _ in range(len(chart.series) + 1)),
         *(
             _line(
-                _escaped(text)
+                _escape(text)
                 for text in (
                     format_value(x_value(chart, chart.x[i].item())),
                     *(format_y(chart, float(series.y[i])) for series in chart.series),
@@ -103,7 +103,7 @@ def _chart(chart: Chart) -> str:
 
 
 def _note(note: Note) -> str:
-    lines = [f"> **{LEVELS[note.level]}**: {_escaped(note.text)}"]
+    lines = [f"> **{LEVELS[note.level]}**: {_escape(note.text)}"]
     lines += [f"> * {_paragraph(remedy)}" for remedy in note.remedies]
     return "\n".join(lines)
 
@@ -114,15 +114,15 @@ def _line(cells: Iterator[str] | Sequence[str]) -> str:
 
 def _cell(value: Value) -> str:
     if isinstance(value, Stack):
-        return " ← ".join(_escaped(format_frame(frame)) for frame in value.frames) or NO_STACK
-    return _escaped(format_value(value))
+        return " ← ".join(_escape(format_frame(frame)) for frame in value.frames) or NO_STACK
+    return _escape(format_value(value))
 
 
 def _paragraph(text: str) -> str:
-    return _BEGINNING.sub(r"\1\\\2", _escaped(text))
+    return _BEGINNING.sub(r"\1\\\2", _escape(text))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape text for one line of Markdown."""
     plain = _INVISIBLE.sub(" ", text).strip()
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", plain)

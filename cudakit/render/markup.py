@@ -1,6 +1,6 @@
-"""HTML and SVG text that is safe by construction: the only place that escapes for pages.
+"""Build HTML and SVG; the only module that escapes text for pages.
 
-A plain string is text and is escaped; only ``element`` and ``join`` make Markup.
+A plain string is text and is escaped. Only ``element``, ``join`` and ``escape`` return Markup.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from cudakit.render.escape import shortened, visible
+from cudakit.render.escape import escape_invisible, shorten
 
-# A longer name would flood the page; a tooltip should fit a screen.
+# Longer text would fill the page; a tooltip should fit the screen.
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
 
@@ -30,11 +30,11 @@ Attribute: TypeAlias = str | int | float | bool | None
 
 
 def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
-    """Make an element; a child that is not Markup is text, None is nothing.
+    """Return an element. A child that is not Markup is text; None is left out.
 
-    Attribute names are given with ``_`` for ``-`` and may end in ``_`` (``class_``). None and False leave
-    an attribute out, True writes it without a value. Raises ValueError for attributes that the page's
-    content-security policy forbids: ``style``, event handlers, links that leave the page.
+    Attribute names have ``_`` for ``-`` and may end in ``_`` (``class_``). An attribute that is None or False
+    is left out, True has no value. Raises ValueError for attributes that the content-security policy of the
+    page forbids: ``style``, event handlers and external links.
     """
     opening = tag + "".join(_attribute(key, value) for key, value in attributes.items())
     if tag in _VOID:
@@ -46,17 +46,17 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Put elements and texts one after another."""
+    """Return elements and texts as one Markup."""
     return Markup("".join(_child(child) for child in children if child is not None))
 
 
-def escaped(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
-    """Escape text: no markup, nothing invisible, at most ``limit`` characters."""
-    return Markup(html.escape(shortened(visible(text[: limit + 1]), limit)))
+def escape(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
+    """Escape markup and invisible characters, and cut the text to ``limit`` characters."""
+    return Markup(html.escape(shorten(escape_invisible(text[: limit + 1]), limit)))
 
 
 def _child(child: str) -> str:
-    return child if isinstance(child, Markup) else escaped(child)
+    return child if isinstance(child, Markup) else escape(child)
 
 
 def _attribute(key: str, value: Attribute) -> str:
@@ -67,12 +67,12 @@ def _attribute(key: str, value: Attribute) -> str:
         return f" {name}"
     text = str(value) if isinstance(value, str | int) else f"{value:.6g}"
     if name == "style" or name.startswith("on") or (name == "href" and not _is_inside(text)):
-        raise ValueError(f'{name}="{text}" is against the page\'s content-security policy')
-    return f' {name}="{escaped(text, limit=_limit(name))}"'
+        raise ValueError(f'{name}="{text}" violates the page\'s content-security policy')
+    return f' {name}="{escape(text, limit=_limit(name))}"'
 
 
 def _limit(attribute: str) -> int:
-    # Path data is long and contains no text of a file.
+    # Path data is long and has no text of a user.
     return 1 << 30 if attribute == "d" else TITLE_LIMIT
 
 

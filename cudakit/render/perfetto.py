@@ -1,8 +1,8 @@
-"""A Document's curves and spans as a trace that ui.perfetto.dev and chrome://tracing open.
+"""Render the curves and spans of a Document as a trace for ui.perfetto.dev and chrome://tracing.
 
-The format is the Trace Event Format: JSON, times in microseconds. Limits of Perfetto:
-it drops a slice that overlaps another of its thread without nesting, reads a time as a double and
-cuts it to nanoseconds, and rejects a file with an escaped surrogate pair (its importers/json).
+The format is the Trace Event Format: JSON with times in microseconds. Perfetto has these limits
+(importers/json): it drops a slice that overlaps another slice of its thread without nesting, reads a time as
+a double and truncates it to nanoseconds, and rejects a file with an escaped surrogate pair.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from cudakit.document import Array, Chart, Columns, Document, walk
 from cudakit.errors import UsageError
 from cudakit.render.columns import Texts, chunks, decoder, is_address
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 _BLOCK_ROWS = 1024
 
 _PID = 1
-# A thread whose tid is the pid is the process's main thread: lanes come after it.
+# The thread whose tid equals the pid is the main thread; lanes have the tids after it.
 _FIRST_TID = _PID + 1
 
-# Times beyond 146 years are cut, so that 64 bits of nanoseconds hold a start plus a duration.
+# Times are clipped to 146 years, so that a start plus a duration fits in 64 bits of nanoseconds.
 _LIMIT_NS = 2**62 - 1024
 
 _SLICE_ARRAYS = frozenset({"start_us", "duration_us", "track", "name"})
@@ -37,17 +37,17 @@ _Event: TypeAlias = tuple[int, str]  # nanoseconds, one JSON object
 
 
 def render(document: Document) -> Iterator[str]:
-    """Write a trace, in chunks of about 64 KiB, events in order of time.
+    """Yield a trace in chunks of about 64 KiB, with events in order of time.
 
-    * A Chart gives a counter track for each series, with an event where its value
-      changes, and an instant for each marker. ``x`` is time; a count is shown as microseconds.
-    * Columns with ``start_us``, ``duration_us``, ``track`` and a ``name`` decoded by ``text`` give
-      slices, their other arrays as arguments. Spans of one track that overlap lie on numbered
-      lanes, each a thread of its own. A negative duration counts as 0; a row with a NaN or infinite
-      time is left out.
+    * Each series of a Chart is a counter track with an event for each change of its value. Each marker is an
+      instant. ``x`` is time; a count is shown as microseconds.
+    * Columns with ``start_us``, ``duration_us``, ``track`` and a ``name`` decoded by ``text`` are slices;
+    their other
+      arrays are arguments. Overlapping spans of a track are on numbered lanes, each lane a thread. A negative
+      duration counts as 0. A row with a NaN or infinite time is left out.
 
-    Charts and Columns of one document are expected to count time from the same instant.
-    Raises UsageError if the document has neither.
+    All Charts and Columns of a document must count time from the same instant. Raises UsageError if the
+    document has neither.
     """
     nodes = tuple(walk(document.nodes))
     charts = [node for node in nodes if isinstance(node, Chart)]
@@ -137,10 +137,10 @@ def _counter_events(name: str, unit: str, at_ns: Array, y: Array) -> Iterator[_E
 
 @dataclass(frozen=True, slots=True)
 class _Slices:
-    """The spans of a Columns node in order of start; every array has one item a span."""
+    """The spans of a Columns node in order of start; every array has one item per span."""
 
     columns: Columns
-    row: Array  # index into the arrays of columns
+    row: Array  # indices into the arrays of ``columns``
     start_ns: Array
     duration_ns: Array
     tid: Array
@@ -164,9 +164,9 @@ def _slices(columns: Columns, *, first_tid: int) -> _Slices:
 
 
 def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Array:
-    """Give each span the lowest lane of its track that is free when it starts.
+    """Return for each span the lowest lane of its track that is free at its start.
 
-    Greedy colouring of intervals in order of start: the number of lanes is the largest overlap.
+    This greedy coloring of intervals needs as many lanes as spans overlap at most.
     """
     busy: list[list[tuple[int, int]]] = [[] for _ in range(tracks)]  # heaps of (end, lane)
     free: list[list[int]] = [[] for _ in range(tracks)]  # heaps of lanes
@@ -223,7 +223,7 @@ def _blocks(count: int) -> Iterator[slice]:
 
 
 def _nanoseconds(times: Array, per_unit: int) -> Array:
-    """Convert times of ``per_unit`` nanoseconds each to int64, cut to what 64 bits can add."""
+    """Convert times in units of ``per_unit`` nanoseconds to int64, clipped to the limit."""
     if times.dtype.kind == "f":
         scaled = np.rint(times.astype(np.float64) * per_unit)
         return np.clip(scaled, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
@@ -232,12 +232,12 @@ def _nanoseconds(times: Array, per_unit: int) -> Array:
 
 
 def _times(at_ns: Array) -> list[str]:
-    # Plus a tenth of a nanosecond: Perfetto truncates 1.001 as a double times 1000 to 1000 ns.
+    # Add a tenth of a nanosecond: Perfetto multiplies a double by 1000 and truncates 1.001 us to 1000 ns.
     return [text + "1" if "." in text else text for text in _durations(at_ns)]
 
 
 def _durations(span_ns: Array) -> list[str]:
-    """Write nanoseconds as microseconds, with three decimals unless they are whole."""
+    """Format nanoseconds as microseconds, with three decimals unless they are integers."""
     whole, rest = np.divmod(np.abs(span_ns), 1_000)
     if not rest.any():
         return list(map(str, (span_ns // 1_000).tolist()))
@@ -249,7 +249,7 @@ def _durations(span_ns: Array) -> list[str]:
 
 
 def _encoder(name: str, columns: Columns) -> Texts:
-    """Return the function that writes the items of one array in JSON."""
+    """Return the function that formats the items of an array as JSON."""
     words = columns.text.get(name)
     if words is not None:
         unknown = '""' if name == "name" else "null"
@@ -277,4 +277,4 @@ def _texts(array: Array) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    return json.dumps(visible(text), ensure_ascii=False)
+    return json.dumps(escape_invisible(text), ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""The Findings of a Document as SARIF 2.1.0, which editors and code hosts show beside the source.
+"""Render the Findings of a Document as SARIF 2.1.0, which editors and code hosts show in the source.
 
-Sections in comments are those of the OASIS standard, "Static Analysis Results Interchange Format (SARIF)
-Version 2.1.0".
+Section numbers in comments are those of the OASIS standard, "Static Analysis Results Interchange Format
+(SARIF) Version 2.1.0".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from cudakit.document import Document, Finding, Frame, Note, Stack, walk
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 from cudakit.render.values import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -23,18 +23,18 @@ _Object: TypeAlias = dict[str, Any]
 
 
 def render(document: Document, *, root: str = "") -> str:
-    """Write every Note that has a Finding as a result, and every other Note as a notification.
+    """Return a log with a result for every Note that has a Finding, and a notification for every other Note.
 
-    A result's location is that of its first place; all places are related locations, and their stacks,
-    outermost frame first, the threads of a code flow. ``root`` is an absolute directory: files in
-    it are named relative to it. The text is ASCII: names are escaped as JSON, files as URIs (RFC 3986).
+    The location of a result is that of its first place. All places are related locations; their stacks,
+    outermost frame first, are the threads of a code flow. Files in the absolute directory ``root`` are named
+    relative to it. The text is ASCII: names are escaped as JSON, file names as URIs (RFC 3986).
     """
     notes = tuple(node for node in walk(document.nodes) if isinstance(node, Note))
     results = [(note, note.finding) for note in notes if note.finding is not None]
     rules = {finding.rule: finding for _, finding in results}
     run = {
         "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule, rules.values()))}},
-        # 3.20.14: whether the tool itself failed, not what it found.
+        # 3.20.14: whether the tool itself succeeded, independent of its results.
         "invocations": [
             {
                 "executionSuccessful": True,
@@ -87,13 +87,13 @@ def _message(note: Note) -> _Object:
 
 
 def _thread(label: str, stack: Stack, root: str) -> _Object:
-    """Write a stack as the calls that led to it (3.37)."""
+    """Return a stack as a thread flow (3.37)."""
     steps = [{"location": _location(frame, root)} for frame in reversed(stack.frames)]
     return {"message": {"text": label}, "locations": steps}
 
 
 def _location(frame: Frame, root: str) -> _Object:
-    """Write the location of a frame; generated code has a name only."""
+    """Return the location of a frame; generated code has only a name."""
     location: _Object = {}
     if frame.name:
         location["logicalLocations"] = [{"fullyQualifiedName": frame.name, "kind": "function"}]
@@ -112,23 +112,23 @@ def _physical(frame: Frame, root: str) -> _Object:
 def _artifact(filename: str, root: str) -> _Object:
     path = PurePosixPath(filename)
     if root and path.is_relative_to(root):
-        return {"uri": _escaped(str(path.relative_to(root))), "uriBaseId": _ROOT}
+        return {"uri": _quote_path(str(path.relative_to(root))), "uriBaseId": _ROOT}
     if path.is_absolute():
-        return {"uri": f"file://{_escaped(filename)}"}
-    return {"uri": _escaped(filename)}
+        return {"uri": f"file://{_quote_path(filename)}"}
+    return {"uri": _quote_path(filename)}
 
 
 def _folder(root: str) -> str:
     # 3.14.14: a base ends with a slash.
-    return f"file://{_escaped(root.rstrip('/'))}/"
+    return f"file://{_quote_path(root.rstrip('/'))}/"
 
 
-def _escaped(path: str) -> str:
+def _quote_path(path: str) -> str:
     try:
         raw = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raw = path.encode("utf-8", "replace")
-    # A relative path that begins with a word and a colon would parse as an absolute URI: colons are quoted.
+    # Colons are quoted: "name:rest" would parse as an absolute URI.
     return quote(raw, safe="/")
 
 
@@ -136,7 +136,7 @@ def _clean(value: Any) -> Any:
     """Escape invisible characters in all texts, except line ends."""
     match value:
         case str():
-            return "\n".join(map(visible, value.split("\n")))
+            return "\n".join(map(escape_invisible, value.split("\n")))
         case dict():
             return {key: _clean(item) for key, item in value.items()}
         case list():

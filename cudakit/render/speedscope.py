@@ -1,4 +1,4 @@
-"""The Trees of a Document as a file for speedscope, an interactive flame graph."""
+"""Render the Trees of a Document for speedscope, an interactive flame graph."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 
 from cudakit.document import Document, Tree
 from cudakit.render.collapsed import stacks, trees
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
-# Names the file format (speedscope, src/lib/file-format-spec.ts); nothing is fetched from it.
+# Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
 _FORMAT = "https://www.speedscope.app/file-format-schema.json"
 
 
 def render(document: Document) -> str:
-    """Write every Tree as a profile of weighted stacks, named after its root's label.
+    """Return every Tree as a profile of weighted stacks, named after the label of its root.
 
-    The weight of a node is its bytes beyond the sum of its children. Frames are shared between profiles by
-    label. Raises UsageError if the document has no Tree.
+    The weight of a node is its size minus the sum of its children. Profiles share frames with the same label.
+    Raises UsageError if the document has no Tree.
     """
     frames: dict[str, int] = {}
     profiles = [_profile(tree, frames) for tree in trees(document)]
     content = {
         "$schema": _FORMAT,
-        "shared": {"frames": [{"name": visible(name)} for name in frames]},
+        "shared": {"frames": [{"name": escape_invisible(name)} for name in frames]},
         "profiles": profiles,
-        "name": visible(document.title),
+        "name": escape_invisible(document.title),
         "activeProfileIndex": 0,
         "exporter": "cudakit",
     }
@@ -32,7 +32,7 @@ def render(document: Document) -> str:
 
 
 def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
-    """Make a sampled profile, entering its labels into ``frames``, label to index."""
+    """Return a sampled profile; add its labels to ``frames``, which maps labels to indices."""
     samples: list[list[int]] = []
     weights: list[int] = []
     for path, size_bytes in stacks(tree, lambda label: frames.setdefault(label, len(frames))):
@@ -40,7 +40,7 @@ def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
         weights.append(size_bytes)
     return {
         "type": "sampled",
-        "name": visible(tree.label),
+        "name": escape_invisible(tree.label),
         "unit": "bytes",
         "startValue": 0,
         "endValue": sum(weights),

@@ -1,4 +1,4 @@
-"""Values as plain text, before a renderer escapes, cuts or colours it."""
+"""Format values as plain text, which a renderer then escapes, cuts and colors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNKNOWN_FILE = ("", "??")
 
 
 def format_value(value: Value) -> str:
-    """Format a value; ``~`` marks a derived size, a stack is its site."""
+    """Format a value; ``~`` marks a derived size, a stack is its call site."""
     match value:
         case Text(text):
             return text
@@ -53,12 +53,12 @@ def format_value(value: Value) -> str:
 
 
 def site(stack: Stack) -> Frame:
-    """Return the frame to show first. Raises IndexError for an empty stack."""
+    """Return the call site of a stack. Raises IndexError for an empty stack."""
     return stack.frames[min(max(stack.site, 0), len(stack.frames) - 1)]
 
 
 def leaf(stack: Stack) -> Frame | None:
-    """Return the innermost frame, the library function that the site called, or None if it is the site."""
+    """Return the innermost frame, or None if it is the call site."""
     if not stack.frames or site(stack) == stack.frames[0]:
         return None
     return stack.frames[0]
@@ -74,11 +74,11 @@ def format_place(frame: Frame) -> str:
     if frame.filename in _UNKNOWN_FILE:
         return ""
     line = f":{frame.line}" if frame.line > 0 else ""
-    return _shortened(frame.filename) + line
+    return _shorten_path(frame.filename) + line
 
 
-def _shortened(path: str) -> str:
-    """Shorten a path to the part behind site-packages, else to its last two components."""
+def _shorten_path(path: str) -> str:
+    """Shorten a path to the part after site-packages, or else to its last two components."""
     tidy = path.replace("\\", "/")
     for folder in _INSTALLED:
         _, found, inside = tidy.rpartition(folder)

@@ -63,11 +63,15 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
 
 # --- from the agents
 
+_PID_DIGITS = 7  # Linux allows PIDs up to 2^22
+
 
 class About(StrEnum):
     """The subject of a message, and the suffix of the files with such messages."""
 
     FAILED = "failed"  # the agent cannot perform a task; the text says why
+    UNRECORDED = "unrecorded"  # the process runs without being recorded; the text says why
+    INCOMPLETE = "incomplete"  # recorded events are missing; the text says which and why
     SNAPSHOTS = "snapshots"  # a memory snapshot was saved; the text is its path
 
 
@@ -91,12 +95,15 @@ class Notices:
         """Yield the complete messages since the last call."""
         for name in sorted(os.listdir(self._directory)):
             process, _, suffix = name.partition(".")
-            if process.isdecimal() and suffix in set(About):
+            if process.isdecimal() and len(process) <= _PID_DIGITS and suffix in set(About):
                 for line in self._lines(name):
                     yield Notice(int(process), About(suffix), line)
 
     def _lines(self, name: str) -> Iterator[str]:
-        content = (self._directory / name).read_bytes()[self._read.get(name, 0) :]
+        path = self._directory / name
+        if path.is_symlink() or not path.is_file():
+            return
+        content = path.read_bytes()[self._read.get(name, 0) :]
         whole = content[: content.rfind(b"\n") + 1]
         self._read[name] = self._read.get(name, 0) + len(whole)
         for line in whole.splitlines():

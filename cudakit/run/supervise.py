@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from signal import Signals
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 from cudakit.run.child import Child
 from cudakit.run.command import Command
 from cudakit.run.protocol import About, Notice, Notices, Settings, child_environment
 from cudakit.run.signals import SignalRelay
+from cudakit.trace.losses import Losses, delete_abandoned
 from cudakit.trace.spool import Batch, Spool
 
+_PREFIX = "cudakit-spool-"
 _SECONDS_BETWEEN_READS = 0.05
 _SECONDS_TO_END = 5.0
 
@@ -38,15 +41,22 @@ def supervise(
     exception of ``consume`` is raised after the program has ended. Must be called in the main thread. Raises
     CommandNotFound and CommandNotExecutable.
     """
-    with TemporaryDirectory(prefix="cudakit-", ignore_cleanup_errors=True) as name:
+    delete_abandoned(Path(gettempdir()), _PREFIX)
+    with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         directory = Path(name)
         child_env = child_environment(
             os.environ if environment is None else environment, settings, directory
         )
-        with Spool(directory, discard=True) as spool, SignalRelay() as relay:
+        with (
+            closing(Losses(directory)) as losses,
+            Spool(directory, discard=True) as spool,
+            SignalRelay() as relay,
+        ):
             child = Child(command, child_env, mask=relay.mask)
             reading = _SpoolReader(spool, Notices(directory), consume, notify)
             _wait_for_exit(child, relay, reading, stopping, seconds_to_end)
+            for loss in losses.all():
+                notify(Notice(loss.process, About.INCOMPLETE, str(loss)))
     if reading.failure:
         raise reading.failure
     return child.status or 0
@@ -85,7 +95,7 @@ class _SpoolReader:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:
-            self._notify(Notice(0, About.FAILED, self._spool.damaged.pop()))
+            self._notify(Notice(0, About.INCOMPLETE, self._spool.damaged.pop()))
 
 
 def _wait_for_exit(

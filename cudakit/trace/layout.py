@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from enum import IntEnum, IntFlag
 from functools import cache
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -57,6 +58,38 @@ def layout(kind: Kind) -> np.dtype[np.void]:
 def view(records: Records, kind: Kind) -> Records:
     """Return a view of records, all of one kind, with the fields of that kind."""
     return np.ascontiguousarray(records).view(layout(kind))
+
+
+def find_invalid(records: Records, strings: int) -> str:
+    """Return why records cannot be valid, or an empty text; ``strings`` is the length of the string table.
+
+    Checks enumerations and numbers of strings. Unknown kinds are valid.
+    """
+    kinds = records["kind"]
+    for number in np.flatnonzero(np.bincount(kinds)).tolist():
+        if number not in _FACTS:
+            continue
+        kind = Kind(number)
+        rows = view(records[kinds == kind], kind)
+        for name, least, most in _bounds(kind):
+            values = rows[name]
+            if values.max() > (strings - 1 if most is None else most) or values.min() < least:
+                return f"invalid {name} in a record of kind {kind.name}"
+    return ""
+
+
+@cache
+def _bounds(kind: Kind) -> tuple[tuple[str, int, int | None], ...]:
+    """Return the limits of the enumerations of a kind, and of its numbers of strings (None)."""
+    found: list[tuple[str, int, int | None]] = []
+    for name, hint in _hints(kind).items():
+        if hint is Text:
+            found.append((name, 0, None))
+        elif isinstance(hint, type) and issubclass(hint, IntFlag):
+            found.append((name, 0, sum(hint)))
+        elif isinstance(hint, type) and issubclass(hint, IntEnum):
+            found.append((name, min(hint), max(hint)))
+    return tuple(found)
 
 
 def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:

@@ -27,7 +27,7 @@ import numpy as np
 
 from cudakit.errors import InputError
 from cudakit.trace.events import Event
-from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, pack
+from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid, pack
 
 VERSION = 1
 MAGIC = b"cudakit\n"
@@ -124,10 +124,11 @@ class Writer:
         for written in (self._events, self._new_strings, self._new_stacks):
             written.clear()
 
-    def close(self) -> None:
-        """Write all events and close the file."""
+    def close(self, *, flush: bool = True) -> None:
+        """Write all events, unless ``flush`` is false, and close the file."""
         if not self._file.closed:
-            self.flush()
+            if flush:
+                self.flush()
             self._file.close()
 
     def _new_file(self, path: Path) -> BinaryIO:
@@ -152,7 +153,15 @@ class Writer:
     def _block(self, tag: bytes, items: Sequence[bytes]) -> None:
         if items:
             payload = b"".join(items)
-            self._file.write(_BLOCK.pack(tag, len(items), len(payload)) + payload)
+            left, begin = _BLOCK.pack(tag, len(items), len(payload)) + payload, self._file.tell()
+            try:
+                while left:  # a write may be short
+                    left = left[self._file.write(left) :]
+            except OSError:
+                self._file.truncate(
+                    begin
+                )  # leave no part of a block, so that all of the file is readable
+                raise
 
 
 class Reader:
@@ -194,7 +203,15 @@ class Reader:
         """
         self._end = self._readable_bytes()
         while found := self._gather(records):
-            yield np.frombuffer(found, RECORD)
+            batch = np.frombuffer(found, RECORD)
+            if reason := find_invalid(batch, len(self.strings)):
+                raise InputError(f"{self._path} is damaged: {reason}")
+            yield batch
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the file ends within a block, once all of it was read."""
+        return self._records_left > 0 or self._at < self._readable_bytes()
 
     def _read_header(self) -> Clock:
         header = self._file.read(_HEADER.size)

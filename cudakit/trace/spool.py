@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from cudakit.errors import InputError
 from cudakit.trace.events import Event
 from cudakit.trace.layout import Records
 from cudakit.trace.log import Clock, Reader, Stack, Writer
+from cudakit.trace.losses import is_abandoned, report_loss
 
-_SEGMENT = re.compile(r"((\d+)(?:\.\d+)?)-(\d{6,})\.trace")
+# Linux allows PIDs up to 2^22.
+_SEGMENT = re.compile(r"((\d{1,7})(?:\.\d{1,7})?)-(\d{6,9})\.trace")
 _HEADER_BYTES = 32
 # Small enough for the consumer to handle signals between batches.
 _RECORDS_PER_BATCH = 8192
@@ -83,7 +86,8 @@ class Spool:
         found: defaultdict[str, dict[int, os.DirEntry[str]]] = defaultdict(dict)
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                if match := _SEGMENT.fullmatch(entry.name):
+                match = _SEGMENT.fullmatch(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
                     found[match[1]][int(match[3])] = entry
         return found
 
@@ -127,6 +131,8 @@ class _Chain:
                 break
             self._end_segment()
         if self._reader and not alive:
+            if self._reader.is_truncated:
+                raise InputError(f"the trace of process {self._process} is truncated: {self._path}")
             self._end_segment()
 
     def rest(self) -> Iterator[Batch]:
@@ -175,8 +181,8 @@ class SpoolWriter:
     """Writes the events of this process into a spool, with the interface of ``Writer``.
 
     Each event is in the file when ``write`` returns; the first event creates the file. A forked process
-    writes its own trace. If a file cannot be written, later events are lost and a line of ``PID.failed`` says
-    so; nothing is raised.
+    writes its own trace. If a file cannot be written, this and later events are lost and counted
+    (``losses``); nothing is raised. If the supervisor is gone, the spool is deleted and the recording ends.
     """
 
     def __init__(
@@ -189,7 +195,9 @@ class SpoolWriter:
         self._process = 0
         self._name = ""
         self._segment = 0
-        self._failed = False
+        self._closed = False
+        self._failure: OSError | None = None
+        self._lost = 0  # events of this process
 
     def write(self, event: Event) -> None:
         """Append an event."""
@@ -198,32 +206,41 @@ class SpoolWriter:
                 writer.write(event)
                 writer.flush()
         except OSError as error:
-            self._fail(error)
+            self._failure = error
+        if self._failure:
+            self._lost += 1
+            report_loss(self._directory, self._lost, self._failure)
 
     def stack(self, stack: Stack) -> int:
-        """Return the number of a stack, innermost frame first."""
+        """Return the number of a stack, innermost frame first; 0 after a failure."""
         try:
             writer = self._open()
         except OSError as error:
-            return self._fail(error)
+            self._failure = error
+            return 0
         return writer.stack(stack) if writer else 0
 
     def close(self) -> None:
         """End the trace."""
         if self._writer:
-            self._writer.close()
-        self._failed = True
+            self._writer.close(flush=not self._failure)
+        self._closed = True
+        if is_abandoned(self._directory):
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def __del__(self) -> None:
         self.close()  # otherwise Python warns about an open file that the program did not open
 
     def _open(self) -> Writer | None:
         """Return the writer of this process, in a file below the size limit; None after a failure."""
-        if self._failed:
+        if self._closed or self._failure:
             return None
         if self._process != os.getpid():
             self._begin()
         elif self._writer and self._writer.size_bytes >= self._segment_bytes:
+            if is_abandoned(self._directory):
+                self.close()
+                return None
             self._segment += 1
             self._writer.continue_in(self._directory / f"{self._name}-{self._segment:06d}.trace")
         return self._writer
@@ -231,7 +248,7 @@ class SpoolWriter:
     def _begin(self) -> None:
         """Begin the first free chain of this process."""
         self._process = os.getpid()
-        self._segment = 0
+        self._segment = self._lost = 0
         for number in count():
             self._name = f"{self._process}.{number}" if number else f"{self._process}"
             path = self._directory / f"{self._name}-000000.trace"
@@ -243,21 +260,6 @@ class SpoolWriter:
             except FileExistsError:
                 continue
             return
-
-    def _fail(self, error: OSError) -> int:
-        if not self._failed:
-            self._failed = True
-            report_failure(self._directory, f"events are lost: {error}")
-        return 0
-
-
-def report_failure(directory: Path, message: str) -> None:
-    """Report a failure of this process to the reader of a spool. Never raises."""
-    try:
-        with (directory / f"{os.getpid()}.failed").open("a", encoding="utf-8") as file:
-            file.write(" ".join(message.split()) + "\n")
-    except OSError:
-        return
 
 
 def _is_alive(process: int) -> bool:

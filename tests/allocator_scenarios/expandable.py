@@ -90,7 +90,7 @@ def full(s: Subject) -> Steps:
 
 @scenario(
     41,
-    "the limit to splitting counts for an allocator of its own",
+    "the limit to splitting counts for its own upstream",
     settings=f"{EXPANDABLE},max_split_size_mb:40",
 )
 def unsplit_in_own(s: Subject) -> Steps:

@@ -37,7 +37,7 @@ def ids(s: Subject) -> Steps:
     yield Check("made", {"segment": 0}, facts=facts)
 
 
-@scenario(36, "a pool with an allocator of its own")
+@scenario(36, "a pool with its own upstream")
 def own_allocator(s: Subject) -> Steps:
     pool = s.make_pool(own=True)
     s.alloc(MIB)

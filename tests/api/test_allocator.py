@@ -38,7 +38,7 @@ def allocator() -> Iterator[cudakit.CachingAllocator]:
     made.close()
 
 
-def test_what_is_freed_is_there_for_the_next_request(allocator: cudakit.CachingAllocator) -> None:
+def test_freed_block_serves_the_next_request(allocator: cudakit.CachingAllocator) -> None:
     first = allocator.alloc(MIB)
     allocator.free(first)
 
@@ -46,20 +46,20 @@ def test_what_is_freed_is_there_for_the_next_request(allocator: cudakit.CachingA
     assert allocator.statistics()["segment.all.current"] == 1
 
 
-def test_the_class_is_one_and_has_its_name() -> None:
+def test_caching_allocator_is_a_class_with_its_public_name() -> None:
     assert isinstance(cudakit.CachingAllocator, type)
     assert cudakit.CachingAllocator.__qualname__ == "CachingAllocator"
     home = importlib.import_module("cudakit.api.allocator")
     assert home.CachingAllocator is cudakit.CachingAllocator
 
 
-def test_a_model_of_a_simulated_device_can_be_named() -> None:
+def test_simulated_model_is_chosen_by_name() -> None:
     first, second = cudakit.CachingAllocator("sim:h200"), cudakit.CachingAllocator("sim:a100-mig")
 
     assert first.memory_info().total_bytes > second.memory_info().total_bytes
 
 
-def test_a_device_of_cudakit_is_used_with_its_number_and_left_open() -> None:
+def test_passed_in_device_keeps_its_ordinal_and_stays_open() -> None:
     sim = Sim("h200x2", ordinal=1)
     allocator = cudakit.CachingAllocator(sim)
     allocator.close()
@@ -68,12 +68,12 @@ def test_a_device_of_cudakit_is_used_with_its_number_and_left_open() -> None:
     assert sim.memory_info().free_bytes > 0
 
 
-def test_other_names_are_refused() -> None:
+def test_unknown_device_name_is_refused() -> None:
     with pytest.raises(UsageError, match="no such device: 'cuda:0'"):
         cudakit.CachingAllocator("cuda:0")
 
 
-def test_settings_are_those_given_before_those_of_the_environment(
+def test_settings_argument_has_priority_over_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
@@ -87,12 +87,12 @@ def test_settings_are_those_given_before_those_of_the_environment(
     assert given.settings.max_split_size_bytes == 256 * MIB
 
 
-def test_settings_that_cannot_be_say_where() -> None:
+def test_invalid_settings_error_names_the_position() -> None:
     with pytest.raises(InputError, match=r"settings, character 1: .*'gc'"):
         cudakit.CachingAllocator("sim", settings="gc:0.5")
 
 
-def test_a_snapshot_is_one_that_memviz_reads(
+def test_snapshot_is_readable_by_memviz(
     allocator: cudakit.CachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
@@ -113,7 +113,7 @@ def test_a_snapshot_is_one_that_memviz_reads(
     allocator.free(kept)
 
 
-def test_memory_of_nobodys_stream_is_reused_after_all_that_was_enqueued(
+def test_memory_of_the_unused_stream_is_pending_until_the_cache_is_emptied(
     allocator: cudakit.CachingAllocator,
 ) -> None:
     first = allocator.alloc(MIB, UNUSED_STREAM)
@@ -124,19 +124,19 @@ def test_memory_of_nobodys_stream_is_reused_after_all_that_was_enqueued(
     assert allocator.statistics()["active.all.current"] == 0
 
 
-def test_memory_is_shared_by_a_value_that_goes_anywhere(
+def test_shared_memory_round_trips_through_text(
     allocator: cudakit.CachingAllocator,
 ) -> None:
     shared = allocator.share(allocator.alloc(1000))
 
     assert isinstance(shared, cudakit.SharedMemory)
     assert cudakit.SharedMemory.from_text(shared.as_text()) == shared
-    with pytest.raises(UsageError, match="this process itself"):
+    with pytest.raises(UsageError, match="this process shared"):
         allocator.open_shared(shared)
 
 
 @pytest.mark.parametrize(("value", "forbidden"), [(None, False), ("1", False), ("0", True)])
-def test_handles_of_pages_can_be_forbidden_as_to_torch(
+def test_environment_variable_turns_off_page_handles(
     monkeypatch: pytest.MonkeyPatch, value: str | None, *, forbidden: bool
 ) -> None:
     if value:
@@ -152,7 +152,7 @@ def test_handles_of_pages_can_be_forbidden_as_to_torch(
 
 
 @pytest.mark.parametrize(("value", "cached"), [(None, True), ("0", True), ("1", False)])
-def test_caching_can_be_forbidden_as_to_torch(
+def test_environment_variable_turns_off_caching(
     monkeypatch: pytest.MonkeyPatch, value: str | None, *, cached: bool
 ) -> None:
     if value:
@@ -171,7 +171,7 @@ def test_caching_can_be_forbidden_as_to_torch(
     assert sim.memory_info().free_bytes < free
 
 
-def test_a_pool_has_segments_of_its_own(allocator: cudakit.CachingAllocator) -> None:
+def test_mem_pool_snapshot_has_only_its_segments(allocator: cudakit.CachingAllocator) -> None:
     with cudakit.MemPool(allocator) as pool:
         with allocator.use_pool(pool):
             ptr = allocator.alloc(MIB)
@@ -180,7 +180,7 @@ def test_a_pool_has_segments_of_its_own(allocator: cudakit.CachingAllocator) -> 
         allocator.free(ptr)
 
 
-def test_whoever_looks_for_a_memory_error_finds_that_there_is_no_memory(
+def test_out_of_memory_is_a_memory_error_and_a_cuda_error(
     allocator: cudakit.CachingAllocator,
 ) -> None:
     for caching in (True, False):
@@ -193,16 +193,16 @@ def test_whoever_looks_for_a_memory_error_finds_that_there_is_no_memory(
         allocator.pinned.alloc(1 << 55)
 
 
-def test_what_is_done_to_a_pool_against_the_rules_is_a_pool_error(
+def test_closing_a_graph_memory_during_its_capture_raises_pool_error(
     allocator: cudakit.CachingAllocator,
 ) -> None:
     with allocator.capture() as memory:
         assert isinstance(memory, cudakit.GraphMemory)
-        with pytest.raises(cudakit.PoolError, match="still go to"):
+        with pytest.raises(cudakit.PoolError, match="still routed to"):
             memory.close()
 
 
-def test_double_free_is_an_error_of_the_users_kind(allocator: cudakit.CachingAllocator) -> None:
+def test_double_free_raises_a_usage_error(allocator: cudakit.CachingAllocator) -> None:
     ptr = allocator.alloc(MIB)
     allocator.free(ptr)
 
@@ -212,7 +212,7 @@ def test_double_free_is_an_error_of_the_users_kind(allocator: cudakit.CachingAll
     assert caught.value.exit_code == 2
 
 
-def test_negative_size_is_an_error_of_the_users_kind_and_a_value_error(
+def test_negative_size_raises_a_usage_error_that_is_a_value_error(
     allocator: cudakit.CachingAllocator,
 ) -> None:
     with pytest.raises(cudakit.InvalidSize, match="cannot allocate -5 bytes") as caught:
@@ -221,7 +221,7 @@ def test_negative_size_is_an_error_of_the_users_kind_and_a_value_error(
     assert caught.value.exit_code == 2
 
 
-def test_pinned_memory_is_in_its_snapshots(allocator: cudakit.CachingAllocator) -> None:
+def test_snapshot_includes_pinned_memory(allocator: cudakit.CachingAllocator) -> None:
     ptr = allocator.pinned.alloc(MIB)
 
     assert allocator.pinned is allocator.pinned
@@ -229,7 +229,9 @@ def test_pinned_memory_is_in_its_snapshots(allocator: cudakit.CachingAllocator) 
     allocator.pinned.free(ptr)
 
 
-def test_a_resource_makes_its_allocator_or_takes_one(allocator: cudakit.CachingAllocator) -> None:
+def test_memory_resource_creates_an_allocator_or_uses_the_given_one(
+    allocator: cudakit.CachingAllocator,
+) -> None:
     made = cudakit.CachingMemoryResource("sim", settings="max_split_size_mb:64")
     given = cudakit.CachingMemoryResource(allocator=allocator)
 
@@ -250,7 +252,7 @@ except cudakit.MissingDependency as error:
 """
 
 
-def test_without_cuda_core_the_resource_says_what_to_install() -> None:
+def test_memory_resource_without_cuda_core_names_the_package_to_install() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", WITHOUT_CUDA_CORE], check=True, capture_output=True, text=True
     )
@@ -258,14 +260,14 @@ def test_without_cuda_core_the_resource_says_what_to_install() -> None:
     assert done.stdout == "pip install 'cuda-core>=1,<2'\n"
 
 
-def test_numba_finds_its_manager_by_the_name_of_a_module() -> None:
+def test_numba_module_has_the_memory_manager() -> None:
     pytest.importorskip("numba.cuda")
     module = importlib.import_module("cudakit.api.numba")
 
     assert module._numba_memory_manager(context=None).interface_version == 1
 
 
-def test_the_module_for_numba_has_nothing_else() -> None:
+def test_numba_module_has_no_other_attribute() -> None:
     pytest.importorskip("numba.cuda")
     module = importlib.import_module("cudakit.api.numba")
 

@@ -33,7 +33,7 @@ def parsed(text: str) -> Any:
 # --- the machine that the tests run on -------------------------------------------------------------
 
 
-def test_this_machine_is_diagnosed(cli: Cli) -> None:
+def test_doctor_diagnoses_this_machine(cli: Cli) -> None:
     run = cli("doctor", "--json")
     result = parsed(run.stdout)
 
@@ -211,8 +211,8 @@ def test_explain_of_doctor_explains_errors_too(cli: Cli) -> None:
         (("--skip", "driver"), "no check 'driver'"),
         (("--explain", "CK000"), "no explanation for 'CK000'"),
         (("--only", SELF_TESTS[0]), "add --deep to allow that"),
-        (("--gpu", "h200"), "no such GPU: 'h200'"),
-        (("--gpu", "sim:abacus"), "no machine 'abacus' can be simulated"),
+        (("--gpu", "h200"), "unknown GPU choice 'h200'"),
+        (("--gpu", "sim:abacus"), "no simulated GPU 'abacus'"),
     ],
 )
 def test_invalid_arguments_are_usage_errors(

@@ -212,9 +212,7 @@ def test_file_replaces_the_report_and_is_named_on_stderr(name: str, place: Place
 
 
 @EACH
-def test_every_format_of_the_help_is_written_and_nothing_is_printed_twice(
-    name: str, place: Place
-) -> None:
+def test_every_format_is_written_and_nothing_is_printed_twice(name: str, place: Place) -> None:
     formats = formats_of(name)
     targets = [place.file(f"out.{form}") for form in formats]
     wanted = [word for target in (*targets, "-") for word in ("-o", target)]
@@ -239,7 +237,7 @@ def test_json_is_one_document(name: str, place: Place) -> None:
 
 
 @EACH
-def test_quiet_prints_short_lines_and_never_nothing(name: str, place: Place) -> None:
+def test_quiet_prints_at_least_one_line_and_no_table(name: str, place: Place) -> None:
     done = place.run(name, "-q")
 
     assert done.exit_code in (0, 1)

@@ -16,7 +16,7 @@ def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_comes_when_the_work_asks_for_it() -> None:
+def test_ctrl_c_is_delivered_when_the_work_calls_deliver() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), held_interrupts() as deliver:
         deliver()
@@ -28,14 +28,14 @@ def test_ctrl_c_comes_when_the_work_asks_for_it() -> None:
     assert done == ["a step, whole"]
 
 
-def test_a_second_ctrl_c_does_not_wait() -> None:
+def test_second_ctrl_c_is_immediate() -> None:
     with held_interrupts():
         press_ctrl_c()
         with pytest.raises(KeyboardInterrupt):
             press_ctrl_c()
 
 
-def test_a_delivered_ctrl_c_is_over() -> None:
+def test_delivered_ctrl_c_is_not_delivered_again() -> None:
     with held_interrupts() as deliver:
         press_ctrl_c()
         with pytest.raises(KeyboardInterrupt):
@@ -48,7 +48,7 @@ def somebody_elses(*_: object) -> None:
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, somebody_elses])
-def test_a_ctrl_c_that_is_somebody_elses_stays_so(handler: signal.Handlers) -> None:
+def test_foreign_sigint_handler_stays_installed(handler: signal.Handlers) -> None:
     before = signal.signal(signal.SIGINT, handler)
     try:
         with held_interrupts() as deliver:
@@ -59,7 +59,7 @@ def test_a_ctrl_c_that_is_somebody_elses_stays_so(handler: signal.Handlers) -> N
         signal.signal(signal.SIGINT, before)
 
 
-def test_afterwards_ctrl_c_is_as_it_was() -> None:
+def test_sigint_handler_is_restored() -> None:
     with held_interrupts():
         pass
 
@@ -67,7 +67,7 @@ def test_afterwards_ctrl_c_is_as_it_was() -> None:
         press_ctrl_c()
 
 
-def test_another_thread_holds_nothing_back() -> None:
+def test_other_thread_installs_no_handler() -> None:
     seen: list[object] = []
 
     def work() -> None:
@@ -82,7 +82,7 @@ def test_another_thread_holds_nothing_back() -> None:
     assert seen == [signal.default_int_handler]
 
 
-def test_an_interrupt_amid_an_exec_ends_with_the_exit_code_that_is_promised(tmp_path: Path) -> None:
+def test_interrupt_inside_exec_ends_with_130(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text(
         "import sys\n"
         "from cudakit.cli.failure import report_error\n"
@@ -113,7 +113,7 @@ sys.exit(main())
 """
 
 
-def test_ctrl_c_before_the_command_line_is_there_ends_it_without_a_word() -> None:
+def test_ctrl_c_during_import_ends_with_130_and_no_message() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRESSED_AMID_IMPORTS], capture_output=True, text=True, check=False
     )

@@ -26,11 +26,11 @@ def test_help_goes_to_stdout_and_lists_every_command(cli: Cli) -> None:
             assert re.search(rf"^  {name} +{re.escape(line)}$", run.stdout, re.MULTILINE)
 
 
-def test_the_version_is_that_of_the_installed_package(cli: Cli) -> None:
+def test_version_is_that_of_the_installed_package(cli: Cli) -> None:
     assert cli("--version").stdout == f"cudakit {version('cudakit')}\n"
 
 
-def test_no_command_at_all_shows_help_on_stderr_and_fails(cli: Cli) -> None:
+def test_missing_command_shows_help_on_stderr_and_fails(cli: Cli) -> None:
     run = cli()
 
     assert (run.exit_code, run.stdout) == (2, "")
@@ -38,7 +38,7 @@ def test_no_command_at_all_shows_help_on_stderr_and_fails(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_of_the_table_is_found_and_explains_itself(name: str, cli: Cli) -> None:
+def test_every_command_of_the_table_is_found_and_has_a_help(name: str, cli: Cli) -> None:
     run = cli(name, "--help")
 
     assert load_command(name).name == name
@@ -46,7 +46,7 @@ def test_every_command_of_the_table_is_found_and_explains_itself(name: str, cli:
     assert run.stdout.startswith(f"Usage: cudakit {name} ")
 
 
-def test_an_unknown_command_is_a_usage_error_of_two_lines(cli: Cli) -> None:
+def test_unknown_command_is_a_usage_error_of_two_lines(cli: Cli) -> None:
     run = cli("memory")
 
     assert (run.exit_code, run.stdout) == (2, "")
@@ -55,14 +55,14 @@ def test_an_unknown_command_is_a_usage_error_of_two_lines(cli: Cli) -> None:
     assert hint == "hint: cudakit --help"
 
 
-def test_an_unknown_option_names_itself(cli: Cli) -> None:
+def test_unknown_option_names_itself(cli: Cli) -> None:
     run = cli("--frobnicate")
 
     assert run.exit_code == 2
     assert "--frobnicate" in run.stderr
 
 
-def test_with_json_an_error_is_a_document_on_stdout_as_well(cli: Cli) -> None:
+def test_json_prints_an_error_on_stdout_as_well(cli: Cli) -> None:
     run = cli("memory", "--json")
 
     error = json.loads(run.stdout)["error"]
@@ -71,7 +71,7 @@ def test_with_json_an_error_is_a_document_on_stdout_as_well(cli: Cli) -> None:
     assert error["message"] in run.stderr
 
 
-def test_a_json_flag_behind_two_dashes_is_another_programs(cli: Cli) -> None:
+def test_json_flag_after_two_dashes_belongs_to_the_program(cli: Cli) -> None:
     assert cli("memory", "--", "train.py", "--json").stdout == ""
 
 
@@ -102,7 +102,7 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
     assert stdout == ""
 
 
-def test_an_unforeseen_error_asks_to_be_reported_and_keeps_its_traceback_for_debugging(
+def test_internal_error_asks_for_a_report_and_has_a_traceback_with_debug(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report_error(KeyError("segments"), as_json=False)
@@ -118,7 +118,7 @@ def test_an_unforeseen_error_asks_to_be_reported_and_keeps_its_traceback_for_deb
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_a_message_made_of_attackers_text_stays_one_harmless_line(
+def test_message_with_control_characters_stays_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report_error(
@@ -137,14 +137,14 @@ def test_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert [len(line) for line in capsys.readouterr().err.splitlines()] == [516, 506]
 
 
-def test_an_interrupt_ends_with_130_and_without_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_ends_with_130_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_error(KeyboardInterrupt(), as_json=True) == 130
 
     stdout, stderr = capsys.readouterr()
     assert (stdout, stderr.strip()) == ("", "")
 
 
-def test_an_error_caused_by_an_interrupt_is_the_interrupt() -> None:
+def test_error_caused_by_an_interrupt_counts_as_interrupt() -> None:
     with pytest.raises(IndexError) as failure:
         try:
             raise KeyboardInterrupt
@@ -154,7 +154,7 @@ def test_an_error_caused_by_an_interrupt_is_the_interrupt() -> None:
     assert report_error(failure.value, as_json=False) == 130
 
 
-def test_a_reader_that_went_away_ends_the_command_as_it_ends_cat(command: list[str]) -> None:
+def test_closed_pipe_ends_the_command_with_141(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
@@ -166,7 +166,7 @@ def test_a_reader_that_went_away_ends_the_command_as_it_ends_cat(command: list[s
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line_and_not_an_accident_at_exit(command: list[str]) -> None:
+def test_full_disk_is_reported_in_one_line(command: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*command, "--help"], check=False, stdout=full, stderr=subprocess.PIPE
@@ -177,7 +177,7 @@ def test_a_full_disk_is_one_line_and_not_an_accident_at_exit(command: list[str])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_does_not_hide_an_earlier_error(command: list[str]) -> None:
+def test_full_disk_does_not_hide_an_earlier_error(command: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*command, "memory", "--json"], check=False, stdout=full, stderr=subprocess.PIPE
@@ -187,7 +187,7 @@ def test_a_full_disk_does_not_hide_an_earlier_error(command: list[str]) -> None:
     assert [line.split(b":")[0] for line in done.stderr.splitlines()] == [b"cudakit", b"hint"]
 
 
-def test_without_any_stdout_nothing_breaks(command: list[str]) -> None:
+def test_closed_stdout_breaks_nothing(command: list[str]) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command, "--help"],
         check=False,

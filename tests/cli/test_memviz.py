@@ -22,7 +22,7 @@ Ask = Callable[..., Json]
 
 @pytest.fixture
 def ask(cli: Cli) -> Ask:
-    """Run memviz with --json, and read the answer."""
+    """Return a function that runs memviz with --json and parses the output."""
 
     def run_and_parse(*arguments: str | Path) -> Json:
         run = cli("memviz", *arguments, "--json")
@@ -55,7 +55,7 @@ def usage_error(cli: Cli, *arguments: str | Path) -> str:
     return error
 
 
-# The JSON contract.
+# JSON fields.
 
 INT, FLOAT, TEXT = int, (int, float), str
 BYTES = (
@@ -105,7 +105,7 @@ def test_json_has_the_documented_fields(ask: Ask, path: Path) -> None:
 
 
 def sums(segments: Iterable[Json]) -> Json:
-    """Add up what a snapshot says of its end, as torch's statistics do."""
+    """Return the totals of the final state, as PyTorch's statistics define them."""
     found = list(segments)
     blocks = [block for segment in found for block in segment["blocks"]]
     active = [block for block in blocks if block["state"] != "inactive"]
@@ -190,7 +190,7 @@ def test_at_oom_without_a_failed_allocation_is_a_usage_error(cli: Cli) -> None:
     usage_error(cli, TRAINING, "--at", "oom")
 
 
-# A part of it.
+# Selections.
 
 
 @pytest.mark.parametrize(

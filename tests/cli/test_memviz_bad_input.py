@@ -1,4 +1,4 @@
-"""Whatever the file: an answer or one line that says why not. Nothing runs, nothing grows, no traceback."""
+"""Every bad file gives one line of error: no code runs, no memory grows, no traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Refused = Callable[[bytes], str]
 
 @pytest.fixture
 def refused(cli: Cli, tmp_path: Path) -> Refused:
-    """Give memviz a file, and return the line in which it says why it cannot be used."""
+    """Run memviz on a file, and return the error line."""
 
     def reason(content: bytes) -> str:
         path = tmp_path / "snapshot.pkl"
@@ -40,7 +40,7 @@ def refusal(run: CliRun, name: str) -> str:
     return error
 
 
-# What is no snapshot.
+# Files that are not snapshots.
 
 
 def test_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13)
 
 
 class Own:
-    """A class of a program, as pickles of other things hold."""
+    """A class of a program."""
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_bad_file_creates_no_output(cli: Cli, tmp_path: Path, suffix: str) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
-# What would run something.
+# Files that would run code.
 
 
 def test_pickle_never_calls_the_functions_it_names(cli: Cli, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_pickle_never_calls_the_functions_it_names(cli: Cli, tmp_path: Path) -> 
         error = refusal(cli("memviz", path), str(path))
         assert "names or calls a class or function" in error, name
         assert not canary.exists(), name
-    # Loaded as pickles are, one of them does run it.
+    # pickle.load does run the code of one of them.
     pickle.loads(dict(hostile.callers(canary))["GLOBAL"])  # noqa: S301 ours
     assert canary.exists()
 
@@ -175,7 +175,7 @@ def test_bytes_after_the_pickle_are_ignored(cli: Cli, tmp_path: Path) -> None:
     assert cli("memviz", path).exit_code == 0
 
 
-# What would fill memory, or take forever.
+# Files that would fill memory or take very long.
 
 MEASURE = """
 import resource, sys, time

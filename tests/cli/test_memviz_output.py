@@ -1,4 +1,4 @@
-"""Where the report and the exports of memviz go."""
+"""The outputs of memviz: terminal, files, JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from invocation import Cli
 OOM = Path(__file__).parents[2] / "examples" / "oom.pkl.gz"
 EXPORTS = ["--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
 SUFFIXES = ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
-# An option and the name of a file.
+# An option and a file name.
 OUTPUTS = [*((option, "output") for option in EXPORTS), *(("-o", f"output.{s}") for s in SUFFIXES)]
 
 
@@ -172,7 +172,7 @@ def test_colors_follow_force_color_and_no_color(
     assert "\x1b" not in cli("memviz", snapshot).stdout
 
 
-# As a process.
+# In a subprocess.
 
 
 def test_dash_reads_standard_input(command: list[str], cli: Cli) -> None:
@@ -180,7 +180,7 @@ def test_dash_reads_standard_input(command: list[str], cli: Cli) -> None:
         [*command, "memviz", "-"],
         input=OOM.read_bytes(),
         capture_output=True,
-        # Without this a child also gets COLUMNS, which readline sets behind Python's back.
+        # readline sets COLUMNS in the C environment, which a child would inherit.
         env=dict(os.environ),
         check=False,
     )

@@ -1,4 +1,4 @@
-"""Names, file names, annotations and metadata are the text of strangers: they are shown, never obeyed."""
+"""Texts of a snapshot are untrusted: outputs escape them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVERY = pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
 
 
 def hostile(text: str) -> dict[str, Any]:
-    """Make a snapshot that holds a text wherever one can be."""
+    """Return a snapshot with a text in every place for texts."""
     stack = [frame(text, 7, text), frame(text, 8, f"/home/{text}.py")]
     trace = [
         event("segment_alloc", SMALL, 2 * MIB, frames=stack),
@@ -55,7 +55,7 @@ def hostile(text: str) -> dict[str, Any]:
 
 
 def run(cli: Cli, tmp_path: Path, text: str, *options: str | Path) -> CliRun:
-    # Of a pickle, what is no UTF-8 arrives as escapes.
+    # Invalid UTF-8 of a pickle becomes escapes.
     form = "plain.json" if "\ud800" in text else "protocol-4.pkl"
     path = tmp_path / form
     path.write_bytes(files.FORMS[form](hostile(text)))
@@ -101,7 +101,7 @@ def test_json_contains_untrusted_text_escaped(cli: Cli, tmp_path: Path, text: st
 
 
 class Page(HTMLParser):
-    """Counts elements and attributes, and keeps the texts."""
+    """Counts elements and attributes, and collects texts."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -15,14 +15,14 @@ OOM, TRAINING = EXAMPLES / "oom.pkl.gz", EXAMPLES / "train_python.pkl.gz"
 GROWS = "expandable_segments:True"
 
 
-def test_what_if_prints_the_headline_and_exits_with_0(cli: Cli) -> None:
+def test_memviz_what_if_prints_the_headline_and_exits_with_0(cli: Cli) -> None:
     run = cli("memviz", OOM, "--what-if", GROWS)
 
     assert (run.exit_code, run.stderr) == (0, "")
     assert "✓ expandable_segments:True would have let the failed request succeed" in run.stdout
 
 
-def test_what_if_json_has_a_schema_and_a_row_per_setting(cli: Cli) -> None:
+def test_memviz_what_if_json_has_a_schema_and_a_row_per_setting(cli: Cli) -> None:
     run = cli("memviz", OOM, "--what-if", GROWS, "--what-if", "", "--json")
     found = json.loads(run.stdout)
 
@@ -42,7 +42,7 @@ def test_memviz_what_if_returns_the_result_of_the_command(cli: Cli) -> None:
     assert result.devices[0].headline == json.loads(run.stdout)["devices"][0]["headline"]
 
 
-def test_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
+def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "what-if.html"
     run = cli("memviz", OOM, "--what-if", GROWS, "--html", page)
 
@@ -76,7 +76,7 @@ def test_invalid_what_if_options_are_a_usage_error(
     assert "Traceback" not in run.stderr
 
 
-def test_what_if_without_a_trace_is_rejected_with_a_hint(cli: Cli, tmp_path: Path) -> None:
+def test_memviz_what_if_without_a_trace_is_rejected_with_a_hint(cli: Cli, tmp_path: Path) -> None:
     snapshot = files.snapshot()
     snapshot["device_traces"] = [[] for _ in snapshot["device_traces"]]
     path = tmp_path / "state.pkl"

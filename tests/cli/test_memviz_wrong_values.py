@@ -1,4 +1,4 @@
-"""Files of the right form that say what cannot be: any value in any place, and numbers at odds."""
+"""Well-formed files with impossible content: any value in any place, and contradicting numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRONG = [None, -1, 2**70, "x", [], {}, 1.5]
 
 
 def sample() -> dict[str, Any]:
-    """Make a small snapshot that has every kind of place once."""
+    """Return a small snapshot with every kind of value once."""
     pieces = [
         block(LARGE, MIB, MIB, "active_allocated", frames=[frame("main")]),
         {"size": MIB, "state": "inactive", "history": [{"real_size": 7, "frames": []}]},
@@ -54,7 +54,7 @@ def sample() -> dict[str, Any]:
 
 
 def load_or_refuse(path: Path) -> Snapshot | InputError:
-    """Load a file, or return the error, which must be complete."""
+    """Load a file, or return its error, which must have a hint."""
     try:
         return load(str(path))
     except InputError as refused:
@@ -65,12 +65,12 @@ def load_or_refuse(path: Path) -> Snapshot | InputError:
 
 
 def columns(snapshot: Snapshot) -> int:
-    """Number a snapshot by what it says, whatever the size of its file."""
+    """Return a number per distinct snapshot content."""
     return zlib.crc32(pickle.dumps(replace(snapshot, size_bytes=0)))
 
 
 def whole_report(snapshot: Snapshot, spec: MemorySpec, *, pictures: bool = True) -> None:
-    """Go the way of the command to its end; pictures take most of the time."""
+    """Run the analysis and all outputs but pictures, which take most of the time."""
     result = analyze([snapshot], spec)
     json.loads(json_renderer.render(result))
     document = report(result)
@@ -80,7 +80,7 @@ def whole_report(snapshot: Snapshot, spec: MemorySpec, *, pictures: bool = True)
 
 
 def spoiled() -> Iterator[tuple[Any, tuple[Any, ...], Any]]:
-    """Give the sample with one wrong value, for every place and value, and say where and which."""
+    """Yield the sample with one wrong value, for every place and value."""
     root = sample()
     for place, wrong in itertools.product(files.places(root), WRONG):
         yield changed(root, place, wrong), place, wrong
@@ -91,7 +91,7 @@ def test_wrong_value_anywhere_gives_a_report_or_an_error(tmp_path: Path) -> None
     for root, place, wrong in spoiled():
         path.write_bytes(pickled(root))
         found = load_or_refuse(path)
-        # Most values are passed over, and give the same snapshot.
+        # Most values are ignored and give the same snapshot.
         if isinstance(found, InputError) or (same := columns(found)) in reported:
             continue
         reported.add(same)
@@ -128,7 +128,7 @@ def test_command_exits_with_0_or_2_for_any_value(cli: Cli, tmp_path: Path) -> No
         assert len(run.stderr.splitlines()) == run.exit_code, spoiler
 
 
-# Numbers that contradict each other, at the edges of what a file may say.
+# Contradicting numbers at the limits of valid values.
 
 ADDRESSES = st.sampled_from(
     [0, 512, LARGE, LARGE + 512, LARGE + MIB, 2**49, 2**57, 2**63, 2**64 - 1]
@@ -194,7 +194,7 @@ def test_contradicting_numbers_give_a_report_or_an_error(
     path.write_bytes(pickled(root))
     found = load_or_refuse(path)
     if isinstance(found, Snapshot):
-        with suppress(UsageError):  # no such moment
+        with suppress(UsageError):  # the event does not exist
             whole_report(found, MemorySpec(at=at))
 
 

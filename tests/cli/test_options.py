@@ -21,7 +21,7 @@ def parsed(*arguments: str) -> dict[str, Any]:
     return values
 
 
-def test_the_output_options_arrive_as_one_value() -> None:
+def test_output_options_are_passed_as_one_value() -> None:
     assert parsed()["output"] == OutputOptions(
         json=False, targets=(), force=False, quiet=False, formats=("json", "html")
     )
@@ -35,7 +35,7 @@ def test_the_output_options_arrive_as_one_value() -> None:
     assert parsed("--output", "-", "--force", "--quiet")["output"].targets == (Target("-"),)
 
 
-def test_an_option_of_earlier_versions_writes_its_format_whatever_the_suffix() -> None:
+def test_option_of_earlier_versions_writes_its_format_whatever_the_suffix() -> None:
     assert parsed("--html", "page")["output"].targets == (Target("page", "html"),)
 
 
@@ -44,12 +44,12 @@ def test_json_and_a_report_on_standard_output_exclude_each_other() -> None:
         parsed("--json", "-o", "-")
 
 
-def test_a_size_is_read_as_bytes() -> None:
+def test_size_is_read_as_bytes() -> None:
     assert parsed("--limit", "10GiB")["limit"] == 10 * 1024**3
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("150 %", 1.5)])
-def test_a_percentage_is_read_as_a_share(text: str, share: float) -> None:
+def test_percentage_is_read_as_a_share(text: str, share: float) -> None:
     assert parsed("--growth", text)["growth"] == pytest.approx(share)
 
 
@@ -61,7 +61,7 @@ def test_a_percentage_is_read_as_a_share(text: str, share: float) -> None:
         (("--growth", "5"), "write 5% for a percentage"),
     ],
 )
-def test_a_value_without_its_unit_is_a_usage_error_that_shows_how(
+def test_value_without_unit_is_a_usage_error_with_an_example(
     arguments: tuple[str, str], reason: str
 ) -> None:
     with pytest.raises(click.BadParameter, match=reason) as refused:

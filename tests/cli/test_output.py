@@ -34,7 +34,7 @@ def names(directory: Path) -> list[str]:
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_a_file_appears_when_the_work_is_done_and_not_before(target: Path) -> None:
+def test_file_appears_when_the_block_ends(target: Path) -> None:
     with open_output(str(target)) as output:
         output.write("first\n")
         output.write(str(line) for line in range(3))
@@ -44,7 +44,7 @@ def test_a_file_appears_when_the_work_is_done_and_not_before(target: Path) -> No
     assert names(target.parent) == ["report.txt"]
 
 
-def test_a_failed_run_leaves_nothing(target: Path) -> None:
+def test_failed_run_leaves_nothing(target: Path) -> None:
     with pytest.raises(KeyboardInterrupt), open_output(str(target)) as output:
         output.write("half")
         raise KeyboardInterrupt
@@ -52,7 +52,7 @@ def test_a_failed_run_leaves_nothing(target: Path) -> None:
     assert names(target.parent) == []
 
 
-def test_a_failed_run_leaves_the_file_that_was_to_be_replaced(target: Path) -> None:
+def test_failed_run_keeps_the_existing_file(target: Path) -> None:
     target.write_text("old")
 
     with pytest.raises(ZeroDivisionError), open_output(str(target), force=True) as output:
@@ -62,7 +62,7 @@ def test_a_failed_run_leaves_the_file_that_was_to_be_replaced(target: Path) -> N
     assert target.read_text() == "old"
 
 
-def test_a_file_that_exists_is_refused_before_any_work(target: Path) -> None:
+def test_file_that_exists_is_rejected_before_any_work(target: Path) -> None:
     target.write_text("old")
 
     with pytest.raises(UsageError, match="exists") as refused, open_output(str(target)):
@@ -81,7 +81,7 @@ def test_force_replaces_a_file(target: Path) -> None:
     assert target.read_text() == "new"
 
 
-def test_force_replaces_what_a_link_points_to_and_keeps_the_link(target: Path) -> None:
+def test_force_replaces_the_target_of_a_link_and_keeps_the_link(target: Path) -> None:
     target.write_text("old")
     link = target.with_name("latest.txt")
     link.symlink_to(target)
@@ -93,7 +93,7 @@ def test_force_replaces_what_a_link_points_to_and_keeps_the_link(target: Path) -
     assert target.read_text() == "new"
 
 
-def test_a_new_file_has_the_permissions_of_any_other(target: Path) -> None:
+def test_new_file_has_the_default_permissions(target: Path) -> None:
     other = target.with_name("other")
     other.touch()
 
@@ -103,7 +103,7 @@ def test_a_new_file_has_the_permissions_of_any_other(target: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
 
 
-def test_a_name_as_long_as_names_can_be_is_fine(tmp_path: Path) -> None:
+def test_name_of_maximal_length_is_written(tmp_path: Path) -> None:
     target = tmp_path / ("n" * 255)
 
     with open_output(str(target)) as output:
@@ -123,7 +123,7 @@ def test_a_name_as_long_as_names_can_be_is_fine(tmp_path: Path) -> None:
         ("n" * 300, "File name too long"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_a_usage_error_before_any_work(
+def test_unwritable_path_is_a_usage_error_before_any_work(
     path: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,7 @@ def test_a_place_that_cannot_be_written_is_a_usage_error_before_any_work(
     assert names(tmp_path) == ["file"]
 
 
-def test_a_device_is_written_and_never_replaced() -> None:
+def test_device_is_written_and_never_replaced() -> None:
     reader, device = os.openpty()
     with os.fdopen(reader, "rb") as screen, os.fdopen(device):
         with open_output(os.ttyname(device)) as output:
@@ -145,7 +145,7 @@ def test_a_device_is_written_and_never_replaced() -> None:
         assert stat.S_ISCHR(os.stat(os.ttyname(device)).st_mode)
 
 
-def test_a_named_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
+def test_named_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     heard: list[str] = []
@@ -161,14 +161,14 @@ def test_a_named_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_says_which_file_could_not_be_written() -> None:
+def test_full_disk_error_names_the_file() -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         stream = io.TextIOWrapper(io.BufferedWriter(full, 1), write_through=True)
         with pytest.raises(EnvironmentUnusable, match=r"cannot write x\.txt: No space left"):
             Output(stream, "x.txt", width=100, color=False).write("words")
 
 
-def test_a_reader_that_went_away_is_not_taken_for_a_full_disk() -> None:
+def test_closed_pipe_is_not_reported_as_full_disk() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb", buffering=0) as gone:
@@ -177,7 +177,7 @@ def test_a_reader_that_went_away_is_not_taken_for_a_full_disk() -> None:
             Output(stream, "x.txt", width=100, color=False).write("words")
 
 
-def test_an_error_of_the_renderer_is_not_taken_for_one_of_the_file(target: Path) -> None:
+def test_error_of_the_renderer_is_not_reported_as_error_of_the_file(target: Path) -> None:
     def pieces() -> Iterator[str]:
         yield "half"
         raise FileNotFoundError(2, "the input went away")
@@ -190,7 +190,7 @@ def test_an_error_of_the_renderer_is_not_taken_for_one_of_the_file(target: Path)
 
 
 @pytest.mark.parametrize("path", [None, "-"])
-def test_no_path_and_a_dash_are_standard_output(
+def test_missing_path_and_dash_are_standard_output(
     path: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_output(path) as output:
@@ -199,14 +199,14 @@ def test_no_path_and_a_dash_are_standard_output(
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_a_closed_standard_output_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_standard_output_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
 
     with pytest.raises(UsageError, match="standard output is closed"), open_output(None):
         pytest.fail("the work must not start")
 
 
-def test_a_character_that_the_encoding_lacks_is_escaped() -> None:
+def test_character_outside_of_the_encoding_is_escaped() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
 
@@ -216,7 +216,7 @@ def test_a_character_that_the_encoding_lacks_is_escaped() -> None:
     assert raw.getvalue() == b"\\u03c0 \\udc80"
 
 
-def test_a_lone_surrogate_does_not_break_a_file(target: Path) -> None:
+def test_lone_surrogate_does_not_break_a_file(target: Path) -> None:
     with open_output(str(target)) as output:
         output.write("π \udc80")
 
@@ -229,7 +229,7 @@ def test_a_lone_surrogate_does_not_break_a_file(target: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "width"), [("160", 160), ("80", 80), ("5", 40), ("0", 100), ("", 100), ("x", 100)]
 )
-def test_the_width_follows_columns_where_that_is_a_width(
+def test_width_follows_a_valid_columns_variable(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -237,7 +237,7 @@ def test_the_width_follows_columns_where_that_is_a_width(
     assert terminal_width(io.StringIO()) == width
 
 
-def test_a_terminal_is_filled_to_its_own_width() -> None:
+def test_terminal_is_filled_to_its_own_width() -> None:
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as terminal, os.fdopen(master):
         import fcntl
@@ -260,7 +260,7 @@ def test_a_terminal_is_filled_to_its_own_width() -> None:
         ({"TERM": "dumb"}, False, False),
     ],
 )
-def test_colours_are_for_terminals_unless_the_environment_decides(
+def test_color_depends_on_terminal_and_environment(
     environment: dict[str, str],
     on_terminal: bool,
     on_pipe: bool,
@@ -273,9 +273,7 @@ def test_colours_are_for_terminals_unless_the_environment_decides(
     assert wants_color(io.StringIO()) is on_pipe
 
 
-def test_a_file_gets_no_colours_even_where_a_pipe_would(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_has_no_color_with_force_color(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
 
     with open_output(str(target)) as output, open_output(None) as stdout:
@@ -309,6 +307,6 @@ def test_drawing_is_ascii_in_the_c_locale_and_for_encodings_without_boxes(
 # --- words ---------------------------------------------------------------------------------------
 
 
-def test_words_of_every_script_are_printable_and_nothing_that_steers_is() -> None:
+def test_printable_keeps_letters_and_escapes_control_characters() -> None:
     assert printable("naïve 模型 🔥") == "naïve 模型 🔥"
     assert printable("a\r\n  b\x1b[2J\x9b\u2028c") == "a b\\x1b[2J\\x9b c"

@@ -26,7 +26,7 @@ def drawn(stream: io.StringIO) -> list[str]:
     return stream.getvalue().split("\r\x1b[K")[1:]
 
 
-def test_progress_is_one_line_that_is_gone_at_the_end(terminal: Terminal) -> None:
+def test_progress_line_is_cleared_at_the_end(terminal: Terminal) -> None:
     with progress_on(terminal) as progress:
         progress("reading", 0.0)
         progress("reading", 0.5)
@@ -35,7 +35,7 @@ def test_progress_is_one_line_that_is_gone_at_the_end(terminal: Terminal) -> Non
     assert drawn(terminal) == ["reading   0%", "reading  50%", "replaying 100%", ""]
 
 
-def test_a_failure_clears_the_line_too(terminal: Terminal) -> None:
+def test_failure_clears_the_progress_line(terminal: Terminal) -> None:
     with pytest.raises(ValueError, match="broken"), progress_on(terminal) as progress:
         progress("reading", 0.5)
         raise ValueError("broken")
@@ -43,7 +43,7 @@ def test_a_failure_clears_the_line_too(terminal: Terminal) -> None:
     assert drawn(terminal)[-1] == ""
 
 
-def test_a_change_too_small_to_see_is_not_drawn(terminal: Terminal) -> None:
+def test_change_below_one_percent_is_not_drawn(terminal: Terminal) -> None:
     with progress_on(terminal) as progress:
         for step in range(1000):
             progress("reading", 0.5 + step * 1e-7)
@@ -51,7 +51,7 @@ def test_a_change_too_small_to_see_is_not_drawn(terminal: Terminal) -> None:
     assert drawn(terminal) == ["reading  50%", ""]
 
 
-def test_a_stage_never_wraps_nor_steers_the_terminal(terminal: Terminal) -> None:
+def test_stage_is_cut_and_escaped(terminal: Terminal) -> None:
     with progress_on(terminal) as progress:
         progress("\x1b[2J" + "x" * 100, 0.5)
 
@@ -73,7 +73,7 @@ def test_quiet_shows_nothing(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_a_stderr_that_is_no_terminal_shows_nothing(
+def test_stderr_that_is_no_terminal_shows_nothing(
     stream: io.StringIO | None,
 ) -> None:
     with progress_on(stream) as progress:
@@ -82,7 +82,7 @@ def test_a_stderr_that_is_no_terminal_shows_nothing(
     assert stream is None or stream.getvalue() == ""
 
 
-def test_a_dumb_terminal_shows_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_shows_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     with progress_on(terminal) as progress:
         progress("reading", 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -113,15 +114,56 @@ def test_program_killed_by_a_signal_ends_cudakit_by_the_same_signal(here: Here) 
     assert json.loads((here.path / "races.json").read_text())["exit_status"] == 128 + 15
 
 
-def test_program_without_gpu_work_is_reported_as_unchecked(here: Here) -> None:
-    program = here.program(text="pass")
+@pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
+@pytest.mark.parametrize("options", [(), ("-q",)])
+def test_program_without_gpu_work_is_reported_as_unchecked_with_the_reason(
+    here: Here, options: tuple[str, ...]
+) -> None:
+    run = here.run("--sanitize", *options, here.program(text="pass"))
 
-    assert here.run("--sanitize", program) == CliRun(
-        0, "", "cudakit: no GPU work was recorded; nothing was checked\n"
+    assert (run.exit_code, run.stdout) == (0, "")
+    (line,) = run.stderr.splitlines()
+    assert "no GPU work was recorded; nothing was checked: no CUDA driver: " in line
+
+
+@pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
+@pytest.mark.parametrize("text", ["pass", PROGRAM + "gpu.close()"])
+@pytest.mark.parametrize("options", [(), ("-q",)])
+def test_require_gpu_fails_without_work_of_a_real_gpu(
+    here: Here, text: str, options: tuple[str, ...]
+) -> None:
+    program = here.program(text=text)
+    run = here.run("--sanitize", "--require-gpu", "-o", "r.json", *options, program, "fixed")
+
+    assert run.exit_code == 1
+    assert "no work of a real GPU was recorded (--require-gpu): no CUDA driver: " in run.stderr
+    (reason,) = json.loads((here.path / "r.json").read_text())["incomplete"]
+    assert reason.startswith("no work of a real GPU was recorded")
+
+
+def test_require_gpu_keeps_the_exit_code_of_the_program(here: Here) -> None:
+    run = here.run("--sanitize", "--require-gpu", here.program(text="raise SystemExit(3)"))
+
+    assert run.exit_code == 3
+    assert "no work of a real GPU was recorded" in run.stderr
+
+
+def test_lost_events_are_counted_and_fail_the_run(here: Here) -> None:
+    # The process may not write larger files, as on a full disk.
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
+    copies = "for _ in range(1000): gpu.copy(memory, host, 1024, upload)\ngpu.sync(); gpu.close()"
+    program = here.program(f"{copies}\nprint('done')", text=limited + PROGRAM)
+    run = here.process("--sanitize", "-o", "races.json", program, "fixed")
+
+    assert (run.returncode, run.stdout) == (1, "done\n")
+    assert run.stderr.startswith("no races found, recording incomplete")
+    (reason,) = json.loads((here.path / "races.json").read_text())["incomplete"]
+    found = re.fullmatch(
+        r"([\d,]+) events of process \d+ could not be recorded: File too large", reason
     )
-    assert here.run("--sanitize", "-q", program) == CliRun(
-        0, "", "no GPU work was recorded; nothing was checked\n"
-    )
+    assert found
+    assert int(found[1].replace(",", "")) > 900
+    assert reason in run.stderr
 
 
 def test_child_processes_are_checked_unless_no_follow(here: Here) -> None:

@@ -1,4 +1,4 @@
-"""The devices that have to keep the contract: the simulated one always, the real one where there is one."""
+"""The devices under contract tests: always the simulated one, and the real one if present."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICES = ["sim", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.fixture(scope="session")
 def image() -> Iterator[Callable[[str], bytes]]:
-    """Compile the kernels once for each device, which stays open for as long: to open it costs most."""
+    """Open each device and compile the kernels once per session, because opening a device is slow."""
     images: dict[str, bytes] = {}
     with ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""The kernels of the contract in numpy; tests/contract/kernels.py has the same in CUDA C++."""
+"""The contract tests' kernels in numpy, equivalent to those in tests/contract/kernels.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of the contract in CUDA C++; tests/contract/host_kernels.py has the same in numpy."""
+"""The contract tests' kernels in CUDA C++, equivalent to those in tests/contract/host_kernels.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of matrices to be computed, and what has to come out, worked out in fp64 from the definition."""
+"""GEMM problems with random operands, and their expected results, computed in fp64."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.elements import INT8, Bits, Element, Floats, decode, encode
 from cudakit.gpu.api.gemm import Gemm, GemmPlan, Matrix
 
-# Bytes of D, before anything is written there and behind its end.
+# Initial bytes of D, and of the guard area after its end.
 POISON = 0xA5
 TAIL_BYTES = 64
 
-# The distance of 1 to the next value of a type, and the least value above 0 (IEEE 754-2019; bfloat16;
+# Machine epsilon and smallest positive value of each type (IEEE 754-2019; bfloat16;
 # "FP8 Formats for Deep Learning", arXiv 2209.05433).
 UNITS = {
     "fp64": 2**-52,
@@ -35,15 +35,15 @@ LEAST = {
     "fp8_e4m3": 2**-9,
     "fp8_e5m2": 2**-16,
 }
-# What of a factor may be lost before it is multiplied, and what of each addition (the tensor cores of
-# Hopper keep 14 bits of sums of fp8: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.5.2).
+# Relative error of operands before the multiplication, and of each addition (the tensor cores of
+# Hopper keep 14 bits of fp8 sums: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.5.2).
 FACTOR = {"tf32": 2**-9}
 ADDITION = {"fp8_e4m3": 2**-13, "fp8_e5m2": 2**-13}
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the operands are in the memory of a device."""
+    """Device addresses of the operands."""
 
     a: Ptr
     b: Ptr
@@ -52,7 +52,7 @@ class Places:
 
 
 class Problem:
-    """A product with random operands. Between columns lies what must not enter it: NaN, if there is one."""
+    """A GEMM with random operands. Padding between columns is filled with NaN, if the type has one."""
 
     def __init__(self, gemm: Gemm, seed: int = 0) -> None:
         self.gemm = gemm
@@ -61,7 +61,7 @@ class Problem:
         self.bias = encode(random.uniform(-1, 1, gemm.m), gemm.bias)
 
     def expected(self) -> Floats:
-        """Return D in fp64, of all matrices of the batch."""
+        """Return the expected D of all matrices of the batch in fp64."""
         sums = self._products(*self._factors())
         if self.gemm.has_bias:
             sums = sums + self._bias()
@@ -73,10 +73,10 @@ class Problem:
         return sums
 
     def tolerance(self, *, reduced: bool = False) -> Floats:
-        """Return by how much each element of D may be wrong.
+        """Return the absolute tolerance of each element of D.
 
-        ``reduced`` allows parts of sums to be added in the type of D. A GELU may take the approximate
-        tanh, which is right to 2**-11 (PTX ISA, "tanh").
+        ``reduced`` allows reductions in the type of D. A GELU may use the approximate
+        tanh, with an error of 2**-11 (PTX ISA, "tanh").
         """
         gemm = self.gemm
         if gemm.dtype == "int8":
@@ -95,7 +95,7 @@ class Problem:
         )
 
     def check(self, content: bytes, *, reduced: bool = False) -> None:
-        """Assert that the bytes of D are the product, and that nothing else was written."""
+        """Assert that D is the expected result, and that padding and guard area are unchanged."""
         d = self.gemm.d
         bits = np.frombuffer(content[: d.size_bytes], d.element.bits)
         where = places(d)
@@ -126,25 +126,25 @@ class Problem:
 
 
 def places(matrix: Matrix) -> npt.NDArray[np.int64]:
-    """Return where each element is: of matrix z, row i and column j at z * stride + i + j * leading."""
+    """Return the index of each element: z * stride + i + j * leading for row i, column j of matrix z."""
     z, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
     found: npt.NDArray[np.int64] = z * matrix.stride + i + j * matrix.leading
     return found
 
 
 def put(bench: Workbench, problem: Problem) -> Places:
-    """Take memory for a problem, and write its operands there."""
+    """Allocate memory for a problem, and write its operands."""
     d = np.full(problem.gemm.d.size_bytes + TAIL_BYTES, POISON, np.uint8)
     return Places(*(_put(bench, content) for content in (problem.a, problem.b, d, problem.bias)))
 
 
 def result(bench: Workbench, problem: Problem, where: Places) -> bytes:
-    """Wait, and read D and what is behind it."""
+    """Wait for the device, and read D and its guard area."""
     return bench.read_bytes(where.d, problem.gemm.d.size_bytes + TAIL_BYTES)
 
 
 def run(bench: Workbench, plan: GemmPlan, problem: Problem, stream: Stream | None = None) -> bytes:
-    """Compute a problem once, in fresh memory."""
+    """Compute a problem once, in new memory."""
     where = put(bench, problem)
     plan.enqueue(where, bench.gpu.stream() if stream is None else stream)
     content = result(bench, problem, where)

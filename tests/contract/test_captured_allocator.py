@@ -1,4 +1,4 @@
-"""The allocator while a device captures: the graph says what belongs to it, and what is free again."""
+"""The allocator during stream capture: which memory belongs to the graph, and which can be reused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_pinned_memory_events_are_not_queried_during_capture(gpu: Gpu, make: Mak
 @pytest.mark.parametrize("named", [False, True])
 def test_pinned_memory_used_by_graph_is_not_reused(gpu: Gpu, make: Make, named: bool) -> None:
     stream, allocator = gpu.stream(), make()
-    # Before anybody asked for pinned memory.
+    # Before any pinned allocation.
     with allocator.capture(stream=stream) as memory:
         gpu.capture_begin(stream)
         ptr = allocator.pinned.alloc(MIB, stream if named else None)
@@ -163,7 +163,7 @@ def test_per_thread_default_stream_is_queried_by_its_thread(bench: Workbench, ma
 
 
 def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, GraphMemory]:
-    """Free what two streams used, and say whether it is reused before they join, and after."""
+    """Free memory that two streams used; return whether it is reused before and after they join."""
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
     with allocator.capture(stream=first) as memory:
         gpu.capture_begin(first)
@@ -183,7 +183,7 @@ def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, Gr
 
 def test_memory_freed_in_capture_is_reused_if_graph_orders_it(bench: Workbench, make: Make) -> None:
     allocator = make(graph_capture_record_stream_reuse=True)
-    for _ in range(2):  # of the second capture the first says nothing
+    for _ in range(2):  # captures are independent of each other
         before, after, memory = reused(bench, allocator)
         assert (before, after) == (False, True)
         memory.close()

@@ -1,4 +1,4 @@
-"""Segments that expand, on every device: the memory is there, keeps its content, and goes back."""
+"""Expandable segments on every device: growth, content and release of memory."""
 
 from __future__ import annotations
 

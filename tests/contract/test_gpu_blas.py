@@ -28,7 +28,7 @@ from cudakit.units import Unavailable
 
 USUAL = GemmSettings(reduced_precision=False)
 FP8 = ("fp8_e4m3", "fp8_e5m2")
-# The least compute capability (cuBLAS Library, "cublasLtMatmul").
+# Minimum compute capability (cuBLAS Library, "cublasLtMatmul").
 LEAST = {"bf16": (8, 0), "tf32": (8, 0), "fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)}
 BLACKWELL = (10, 0)
 
@@ -61,7 +61,7 @@ def assert_right(
     settings: GemmSettings = USUAL,
     algorithm: Algorithm | None = None,
 ) -> None:
-    """Multiply, with the type of data on a device that has it, and check every byte of D."""
+    """Compute a GEMM and check every byte of D; skip data types that the device lacks."""
     if capability(bench.gpu) < LEAST.get(gemm.dtype, (0, 0)):
         pytest.skip(f"the device does not multiply {gemm.dtype}")
     problem = Problem(gemm)
@@ -71,7 +71,7 @@ def assert_right(
 
 
 def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
-    """Let a library that cannot compute a product say so, and why."""
+    """Check the result of a GEMM, or that the library raises Unsupported with a reason."""
     try:
         blas.prepare(gemm, USUAL).close()
     except Unsupported as refusal:
@@ -296,7 +296,7 @@ def test_closed_gemm_frees_workspace(bench: Workbench, blas: Blas) -> None:
     gemm = a_gemm("fp32", k=1 << 15)
     plan = blas.prepare(gemm, USUAL)
     run(bench, plan, Problem(gemm))
-    plan.close()  # what a library takes once for all is taken by now
+    plan.close()  # one-time allocations of the library are done
     before = bench.gpu.memory_info().free_bytes
     for _ in range(16):
         blas.prepare(gemm, USUAL).close()

@@ -1,4 +1,4 @@
-"""What is known of a capture while it goes on."""
+"""Queries of a stream capture in progress."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def capturing(gpu: Gpu, stream: Stream) -> Iterator[None]:
 
 
 def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
-    """Return all the nodes that the next one of a stream comes after."""
+    """Return all transitive dependencies of the next captured node of a stream."""
     seen: set[GraphNode] = set()
-    left = [*gpu.capture_ends(stream)]
+    left = [*gpu.capture_dependencies(stream)]
     while left:
         node = left.pop()
         if node not in seen:
@@ -42,7 +42,7 @@ def test_capture_has_id_while_in_progress(gpu: Gpu) -> None:
             ids.append(gpu.capture_id(stream))
             assert gpu.capture_id(first if stream == second else second) is None
             assert gpu.capture_id(LEGACY) is None
-            assert gpu.capture_ends(LEGACY) == ()
+            assert gpu.capture_dependencies(LEGACY) == ()
     assert gpu.capture_id(first) is None
 
     assert None not in ids
@@ -71,17 +71,17 @@ def test_concurrent_captures_have_distinct_ids(bench: Workbench) -> None:
 def test_next_captured_node_depends_on_last_node_of_stream(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     with capturing(gpu, stream):
-        assert gpu.capture_ends(stream) == ()
+        assert gpu.capture_dependencies(stream) == ()
         bench.add(value, 1, 1, stream)
-        (first,) = gpu.capture_ends(stream)
-        assert gpu.capture_ends(stream) == (first,)
+        (first,) = gpu.capture_dependencies(stream)
+        assert gpu.capture_dependencies(stream) == (first,)
         bench.add(value, 1, 1, stream)
-        (second,) = gpu.capture_ends(stream)
+        (second,) = gpu.capture_dependencies(stream)
 
         assert second != first
         assert gpu.dependencies(first) == ()
         assert gpu.dependencies(second) == (first,)
-    assert gpu.capture_ends(stream) == ()
+    assert gpu.capture_dependencies(stream) == ()
 
 
 def test_waiting_stream_depends_only_on_recorded_work(bench: Workbench) -> None:
@@ -90,20 +90,20 @@ def test_waiting_stream_depends_only_on_recorded_work(bench: Workbench) -> None:
     with capturing(gpu, first):
         bench.add(value, 1, 1, first)
         gpu.wait(second, bench.recorded(first))
-        assert gpu.capture_ends(second) == gpu.capture_ends(first)
+        assert gpu.capture_dependencies(second) == gpu.capture_dependencies(first)
         bench.add(value, 1, 1, first)
         bench.add(other, 1, 1, second)
-        on_first, on_second = gpu.capture_ends(first), gpu.capture_ends(second)
+        on_first, on_second = gpu.capture_dependencies(first), gpu.capture_dependencies(second)
         assert len(ancestors(gpu, first)) == len(ancestors(gpu, second)) == 2
         assert not {*on_first} & ancestors(gpu, second)
 
         gpu.wait(first, bench.recorded(second))
-        assert {*gpu.capture_ends(first)} == {*on_first, *on_second}
+        assert {*gpu.capture_dependencies(first)} == {*on_first, *on_second}
         bench.add(value, 1, 1, first)
-        (joined,) = gpu.capture_ends(first)
+        (joined,) = gpu.capture_dependencies(first)
         assert {*gpu.dependencies(joined)} == {*on_first, *on_second}
         assert len(ancestors(gpu, first)) == 4
-        assert gpu.capture_ends(second) == on_second
+        assert gpu.capture_dependencies(second) == on_second
 
 
 def test_invalidated_capture_has_no_id(bench: Workbench) -> None:
@@ -114,7 +114,7 @@ def test_invalidated_capture_has_no_id(bench: Workbench) -> None:
         gpu.malloc(512)
 
     assert gpu.capture_id(stream) is None
-    assert gpu.capture_ends(stream) == ()
+    assert gpu.capture_dependencies(stream) == ()
     with refused(Status.STREAM_CAPTURE_INVALIDATED):
         gpu.capture_end(stream)
 
@@ -125,7 +125,7 @@ def test_destroyed_stream_cannot_be_queried_for_capture(gpu: Gpu) -> None:
     with refused(Status.INVALID_HANDLE):
         gpu.capture_id(stream)
     with refused(Status.INVALID_HANDLE):
-        gpu.capture_ends(stream)
+        gpu.capture_dependencies(stream)
 
 
 def test_relaxed_thread_allocates_during_capture(bench: Workbench) -> None:

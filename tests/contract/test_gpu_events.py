@@ -9,7 +9,7 @@ from contract.workbench import LONG_NS, Workbench, refused
 from cudakit.gpu.api import LEGACY, Event, Gpu
 from cudakit.gpu.driver_errors import Status
 
-# globaltimer ticks coarsely, by up to a microsecond or so.
+# globaltimer has a resolution of about a microsecond.
 LONG_S = 0.99 * LONG_NS / 1e9
 
 

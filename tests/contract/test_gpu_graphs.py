@@ -297,7 +297,7 @@ def _twice(bench: Workbench, value: Ptr, stream: Stream) -> None:
 
 
 def _fork(bench: Workbench, value: Ptr, stream: Stream) -> None:
-    """Add side by side what ``_twice`` adds in turn."""
+    """Enqueue the additions of ``_twice`` in parallel branches."""
     other = bench.gpu.stream()
     bench.gpu.wait(other, bench.recorded(stream))
     bench.add(value, 1, 1, stream)

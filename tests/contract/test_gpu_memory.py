@@ -93,7 +93,7 @@ def test_pageable_memory_is_copied_to_and_from_and_between(bench: Workbench) -> 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB])
 def test_copy_to_pageable_memory_is_synchronous(bench: Workbench, size: int) -> None:
-    # CUDA Driver API, "API synchronization behavior": it may be synchronous, and is staged by the host.
+    # CUDA Driver API, "API synchronization behavior": the copy is staged and may be synchronous.
     gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
     ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
     gpu.fill(ptr, 1, size, stream)
@@ -304,7 +304,7 @@ def test_copy_to_registered_memory_is_stream_ordered(bench: Workbench) -> None:
     ptr, host = gpu.malloc(64), gpu.host_malloc(64, pinned=False)
     gpu.host_register(host)
     gpu.capture_begin(stream)
-    gpu.copy(host, ptr, 64, stream)  # of pageable memory no capture takes one
+    gpu.copy(host, ptr, 64, stream)  # pageable copies cannot be captured
 
     gpu.destroy_graph(gpu.capture_end(stream))
 

@@ -1,4 +1,4 @@
-"""Memory of another device: on a simulated machine of two, and on a real one that has them."""
+"""Peer memory: on a simulated machine with two devices, and on a real one if it has two."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_data_copied_to_peer_comes_back(gpu: Gpu) -> None:
 
 
 def test_peer_allocation_uses_memory_of_peer(gpu: Gpu) -> None:
-    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # which makes what stays there
+    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # one-time allocations of the driver
     here = gpu.memory_info().free_bytes
     with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as other:
         before = other.memory_info().free_bytes
@@ -58,7 +58,7 @@ def test_peer_allocation_uses_memory_of_peer(gpu: Gpu) -> None:
         during = other.memory_info().free_bytes
         gpu.peer_free(PEER, ptr)
 
-        # Simulated devices know nothing of each other.
+        # Simulated devices do not share state.
         assert gpu.simulated or before - during >= 256 * MIB
         assert other.memory_info().free_bytes == before
     assert gpu.memory_info().free_bytes == here

@@ -1,4 +1,4 @@
-"""What one process alone can see of memory that others may open; tests/gpu and tests/core have the others."""
+"""Memory sharing, as far as one process can observe it; tests/gpu and tests/core cover several processes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from cudakit.gpu.driver_errors import Status
 
 
 def follows(bench: Workbench, first: Stream, second: Stream) -> bool:
-    """Say whether work enqueued in one stream waits for what was enqueued before it in another."""
+    """Return whether work of one stream waits for earlier work of another."""
     value, seen = bench.ints(0), bench.ints(0)
     bench.gpu.sync()
     bench.spin(first)

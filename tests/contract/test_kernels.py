@@ -15,7 +15,7 @@ from kernels.test_philox import PUBLISHED
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.elements import ELEMENTS, FP16, FP32, FP64, INT8, Element, decode, encode
-from cudakit.kernels.bandwidth import SOUGHT, Bandwidth
+from cudakit.kernels.bandwidth import SENTINEL, Bandwidth
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill, normal_values, uniform_values
 from cudakit.kernels.philox import philox
@@ -53,7 +53,7 @@ def compare(gpu: Gpu) -> Iterator[Compare]:
 def filled(
     bench: Workbench, element: Element, count: int, how: Callable[[Ptr], None]
 ) -> npt.NDArray[Any]:
-    """Return the bits that a fill writes, having seen that it writes no more."""
+    """Run a fill, check that it writes only its range, and return the bits."""
     size_bytes = count * element.size_bytes
     out = bench.gpu.malloc(size_bytes + 16)
     bench.gpu.fill(out, 0xEE, size_bytes + 16, LEGACY)
@@ -114,7 +114,7 @@ def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Eleme
 
     assert np.abs(values).max() <= 104  # what fp8 rounds 100 to
     shares = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
-    # Rounding to 8 bits moves what is near an edge.
+    # Rounding to 8 bits moves values near the edges.
     assert np.abs(shares - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
     assert abs(values.mean()) < 1
 
@@ -143,7 +143,7 @@ def test_integer_fill_covers_range(bench: Workbench, fill: Fill, element: Elemen
         bench,
         element,
         1001,
-        lambda out: fill.integers(out, 1001, element, LEGACY, least=-3, most=4, seed=SEED),
+        lambda out: fill.integers(out, 1001, element, LEGACY, low=-3, high=4, seed=SEED),
     )
     values, counts = np.unique(decode(bits, element), return_counts=True)
 
@@ -187,7 +187,7 @@ def test_invalid_fill_range_is_rejected(
     bench: Workbench, fill: Fill, least: int, most: int
 ) -> None:
     with pytest.raises(UsageError, match=str(most)):
-        fill.integers(bench.ints(0), 1, FP32, LEGACY, least=least, most=most, seed=1)
+        fill.integers(bench.ints(0), 1, FP32, LEGACY, low=least, high=most, seed=1)
 
 
 # --- spin
@@ -244,7 +244,7 @@ def test_spin_lasts_requested_time(bench: Workbench, spin: Spin) -> None:
     spin.for_(1000, stream)
     begin = bench.recorded(stream)
     spin.for_(3_000_000, stream)
-    spin.not_at_all(stream)
+    spin.empty(stream)
     end = bench.recorded(stream)
     bench.gpu.sync_stream(stream)
 
@@ -326,12 +326,12 @@ def test_read_kernel_reads_every_vector(
     assert bench.read(sink) == [5]
     for vector in {0, size_bytes // 32, size_bytes // 16 - 1}:
         bench.write(source, np.zeros(size_bytes, np.uint8))
-        bench.write(Ptr(source + 16 * vector), np.array([1, 2, 3, SOUGHT], np.uint32))
+        bench.write(Ptr(source + 16 * vector), np.array([1, 2, 3, SENTINEL], np.uint32))
         before = bench.read_bytes(source, size_bytes)
         bench.write(sink, np.array([5], np.int32))
         bandwidth.read(sink, source, size_bytes, LEGACY)
 
-        assert bench.read(sink) == [SOUGHT]
+        assert bench.read(sink) == [SENTINEL]
         assert bench.read_bytes(source, size_bytes) == before
 
 
@@ -342,7 +342,7 @@ def test_scale_and_triad_compute_in_single_precision(
     gpu, count = bench.gpu, size_bytes // 4
     out, b, c = gpu.malloc(size_bytes), gpu.malloc(size_bytes), gpu.malloc(size_bytes)
     for sequence, ptr in enumerate((b, c)):
-        fill.integers(ptr, count, FP32, LEGACY, least=-999, most=999, seed=SEED, sequence=sequence)
+        fill.integers(ptr, count, FP32, LEGACY, low=-999, high=999, seed=SEED, sequence=sequence)
     first, second = (np.frombuffer(bench.read_bytes(ptr, size_bytes), np.float32) for ptr in (b, c))
 
     bandwidth.scale(out, b, 2.5, size_bytes, LEGACY)
@@ -357,7 +357,7 @@ def test_scale_and_triad_compute_in_single_precision(
 def test_size_must_be_multiple_of_vector(bench: Workbench, bandwidth: Bandwidth) -> None:
     ptr = bench.ints(1, 2, 3, 4, 5)
 
-    with pytest.raises(UsageError, match="20 bytes"):
+    with pytest.raises(UsageError, match="not 20"):
         bandwidth.copy(ptr, ptr, 20, LEGACY)
     bandwidth.copy(ptr, ptr, 0, LEGACY)
 
@@ -380,11 +380,11 @@ def test_different_words_are_counted(bench: Workbench, compare: Compare, fill: F
 def test_mismatched_words_are_counted(bench: Workbench, compare: Compare) -> None:
     ptr = bench.ints(7, 7, 8, 7, -1)
 
-    assert compare.count_unlike(ptr, 7, 20, LEGACY) == 2
-    assert compare.count_unlike(ptr, 7, 8, LEGACY) == 0
-    assert compare.count_unlike(ptr, 7, 0, LEGACY) == 0
+    assert compare.count_not_equal(ptr, 7, 20, LEGACY) == 2
+    assert compare.count_not_equal(ptr, 7, 8, LEGACY) == 0
+    assert compare.count_not_equal(ptr, 7, 0, LEGACY) == 0
     with pytest.raises(UsageError, match="7 bytes"):
-        compare.count_unlike(ptr, 7, 7, LEGACY)
+        compare.count_not_equal(ptr, 7, 7, LEGACY)
 
 
 @every_element

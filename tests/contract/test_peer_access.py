@@ -1,4 +1,4 @@
-"""Kernels of one real device on the memory of another, as the allocator lets them."""
+"""Kernels of one real device on allocator memory of another."""
 
 from __future__ import annotations
 

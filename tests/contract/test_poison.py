@@ -1,4 +1,4 @@
-"""Poison, on every device."""
+"""The poison values of benchmarks, on every device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def matrix(element: Element) -> Matrix:
     return Matrix(element, ROWS, COLUMNS, LEADING, BATCH)
 
 
-def spread(bench: Workbench, poison: Poison, element: Element) -> Ptr:
+def poisoned(bench: Workbench, poison: Poison, element: Element) -> Ptr:
     out = bench.gpu.malloc(PITCH * COUNT * element.size_bytes)
-    poison.spread(out, element, PITCH * COUNT, LEGACY)
+    poison.fill(out, element, PITCH * COUNT, LEGACY)
     return out
 
 
@@ -41,24 +41,24 @@ def write(bench: Workbench, out: Ptr, element: Element, *places: int) -> None:
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 def test_unwritten_elements_are_counted(bench: Workbench, poison: Poison, element: Element) -> None:
-    out = spread(bench, poison, element)
+    out = poisoned(bench, poison, element)
     values = ROWS * COLUMNS * BATCH * COUNT
 
-    assert poison.find(out, matrix(element), PITCH, COUNT, LEGACY) == (values, 0)
+    assert poison.count(out, matrix(element), PITCH, COUNT, LEGACY) == (values, 0)
     write(bench, out, element, 0, 1, PITCH + LEADING * COLUMNS)
-    assert poison.find(out, matrix(element), PITCH, COUNT, LEGACY) == (values - 3, 0)
+    assert poison.count(out, matrix(element), PITCH, COUNT, LEGACY) == (values - 3, 0)
 
 
 @pytest.mark.parametrize("element", [FP64, BF16, FP8_E5M2, INT32], ids=lambda one: one.name)
 def test_writes_between_columns_and_matrices_are_counted(
     bench: Workbench, poison: Poison, element: Element
 ) -> None:
-    out = spread(bench, poison, element)
+    out = poisoned(bench, poison, element)
     behind_a_column = (ROWS, PITCH + LEADING - 1)
     behind_a_matrix = (LEADING * COLUMNS * BATCH, PITCH * COUNT - 1)
     write(bench, out, element, *behind_a_column, *behind_a_matrix)
 
-    found = poison.find(out, matrix(element), PITCH, COUNT, LEGACY)
+    found = poison.count(out, matrix(element), PITCH, COUNT, LEGACY)
 
     assert found == (ROWS * COLUMNS * BATCH * COUNT, 4)
 

@@ -70,7 +70,7 @@ def test_gpu_log_gives_expected_report(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record a program of a simulated device, whose accesses are as exact as those of a GPU."""
+    """Record a program of the simulated device, which traces exact accesses."""
     logs = tmp_path_factory.mktemp("logs")
     command = [sys.executable, str(CHECK), "sim_kernels", "--keep", str(logs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -178,7 +178,7 @@ def test_without_exact_accesses_less_has_to_be_found() -> None:
 
 READ, WRITE = Mode.READ, Mode.WRITE
 
-# How they are accessed, how many bytes each has, how far it is to the next one, and how many there are.
+# Access mode, element bytes, stride in bytes, and element count.
 Pieces = tuple[Mode, int, int, int]
 
 
@@ -202,7 +202,7 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
         (READ, 32 * 4, 128 * 4, 256),
         whole(WRITE, 256 * 32 * 4),
     },
-    # One matrix as a whole, of the other the left half of each row, and what is stored by a tensor map.
+    # A whole matrix, the left half of each row of another, and the target of a tensor map store.
     ("torch_matmul_fixed", "nvjet"): {
         whole(READ, 4096 * 4096 * 2),
         (READ, 4096 * 2, 8192 * 2, 4096),
@@ -212,7 +212,7 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
 
 
 def did(log: str) -> Iterator[tuple[str, set[Pieces]]]:
-    """Yield the name of each launch in a log, and what it did to data: counters of its own are left out."""
+    """Yield the name and the data accesses of each launch in a log, without its internal counters."""
     for chain in race_logs.load(LOGS / f"{log}.npz"):
         accesses = chain.records[chain.records["kind"] == Kind.ACCESS]
         rows = view(accesses, Kind.ACCESS)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES, PROGRAMS = ROOT / "examples/races", ROOT / "tests/sanitize_programs"
 CHECK = ROOT / "scripts/check_races.py"
 
-SHARED = "side_stream"  # what several programs import
+SHARED = "side_stream"  # shared by several programs
 
 
 def expected(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A device with the kernels of the contract loaded, and short words for what the tests do with it."""
+"""A device with the contract tests' kernels, and helper functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudakit.gpu.driver_errors import Status
 
 ONE: Dim3 = (1, 1, 1)
 INT_BYTES = 4
-# Long against what it takes to enqueue a few calls, so that what does not wait overtakes it.
+# Much longer than enqueuing a few calls, so that unordered work runs first.
 LONG_NS = 50_000_000
 
 NAMES = ("add", "store", "move", "gather", "spin")
@@ -24,7 +24,7 @@ NAMES = ("add", "store", "move", "gather", "spin")
 
 @contextmanager
 def refused(status: Status) -> Iterator[pytest.ExceptionInfo[CudaError]]:
-    """Expect a CudaError of that status."""
+    """Expect a CudaError with this status."""
     with pytest.raises(CudaError) as caught:
         yield caught
     assert caught.value.name == f"CUDA_ERROR_{status.name}"
@@ -32,7 +32,7 @@ def refused(status: Status) -> Iterator[pytest.ExceptionInfo[CudaError]]:
 
 
 class Workbench:
-    """One device under test."""
+    """A device under test."""
 
     def __init__(self, gpu: Gpu, image: bytes) -> None:
         self.gpu = gpu
@@ -83,7 +83,7 @@ class Workbench:
         self.gpu.host_free(pinned)
 
     def read_bytes(self, ptr: Ptr, size_bytes: int) -> bytes:
-        """Wait for everything, and read from the device."""
+        """Wait for all work, and read device memory."""
         self.gpu.sync()
         pinned = self.gpu.host_malloc(size_bytes)
         self.gpu.copy(pinned, ptr, size_bytes, LEGACY)

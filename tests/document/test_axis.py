@@ -38,7 +38,7 @@ def test_ticks_are_round_in_the_unit_of_their_axis(
 
 
 @given(finite_floats, finite_floats, st.sampled_from(["bytes", "seconds", "count", "ratio"]))
-def test_an_axis_of_amounts_holds_zero_and_its_data_and_ends_at_ticks(
+def test_rounded_axis_contains_zero_and_its_data_and_ends_at_ticks(
     one: float, other: float, unit: Unit
 ) -> None:
     low, high = min(one, other), max(one, other)
@@ -51,13 +51,13 @@ def test_an_axis_of_amounts_holds_zero_and_its_data_and_ends_at_ticks(
     assert axis.share(axis.ticks[-1].value) == pytest.approx(1)
 
 
-def test_an_axis_of_a_single_instant_has_a_width() -> None:
+def test_tight_axis_of_one_instant_has_a_width() -> None:
     axis = tight_axis(5, 5, "count")
     assert (axis.low, axis.high, [tick.label for tick in axis.ticks]) == (4.5, 5.5, ["5"])
 
 
 @pytest.mark.parametrize("value", [1e17, -1e300, 5e-324])
-def test_an_axis_of_one_value_has_a_width_however_large_or_small_it_is(value: float) -> None:
+def test_axis_of_one_value_of_any_size_has_a_width(value: float) -> None:
     for axis in (tight_axis(value, value, "seconds"), rounded_axis(value, value, "seconds")):
         assert axis.low < axis.high
         assert len(axis.ticks) <= 13
@@ -68,7 +68,7 @@ def test_an_axis_of_one_value_has_a_width_however_large_or_small_it_is(value: fl
     st.floats(1.0, 1e12),
     st.sampled_from(["bytes", "seconds", "count", "rate"]),
 )
-def test_a_logarithmic_axis_has_few_ticks_and_all_are_on_it(
+def test_logarithmic_axis_has_few_ticks_and_all_are_on_it(
     low: float, factor: float, unit: LogUnit
 ) -> None:
     axis = log_axis(low, low * factor, unit)

@@ -1,4 +1,4 @@
-"""nvidia-ml-py without a driver: its own constants and classes, and answers that a test gives."""
+"""nvidia-ml-py without a driver: the constants and classes of pynvml, with results given by a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UINT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 
 
 def refuse(code: int) -> Callable[..., Any]:
-    """Make a function that fails as NVML does."""
+    """Return a function that raises an NVMLError."""
 
     def function(*_: object) -> Any:
         raise pynvml.NVMLError(code)
@@ -24,7 +24,7 @@ def refuse(code: int) -> Callable[..., Any]:
 
 
 def gpu(**answers: Any) -> dict[str, Any]:
-    """Answer for one GPU: what each function returns, or a function in its place."""
+    """Return the results of one GPU by function name; a result may be a function to call."""
     return {
         "nvmlDeviceGetUUID": "GPU-11111111-2222-3333-4444-555555555555",
         "nvmlDeviceGetName": "NVIDIA H200",
@@ -39,12 +39,12 @@ def gpu(**answers: Any) -> dict[str, Any]:
 
 @dataclass
 class FakeNvml:
-    """Takes the place of the module ``pynvml``; a handle is the index of a GPU, or a pair."""
+    """A replacement for the module ``pynvml``; a handle is the index of a GPU, or a pair for MIG."""
 
     gpus: list[dict[str, Any]]
     instances: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)  # by the end of the name of a field
-    init: int = 0  # what nvmlInit returns
+    values: Mapping[str, Any] = field(default_factory=dict)  # by the end of the name of a field id
+    init: int = 0  # the result of nvmlInit
     calls: list[str] = field(default_factory=list)
 
     NVMLError = pynvml.NVMLError

@@ -1,6 +1,6 @@
-"""Which accesses of a trace are ordered: by brute force, from the rules of CUDA and nothing else.
+"""A brute-force reference for the happens-before order of a trace, from CUDA's rules.
 
-Every operation keeps the set of all that happened before it. Slow, and made to be read.
+Every operation stores the set of all earlier operations: slow, but simple.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTHING: Past = frozenset()
 
 @dataclass(eq=False)
 class Operation:
-    """Something that touches memory."""
+    """A memory operation of a trace."""
 
     number: int
     past: Past
@@ -50,14 +50,14 @@ class Operation:
 
 
 class Race(NamedTuple):
-    """Two operations that nothing orders, the one that was enqueued first first."""
+    """Two unordered operations, in enqueue order."""
 
     first: Event
     second: Event
 
 
 class Order:
-    """The order of a trace, event by event."""
+    """The happens-before order of a trace."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -149,7 +149,7 @@ class Order:
         return operation
 
     def _before(self, stream: int) -> Past:
-        """Return all that what is enqueued in a stream now comes after."""
+        """Return all operations that precede new work in a stream."""
         past = self._streams[stream] | self._host
         flag = self._flags[stream]
         if flag is StreamFlag.LEGACY:

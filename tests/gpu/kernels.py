@@ -1,4 +1,4 @@
-"""A few kernels for the simulated device, and words for using it."""
+"""Kernels for the simulated device, and helper functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ extern "C" __global__ void orphan() {}
 
 
 def mix(launch: Launch, into: Ptr, from_: Ptr, with_: np.int32) -> None:
-    """Do what gives another result in any other order."""
+    """A kernel whose result depends on the order of launches."""
     changed = launch.update(into, np.int32)
     changed[:] = (changed.astype(np.int64) * 31 + launch.read(from_, np.int32) + with_) % 1_000_003
 
@@ -54,8 +54,8 @@ HOST_KERNELS: Mapping[str, Callable[..., None]] = {
 }
 
 
-class Desk:
-    """A simulated device with those kernels loaded."""
+class SimBench:
+    """A simulated device with these kernels loaded."""
 
     def __init__(self, **options: Any) -> None:
         self.gpu = Sim(host_kernels=HOST_KERNELS, **options)
@@ -83,7 +83,7 @@ class Desk:
         return ptr
 
     def read(self, ptr: Ptr, count: int = 1) -> list[int]:
-        """Wait for everything, and read."""
+        """Wait for all work, and read."""
         self.gpu.sync()
         pinned = self.gpu.host_malloc(INT_BYTES * count)
         self.gpu.copy(pinned, ptr, INT_BYTES * count, LEGACY)

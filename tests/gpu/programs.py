@@ -1,4 +1,4 @@
-"""Arbitrary programs of streams, events, memory and graphs, some of them well ordered."""
+"""Random programs of streams, events, memory and graphs, with and without races."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from gpu.happens_before import races
-from gpu.kernels import INT_BYTES, Desk
+from gpu.kernels import INT_BYTES, SimBench
 from hypothesis import strategies as st
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, PER_THREAD, GraphExec, Ptr
 from cudakit.trace.events import Event, EventQueryOk, StreamQueryOk
 
-# A word, and numbers of streams, buffers and events.
+# An operation, and indices of streams, buffers and events.
 Step: TypeAlias = tuple[str, int, int, int]
 Program: TypeAlias = Sequence[Step]
 
@@ -35,7 +35,7 @@ def programs() -> st.SearchStrategy[list[Step]]:
 
 
 def ordered(program: Program) -> list[Step]:
-    """Put a wait for everything in front of each step that races with an earlier one."""
+    """Insert a device synchronization before each step that races with an earlier one."""
     result = list(program)
     while True:
         run = Run(result)
@@ -46,16 +46,16 @@ def ordered(program: Program) -> list[Step]:
 
 
 def certain(trace: Sequence[Event]) -> list[Event]:
-    """Leave out what a query happened to see: another time it may see less."""
+    """Remove successful queries, which depend on timing."""
     return [event for event in trace if not isinstance(event.fact, (EventQueryOk, StreamQueryOk))]
 
 
 class Run:
-    """A program after it has run, and what came of it."""
+    """A finished program and its results."""
 
     def __init__(self, program: Program, *, seed: int | None = None) -> None:
         self.trace: list[Event] = []
-        self.desk = Desk(seed=seed, sink=self.trace.append)
+        self.desk = SimBench(seed=seed, sink=self.trace.append)
         gpu = self.gpu = self.desk.gpu
         self.streams = [LEGACY, PER_THREAD, gpu.stream(), gpu.stream()]
         self.streams += [gpu.stream(blocking=False), gpu.stream(blocking=False)]
@@ -116,7 +116,7 @@ class Run:
                 self._use_graph(word, number, s, x, y)
 
     def _borrow_or_return(self, word: str, s: int, x: int) -> None:
-        """Use memory in the order of a stream, and give it back in the order of another."""
+        """Allocate memory in stream order, or free it in the order of another stream."""
         if word == "borrow":
             ptr = self.gpu.malloc(INT_BYTES, self.streams[s])
             self.gpu.copy(ptr, self.buffers[x], INT_BYTES, self.streams[s])

@@ -1,4 +1,4 @@
-"""Names as the C++ runtime reads them."""
+"""Demangling by the C++ runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File descriptors of other processes, by the calls of the system."""
+"""Duplication of file descriptors of other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Descriptor, ProcessId
-from cudakit.gpu.file_descriptors import take, this_process
+from cudakit.gpu.file_descriptors import duplicate, this_process
 
 CHILD = """
 import os, sys
@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @contextmanager
 def child() -> Iterator[Descriptor]:
-    """Start a process that has a pipe, until the end of the block."""
+    """Run a child process with a pipe within a block."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", CHILD],
         stdin=subprocess.PIPE,
@@ -51,7 +51,7 @@ def refuses(code: int) -> Callable[[int, int], int]:
 def test_duplicated_descriptor_refers_to_same_file() -> None:
     with child() as descriptor:
         try:
-            taken = take(descriptor)
+            taken = duplicate(descriptor)
         except EnvironmentUnusable as error:
             pytest.skip(f"this container forbids it: {error}")
         assert os.read(taken, 100) == b"from the child"
@@ -63,7 +63,7 @@ def test_ended_process_error_has_pid() -> None:
         pass
 
     with pytest.raises(EnvironmentUnusable, match=f"process {descriptor.process.pid}.* has ended"):
-        take(descriptor)
+        duplicate(descriptor)
 
 
 def test_process_with_reused_pid_is_rejected() -> None:
@@ -71,12 +71,12 @@ def test_process_with_reused_pid_is_rejected() -> None:
     earlier = ProcessId(own.pid, own.started - 1)
 
     with pytest.raises(EnvironmentUnusable, match="has ended"):
-        take(Descriptor(earlier, 0, 1))
+        duplicate(Descriptor(earlier, 0, 1))
 
 
 def test_closed_descriptor_error_says_memory_was_freed() -> None:
     with pytest.raises(EnvironmentUnusable, match="has freed the memory") as caught:
-        take(Descriptor(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
+        duplicate(Descriptor(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
     assert "keep the memory allocated" in caught.value.hint
 
 
@@ -93,7 +93,7 @@ def test_closed_descriptor_error_says_memory_was_freed() -> None:
 def test_permission_error_has_hint(code: int, hint: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(EnvironmentUnusable, match=os.strerror(code)) as caught:
-        take(Descriptor(this_process(), 0, 1), pidfd_getfd=refuses(code))
+        duplicate(Descriptor(this_process(), 0, 1), pidfd_getfd=refuses(code))
 
     assert hint in caught.value.hint
     assert len(os.listdir("/proc/self/fd")) == before

@@ -40,7 +40,7 @@ def test_only_real_machine_is_not_simulated() -> None:
 
 @pytest.mark.parametrize("choice", ["", "gpu", "cuda:0", "SIM", "sims"])
 def test_unknown_gpu_choice_is_refused(choice: str) -> None:
-    with pytest.raises(UsageError, match="no such GPU"):
+    with pytest.raises(UsageError, match="unknown GPU choice"):
         open_machine(choice)
 
 
@@ -68,7 +68,7 @@ def test_machine_without_driver_has_reasons() -> None:
     nvml, cuda = machine.nvml(), machine.cuda()
 
     assert isinstance(nvml, Unavailable)
-    assert "libnvidia-ml.so.1 is not found" in nvml.reason
+    assert "libnvidia-ml.so.1 (NVML) cannot be loaded" in nvml.reason
     assert cuda == Unavailable("libcuda cannot be loaded: libcuda.so.1: no such file")
     device = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
     assert (
@@ -240,4 +240,4 @@ def test_recorded_machine_returns_its_record() -> None:
     assert machine.telemetry(devices[0]) == Telemetry(1, {"a": 1, "b": 2})
     assert machine.telemetry(devices[0], ["b"]) == Telemetry(1, {"b": 2})
     assert machine.telemetry(devices[1]) == Unavailable("lost")
-    assert machine.activity(devices[0]) == Unavailable("was not recorded")
+    assert machine.activity(devices[0]) == Unavailable("not recorded")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from itertools import permutations
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cudakit.gpu
-from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Telemetry
+from cudakit.gpu.api.facts import DeviceFacts, NvmlView, Process, Telemetry
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.gpu.nvml.activity import METRICS
 from cudakit.gpu.nvml.names import CLOCK_EVENT_REASONS, clock_event_reasons
@@ -46,7 +47,7 @@ def telemetry(lib: FakeNvml, *names: str) -> Telemetry | Unavailable:
 # --- reading, and nothing but reading --------------------------------------------------------------
 
 
-def test_no_function_that_changes_a_device_is_even_named() -> None:
+def test_no_function_that_changes_a_device_is_used() -> None:
     sources = [place.read_text(encoding="utf-8") for place in PACKAGE.rglob("*.py")]
 
     named = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
@@ -55,7 +56,7 @@ def test_no_function_that_changes_a_device_is_even_named() -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_every_reading_is_of_a_function_and_of_constants_that_nvidia_ml_py_has(name: str) -> None:
+def test_functions_and_constants_of_readings_exist_in_nvidia_ml_py(name: str) -> None:
     question, _ = READINGS[name]
 
     if isinstance(question, FieldValue):
@@ -67,7 +68,7 @@ def test_every_reading_is_of_a_function_and_of_constants_that_nvidia_ml_py_has(n
 
 
 @pytest.mark.parametrize("function", STRUCTURES)
-def test_structure_of_a_function_is_one_that_nvidia_ml_py_has(function: str) -> None:
+def test_structures_exist_in_nvidia_ml_py(function: str) -> None:
     structure, version = STRUCTURES[function]
 
     assert function in {call.function for call, _ in READINGS.values() if isinstance(call, Call)}
@@ -76,7 +77,7 @@ def test_structure_of_a_function_is_one_that_nvidia_ml_py_has(function: str) -> 
 
 
 @pytest.mark.parametrize("metric", [field.source for field in METRICS.values()])
-def test_every_metric_of_activity_is_one_that_nvidia_ml_py_has(metric: str) -> None:
+def test_activity_metrics_exist_in_nvidia_ml_py(metric: str) -> None:
     assert type(getattr(pynvml, metric)) is int
 
 
@@ -86,21 +87,21 @@ def test_every_metric_of_activity_is_one_that_nvidia_ml_py_has(metric: str) -> N
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1 is not found"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "libnvidia-ml.so.1 (NVML) cannot be loaded"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "kernel driver is not loaded"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission on /dev/nvidia"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "of different versions"),
-        (pynvml.NVML_ERROR_UNKNOWN, "cannot start: Unknown Error"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission to open /dev/nvidia"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "have different versions"),
+        (pynvml.NVML_ERROR_UNKNOWN, "cannot be initialized: Unknown Error"),
     ],
 )
-def test_nvml_that_does_not_start_says_why(code: int, reason: str) -> None:
+def test_failed_init_has_a_reason(code: int, reason: str) -> None:
     found = open_nvml(FakeNvml([], init=code))
 
     assert isinstance(found, Unavailable)
     assert reason in found.reason
 
 
-def test_a_machine_without_gpus_has_an_empty_view() -> None:
+def test_view_without_gpus_is_empty() -> None:
     view = opened(FakeNvml([])).view()
 
     assert view == NvmlView("580.159.04", "13.580.159.04", (), ())
@@ -109,7 +110,7 @@ def test_a_machine_without_gpus_has_an_empty_view() -> None:
 # --- fields ----------------------------------------------------------------------------------------
 
 
-def test_a_gpu_is_known_by_uuid_and_by_the_pci_address_that_linux_writes() -> None:
+def test_gpu_has_uuid_and_linux_pci_address() -> None:
     device = only(FakeNvml([gpu()]))
 
     assert (device.index, device.parent) == (0, None)
@@ -118,7 +119,7 @@ def test_a_gpu_is_known_by_uuid_and_by_the_pci_address_that_linux_writes() -> No
     assert device.fields["pci_device_id"] == "0x233510de"
 
 
-def test_a_pci_domain_of_more_than_four_digits_is_kept() -> None:
+def test_long_pci_domain_is_kept() -> None:
     info = SimpleNamespace(busId=b"00010000:65:00.0", pciDeviceId=1, pciSubSystemId=1)
 
     assert only(FakeNvml([gpu(nvmlDeviceGetPciInfo=info)])).pci_bus_id == "10000:65:00.0"
@@ -129,36 +130,36 @@ def test_a_pci_domain_of_more_than_four_digits_is_kept() -> None:
     [
         (pynvml.NVML_ERROR_NOT_SUPPORTED, "not supported by this device"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "no permission"),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "this driver's NVML has no such function"),
-        (pynvml.NVML_ERROR_UNKNOWN, "NVML says Unknown Error"),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, "the GPU is lost: it fell off the bus"),
-        (pynvml.NVML_ERROR_TIMEOUT, "NVML says Timeout"),
-        (777, "NVML says NVML Error with code 777"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "this driver's NVML lacks the function"),
+        (pynvml.NVML_ERROR_UNKNOWN, "NVML returns Unknown Error"),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "the GPU has fallen off the bus"),
+        (pynvml.NVML_ERROR_TIMEOUT, "NVML returns Timeout"),
+        (777, "NVML returns NVML Error with code 777"),
     ],
 )
-def test_a_call_that_fails_harms_its_own_field_only(code: int, reason: str) -> None:
+def test_failed_call_affects_only_its_field(code: int, reason: str) -> None:
     device = only(FakeNvml([gpu(nvmlDeviceGetSerial=refuse(code))]))
 
     assert device.fields["serial"] == Unavailable(reason)
     assert device.fields["name"] == "NVIDIA H200"
 
 
-def test_an_unknown_error_under_wsl_says_whose_silence_it_is() -> None:
+def test_unknown_error_in_wsl_names_wsl() -> None:
     lib = FakeNvml([gpu(nvmlDeviceGetSerial=refuse(pynvml.NVML_ERROR_UNKNOWN))])
 
     assert "WSL" in str(only(lib, wsl=True).fields["serial"])
 
 
-def test_a_function_that_this_nvidia_ml_py_lacks_is_unavailable() -> None:
+def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
     def absent(*_: object) -> Any:
         raise AttributeError("nvmlDeviceGetSerial")
 
     device = only(FakeNvml([gpu(nvmlDeviceGetSerial=absent)]))
 
-    assert device.fields["serial"] == Unavailable("this nvidia-ml-py asks in another way")
+    assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
 
-def test_a_call_that_answers_several_fields_is_made_once() -> None:
+def test_call_for_several_fields_is_made_once() -> None:
     lib = FakeNvml([gpu(nvmlDeviceGetEccMode=[1, 0])])
 
     fields = only(lib).fields
@@ -166,28 +167,28 @@ def test_a_call_that_answers_several_fields_is_made_once() -> None:
     assert lib.calls.count("nvmlDeviceGetEccMode") == 1
 
 
-def test_nvmls_number_for_no_value_is_no_value() -> None:
+def test_not_available_value_of_nvml_is_unavailable() -> None:
     absent = gpu(nvmlDeviceGetBoardId=2**64 - 1, nvmlDeviceGetNumGpuCores=2**32 - 1)
     fields = only(FakeNvml([{**absent, "nvmlDeviceGetNumFans": 0}])).fields
 
-    assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML has no value")
+    assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML reports no value")
     assert fields["fans"] == 0
 
 
-def test_milliwatts_are_watts_to_the_last_digit() -> None:
+def test_milliwatts_become_exact_watts() -> None:
     found = telemetry(FakeNvml([gpu(nvmlDeviceGetPowerUsage=692454)]), "power_draw_w")
 
     assert isinstance(found, Telemetry)
     assert found.fields == {"power_draw_w": 692.454}
 
 
-def test_an_answer_of_another_form_is_unavailable_and_says_so() -> None:
+def test_unexpected_answer_is_unavailable() -> None:
     device = only(FakeNvml([gpu(nvmlDeviceGetCudaComputeCapability=[9])]))
 
-    assert "cannot be read" in str(device.fields["compute_capability"])
+    assert "cannot be converted" in str(device.fields["compute_capability"])
 
 
-def test_values_known_by_number_are_asked_for_together_and_fail_apart() -> None:
+def test_field_values_are_read_in_one_batch_and_fail_separately() -> None:
     lib = FakeNvml([gpu()], values={"MEMORY_TEMP": 41})
 
     found = telemetry(lib, "temperature_memory_c", "power_instant_w")
@@ -197,14 +198,14 @@ def test_values_known_by_number_are_asked_for_together_and_fail_apart() -> None:
     assert lib.calls[-1] == "nvmlDeviceGetFieldValues(2)"
 
 
-def test_values_that_the_driver_forgets_among_others_are_asked_for_alone() -> None:
+def test_values_omitted_from_batches_are_read_alone() -> None:
     lib = FakeNvml([gpu()], values={"TEMPERATURE_SHUTDOWN_TLIMIT": 8})
 
     assert only(lib).fields["temperature_shutdown_margin_c"] == 8
     assert lib.calls.count("nvmlDeviceGetFieldValues(1)") == 4
 
 
-def test_names_limit_what_is_read() -> None:
+def test_names_limit_calls() -> None:
     lib = FakeNvml([gpu()])
     nvml = opened(lib)
     device = nvml.view().devices[0]
@@ -214,7 +215,7 @@ def test_names_limit_what_is_read() -> None:
     assert lib.calls == ["nvmlDeviceGetMemoryInfo"]
 
 
-def test_a_driver_that_knows_only_the_old_form_still_gives_memory() -> None:
+def test_old_driver_reports_memory_by_old_function() -> None:
     def old(_: object, version: int | None = None) -> Any:
         if version:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -229,26 +230,26 @@ def test_a_driver_that_knows_only_the_old_form_still_gives_memory() -> None:
 # --- words -----------------------------------------------------------------------------------------
 
 
-def test_reasons_for_clocks_are_words_bit_by_bit() -> None:
+def test_clock_event_reasons_are_named_by_bit() -> None:
     assert clock_event_reasons(0) == ()
     assert clock_event_reasons(0x4 | 0x40) == ("software power cap", "hardware thermal slowdown")
     assert clock_event_reasons(0x1 | 0x8000) == ("idle", "unknown (0x8000)")
 
 
-def test_every_reason_of_nvidia_ml_py_has_words() -> None:
+def test_every_clock_event_reason_of_nvidia_ml_py_has_a_name() -> None:
     assert clock_event_reasons(pynvml.nvmlClocksEventReasonAll) == tuple(
         CLOCK_EVENT_REASONS.values()
     )
 
 
-def test_a_number_that_is_new_says_so_and_is_not_guessed() -> None:
+def test_unknown_enumerator_is_named_unknown() -> None:
     assert (
         only(FakeNvml([gpu(nvmlDeviceGetArchitecture=99)])).fields["architecture"] == "unknown (99)"
     )
 
 
 @given(st.sets(st.integers(0, 200)))
-def test_ranges_of_cpus_name_the_same_cpus(cpus: set[int]) -> None:
+def test_cpu_ranges_contain_the_same_cpus(cpus: set[int]) -> None:
     words = [sum(1 << cpu % 64 for cpu in cpus if cpu // 64 == at) for at in range(4)]
 
     named: set[int] = set()
@@ -261,24 +262,24 @@ def test_ranges_of_cpus_name_the_same_cpus(cpus: set[int]) -> None:
 # --- lost, and divided -----------------------------------------------------------------------------
 
 
-def test_a_lost_gpu_has_no_telemetry_at_all() -> None:
+def test_lost_gpu_has_no_telemetry() -> None:
     lost = refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
 
     found = telemetry(FakeNvml([gpu(nvmlDeviceGetTemperature=lost)]))
-    assert found == Unavailable("the GPU is lost: it fell off the bus")
+    assert found == Unavailable("the GPU has fallen off the bus")
 
 
-def test_a_gpu_that_is_lost_from_the_start_keeps_its_row() -> None:
+def test_gpu_lost_before_start_is_listed() -> None:
     lib = FakeNvml([{"handle": pynvml.NVML_ERROR_GPU_IS_LOST}, gpu()])
     nvml = opened(lib)
 
     first, second = nvml.view().devices
-    assert first.uuid == Unavailable("the GPU is lost: it fell off the bus")
+    assert first.uuid == Unavailable("the GPU has fallen off the bus")
     assert second.fields["name"] == "NVIDIA H200"
     assert nvml.telemetry(first) == first.uuid
 
 
-def test_mig_instances_follow_their_gpu_and_say_what_only_it_knows() -> None:
+def test_mig_instances_follow_their_gpu_with_reasons_for_its_fields() -> None:
     def count(_: object) -> int:
         return 7
 
@@ -294,7 +295,7 @@ def test_mig_instances_follow_their_gpu_and_say_what_only_it_knows() -> None:
     assert (whole.parent, first.parent, second.parent) == (None, 0, 0)
     assert (first.uuid, first.index, first.fields["gpu_instance_id"]) == ("MIG-1", 2, 5)
     assert first.pci_bus_id == whole.pci_bus_id
-    assert first.fields["serial"] == Unavailable("not known of a MIG instance: see its GPU")
+    assert first.fields["serial"] == Unavailable("not reported for a MIG instance: see its GPU")
     assert whole.fields["serial"] == Unavailable("not supported by this device")
 
 
@@ -326,7 +327,7 @@ class CountingNvml(FakeNvml):
         self.gpus[0]["metrics"](request)
 
 
-def test_activity_is_of_the_time_between_two_looks() -> None:
+def test_activity_is_measured_between_two_samples() -> None:
     lib = CountingNvml([counting()])
     nvml = opened(lib)
     device = nvml.view().devices[0]
@@ -334,13 +335,13 @@ def test_activity_is_of_the_time_between_two_looks() -> None:
     first, second = nvml.activity(device), nvml.activity(device)
     assert isinstance(first, Telemetry)
     assert isinstance(second, Telemetry)
-    assert set(first.fields.values()) == {Unavailable("it takes two samples")}
+    assert set(first.fields.values()) == {Unavailable("needs a second sample")}
     assert second.fields["sm_activity_percent"] == 12.5
     assert second.fields["pcie_sent_bytes_per_s"] == 12.5 * 2**20
     assert lib.calls.count("nvmlGpmSampleFree") == 1
 
 
-def test_activity_of_some_names_asks_for_those_only() -> None:
+def test_names_limit_activity_metrics() -> None:
     nvml = opened(CountingNvml([counting()]))
     device = nvml.view().devices[0]
     nvml.activity(device)
@@ -350,7 +351,7 @@ def test_activity_of_some_names_asks_for_those_only() -> None:
     assert set(found.fields) == {"sm_activity_percent"}
 
 
-def test_a_gpu_that_does_not_count_activity_says_since_when_gpus_do() -> None:
+def test_gpu_without_gpm_has_a_reason() -> None:
     unable = SimpleNamespace(isSupportedDevice=0)
     nvml = opened(FakeNvml([gpu(nvmlGpmQueryDeviceSupport=unable)]))
 
@@ -391,19 +392,19 @@ def paths(*gpus: dict[str, Any]) -> list[str | Unavailable]:
     return [link.path for link in nvml.links(nvml.view())]
 
 
-def test_gpus_behind_a_switch_are_linked_by_as_many_links_as_both_have() -> None:
+def test_gpus_behind_a_switch_share_the_smaller_number_of_links() -> None:
     assert paths(linked(1, ["switch"] * 18), linked(2, ["switch"] * 17)) == ["NV17"]
 
 
-def test_gpus_that_are_wired_to_each_other_count_their_own_links_only() -> None:
+def test_directly_connected_gpus_count_only_their_links() -> None:
     assert paths(linked(1, [2, 2, 3]), linked(2, [1, 1]), linked(3, [1])) == ["NV2", "NV1", "SYS"]
 
 
-def test_without_nvlink_the_way_over_pcie_is_named_as_nvidia_smi_does() -> None:
+def test_path_without_nvlink_has_name_of_nvidia_smi() -> None:
     assert paths(linked(1, []), linked(2, [])) == ["SYS"]
 
 
-def test_links_that_do_not_work_do_not_count() -> None:
+def test_inactive_links_do_not_count() -> None:
     def status(_: object, __: object, capability: int) -> int:
         return 4 if capability == 2 else 0
 
@@ -411,7 +412,7 @@ def test_links_that_do_not_work_do_not_count() -> None:
     assert paths(linked(1, [2], **down), linked(2, [1], **down)) == ["SYS"]
 
 
-def test_why_there_is_no_peer_access_is_told() -> None:
+def test_missing_peer_access_has_a_reason() -> None:
     refused = {"nvmlDeviceGetP2PStatus": lambda *_: 1}
     nvml = opened(FakeNvml([linked(1, [], **refused), linked(2, [], **refused)]))
 
@@ -420,7 +421,7 @@ def test_why_there_is_no_peer_access_is_told() -> None:
     assert link.nvlinks == 0
 
 
-def test_every_pair_is_described_once() -> None:
+def test_every_pair_is_listed_once() -> None:
     nvml = opened(FakeNvml([linked(number, []) for number in range(4)]))
 
     pairs = {(link.first, link.second) for link in nvml.links(nvml.view())}
@@ -430,7 +431,7 @@ def test_every_pair_is_described_once() -> None:
 # --- processes -------------------------------------------------------------------------------------
 
 
-def test_processes_carry_their_command_and_owner(tmp_path: Path) -> None:
+def test_process_has_command_owner_and_memory(tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
     (tmp_path / "41" / "cmdline").write_bytes(b"python\0train.py\0")
     found = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
@@ -447,7 +448,7 @@ def test_processes_carry_their_command_and_owner(tmp_path: Path) -> None:
     assert isinstance(listed[0].user, str)
 
 
-def test_a_process_of_another_namespace_keeps_its_row(tmp_path: Path) -> None:
+def test_process_of_other_namespace_is_listed_without_command(tmp_path: Path) -> None:
     found = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     nvml = opened(FakeNvml([gpu(nvmlDeviceGetGraphicsRunningProcesses_v3=found)]))
     reader = nvml._reader(nvml.view().devices[0])
@@ -455,11 +456,52 @@ def test_a_process_of_another_namespace_keeps_its_row(tmp_path: Path) -> None:
 
     (process,) = processes(reader, proc=tmp_path) or ()
     assert process.kind == "graphics"
-    assert "not in this namespace" in str(process.name)
-    assert "does not count memory" in str(process.used_bytes)
+    assert "another container" in str(process.name)
+    assert "does not report memory" in str(process.used_bytes)
 
 
-def test_an_old_driver_lists_processes_in_its_old_form() -> None:
+def listed_with(utilization: object, proc: Path) -> tuple[Process, ...]:
+    (proc / "41").mkdir()
+    after_command = f"S {'0 ' * 18}{100 * os.sysconf('SC_CLK_TCK')} 0 0"
+    (proc / "41" / "stat").write_text(f"41 (a) b) {after_command}")
+    (proc / "uptime").write_text("160.50 900.00\n")
+    found = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
+    device = gpu(
+        nvmlDeviceGetComputeRunningProcesses_v3=found, nvmlDeviceGetProcessUtilization=utilization
+    )
+    nvml = opened(FakeNvml([device]))
+    reader = nvml._reader(nvml.view().devices[0])
+    assert not isinstance(reader, Unavailable)
+    listed = processes(reader, proc=proc)
+    assert isinstance(listed, tuple)
+    return listed
+
+
+def test_process_has_newest_sm_utilization_and_runtime(tmp_path: Path) -> None:
+    samples = [
+        SimpleNamespace(pid=41, timeStamp=2, smUtil=93),
+        SimpleNamespace(pid=41, timeStamp=1, smUtil=10),
+        SimpleNamespace(pid=42, timeStamp=3, smUtil=5),
+    ]
+
+    (process,) = listed_with(samples, tmp_path)
+
+    assert (process.sm_percent, process.runtime_s) == (93, 60.5)
+
+
+def test_process_without_sample_has_not_used_the_sms(tmp_path: Path) -> None:
+    (process,) = listed_with(refuse(pynvml.NVML_ERROR_NOT_FOUND), tmp_path)
+
+    assert process.sm_percent == 0
+
+
+def test_refused_utilization_by_process_has_a_reason(tmp_path: Path) -> None:
+    (process,) = listed_with(refuse(pynvml.NVML_ERROR_NOT_SUPPORTED), tmp_path)
+
+    assert process.sm_percent == Unavailable("not supported by this device")
+
+
+def test_old_driver_lists_processes_by_old_function() -> None:
     missing = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     old = [SimpleNamespace(pid=1, usedGpuMemory=5)]
     nvml = opened(
@@ -478,12 +520,12 @@ def test_an_old_driver_lists_processes_in_its_old_form() -> None:
     assert [process.pid for process in listed] == [1]
 
 
-def test_processes_are_unavailable_where_nvml_refuses_every_kind() -> None:
+def test_processes_are_unavailable_if_nvml_refuses_every_kind() -> None:
     nvml = opened(FakeNvml([gpu()]))
 
     found = nvml.processes(nvml.view().devices[0])
     assert found == Unavailable("not supported by this device")
 
 
-def test_a_question_is_its_function_and_its_arguments() -> None:
+def test_calls_are_equal_by_function_and_arguments() -> None:
     assert Call("f", ("A",)) == Call("f", ("A",)) != Call("f", ("B",))

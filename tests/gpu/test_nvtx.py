@@ -16,7 +16,7 @@ from cudakit.gpu.nvtx import Range
 
 
 class Listener:
-    """An NVTX domain that keeps what it hears."""
+    """An NVTX domain that records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

@@ -53,7 +53,7 @@ def view(
 
 
 def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
-    """Ask a child that runs a script of the test instead of asking a driver."""
+    """Return the answer of a child process that runs a test script."""
     return start_probe(
         environment=environment, command=[sys.executable, "-c", script], seconds=seconds
     ).answer()
@@ -257,7 +257,7 @@ int cuDeviceGetP2PAttribute(int *value, int what, int one, int other) { *value =
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Any:
-    """Build a library that says it is libcuda, and ask it."""
+    """Build a fake libcuda, and return its answer."""
     if not any(os.access(f"{place}/cc", os.X_OK) for place in os.environ["PATH"].split(":")):
         pytest.skip("needs a C compiler")
 

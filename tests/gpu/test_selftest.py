@@ -18,7 +18,7 @@ STEPS = ["context", "compile", "kernel", "copy"]
 
 
 class Device:
-    """Enough of a Gpu for the steps; memory is the host's, and work is done at once."""
+    """The methods of Gpu that the steps call, synchronous and on host memory."""
 
     def __init__(self, *, fault: str = "") -> None:
         self.fault = fault

@@ -137,27 +137,27 @@ ALL_NODES = Document(
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_a_document_of_all_nodes_reads_as_in_the_golden_file(
+def test_document_of_all_nodes_equals_the_golden_file(
     width: int, golden: Callable[[str, str], None]
 ) -> None:
     golden(f"console-all-nodes-{width}.txt", render(ALL_NODES, width=width, color=False))
 
 
-def test_colour_adds_only_colour_codes() -> None:
+def test_color_adds_only_color_codes() -> None:
     coloured = render(ALL_NODES, width=100, color=True)
     assert coloured.startswith("\x1b[1mcudakit memviz run.pkl.gz\x1b[0m\n")
     assert "\x1b[33m! \x1b[0mStacks were" in coloured
     assert COLOUR.sub("", coloured) == render(ALL_NODES, width=100, color=False)
 
 
-def test_an_environment_does_not_change_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_does_not_change_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     before = render(ALL_NODES, width=100, color=True)
     for name, value in {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "40"}.items():
         monkeypatch.setenv(name, value)
     assert render(ALL_NODES, width=100, color=True) == before
 
 
-def test_a_section_with_nothing_to_show_has_no_heading() -> None:
+def test_section_with_nothing_to_show_has_no_heading() -> None:
     assert "Only for the page" not in render(ALL_NODES, width=80, color=False)
 
 
@@ -167,7 +167,7 @@ def test_every_level_of_a_note_has_its_own_symbol() -> None:
     assert lines == ["✓ same words", "i same words", "! same words", "✗ same words"]
 
 
-def test_a_hint_stands_on_its_own_line_and_wraps_behind_its_arrow() -> None:
+def test_remedy_starts_a_line_and_is_indented_after_its_arrow() -> None:
     note = Note("warn", "Too few events.", ("Record again with a larger number of entries.",))
     lines = render(Document("t", (note,)), width=29, color=False).splitlines()[2:]
     assert lines == [
@@ -281,14 +281,14 @@ def test_no_line_is_wider_than_the_terminal_or_ends_in_a_space(
 
 @settings(max_examples=60, deadline=None)
 @given(document=DOCUMENTS)
-def test_hostile_text_never_reaches_the_terminal_as_a_command(document: Document) -> None:
+def test_escape_sequences_in_text_are_escaped(document: Document) -> None:
     plain = render(document, width=80, color=False)
     assert plain.replace("\n", "").isprintable()
     assert plain.encode("utf-8")
     assert COLOUR.sub("", render(document, width=80, color=True)) == plain
 
 
-def test_markup_of_rich_is_shown_as_it_was_written() -> None:
+def test_markup_of_rich_is_shown_literally() -> None:
     document = Document("[red]title[/red]", (Note("info", "[link=x]a[/link] :smile:"),))
     text = render(document, width=80, color=False)
     assert "[red]title[/red]" in text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cudakit.document import Columns, Document, Note, Section, View
 from cudakit.errors import UsageError
 from cudakit.render.csv import render
-from cudakit.render.escape import visible
+from cudakit.render.escape import escape_invisible
 
 
 def text_of(arrays: dict[str, Any], **text: tuple[str, ...]) -> str:
@@ -25,19 +25,19 @@ def rows_of(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
-def test_the_header_is_the_names_and_lines_end_in_cr_lf() -> None:
+def test_header_has_the_names_and_lines_end_in_cr_lf() -> None:
     assert (
         text_of({"size": [1, 2], "freed": [True, False]}) == "size,freed\r\n1,true\r\n2,false\r\n"
     )
 
 
-def test_ids_are_written_as_their_words() -> None:
+def test_ids_are_written_as_their_text() -> None:
     text = text_of({"action": [1, 0, 1]}, action=("alloc", "free"))
     assert rows_of(text) == [["action"], ["free"], ["alloc"], ["free"]]
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64])
-def test_an_id_without_a_word_is_an_empty_cell(kind: Any) -> None:
+def test_id_without_text_is_an_empty_cell(kind: Any) -> None:
     ids: Any = np.array([0, 200, 255], dtype=np.uint8).astype(kind)
     assert rows_of(text_of({"n": [1, 2, 3], "pool": ids}, pool=("a",)))[1:] == [
         ["1", "a"],
@@ -53,16 +53,16 @@ def test_only_addresses_are_written_in_hex() -> None:
 
 
 @pytest.mark.parametrize("word", ["=1+1", "+1", "-1", "@SUM(A1)", "\uff1d1+1", "\uff20SUM(A1)"])
-def test_a_word_that_reads_as_a_formula_gets_an_apostrophe(word: str) -> None:
+def test_text_like_a_formula_gets_an_apostrophe(word: str) -> None:
     assert rows_of(text_of({"name": [0]}, name=(word,)))[1] == ["'" + word]
     assert rows_of(text_of({"name": np.array([word], dtype=object)}))[1] == ["'" + word]
 
 
-def test_a_negative_number_stays_a_number() -> None:
+def test_negative_number_stays_a_number() -> None:
     assert rows_of(text_of({"change": [-5], "ratio": [-0.5]}))[1] == ["-5", "-0.5"]
 
 
-def test_nan_is_an_empty_cell_and_a_lone_one_still_a_row() -> None:
+def test_nan_is_an_empty_cell_and_a_lone_nan_is_a_row() -> None:
     assert rows_of(text_of({"seconds": [np.nan, 1.5]})) == [["seconds"], [""], ["1.5"]]
 
 
@@ -76,7 +76,7 @@ def test_semicolon_is_quoted_for_locales_that_separate_by_it() -> None:
     assert text_of({"name": [0]}, name=("a;=1",)) == 'name\r\n"a;=1"\r\n'
 
 
-def test_columns_are_found_inside_sections_and_behind_views() -> None:
+def test_columns_are_found_in_sections_and_views() -> None:
     columns = Columns("found", {"n": np.arange(1)})
     view = View("picture", ("found",), no_picture, fallback=columns)
     document = Document("Nested", (Note("info", "first"), Section("a", (view,))))
@@ -92,17 +92,17 @@ def test_columns_without_rows_are_a_header() -> None:
     assert text_of({"size": np.zeros(0), "name": np.zeros(0, dtype=np.int32)}) == "size,name\r\n"
 
 
-def test_a_document_without_columns_is_refused_before_anything_is_written() -> None:
+def test_document_without_columns_is_rejected_before_anything_is_written() -> None:
     with pytest.raises(UsageError, match="'Empty' has no rows"):
         render(Document("Empty", ()))
 
 
-def test_arrays_of_different_lengths_are_refused() -> None:
+def test_arrays_of_different_lengths_are_rejected() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         text_of({"a": [1], "b": [1, 2]})
 
 
-def test_many_rows_come_in_chunks_of_bounded_size() -> None:
+def test_many_rows_are_written_in_chunks() -> None:
     columns = Columns("many", {"a": np.arange(10_000), "b": np.arange(10_000)})
     chunks = list(render(Document("Many", (columns,))))
     assert len(rows_of("".join(chunks))) == 10_001
@@ -118,7 +118,7 @@ _words = st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1,
     st.lists(st.integers(-(2**63), 2**63 - 1) | st.just(0), min_size=1, max_size=4),
     st.lists(st.floats(allow_nan=False), min_size=1, max_size=4),
 )
-def test_the_csv_module_reads_back_what_was_written(
+def test_csv_module_reads_back_what_was_written(
     rows: int, words: list[str], integers: list[int], floats: list[float]
 ) -> None:
     arrays = {
@@ -129,14 +129,14 @@ def test_the_csv_module_reads_back_what_was_written(
     header, *body = rows_of(text_of(arrays, id=tuple(words)))
     assert header == list(arrays)
     assert [word.removeprefix("'") for word, *_ in body] == [
-        visible(words[item]).removeprefix("'") for item in arrays["id"]
+        escape_invisible(words[item]).removeprefix("'") for item in arrays["id"]
     ]
     assert [int(row[1]) for row in body] == arrays["integer"].tolist()
     assert [float(row[2]) for row in body] == arrays["float"].tolist()
 
 
 @given(_words)
-def test_no_word_begins_as_a_formula(words: list[str]) -> None:
+def test_no_cell_begins_like_a_formula(words: list[str]) -> None:
     body = rows_of(text_of({"id": np.arange(len(words))}, id=tuple(words)))[1:]
     assert len(body) == len(words)
     assert not any(word.startswith(("=", "+", "-", "@", "\t", "\r")) for (word,) in body)

@@ -24,7 +24,7 @@ from cudakit.document.picture import (
     shape,
 )
 from cudakit.render.html import render
-from cudakit.render.svg.figure import drawn
+from cudakit.render.svg.figure import draw_shape
 
 HOSTILE = "<script>alert(1)</script>\x1b\u202e"
 
@@ -73,30 +73,30 @@ def test_every_text_of_a_picture_is_escaped(picture: Picture) -> None:
     assert "&lt;script&gt;" in text
 
 
-def test_a_picture_replaces_the_fallback_of_its_view() -> None:
+def test_picture_replaces_the_fallback_of_its_view() -> None:
     main = read(page(NoData("nothing to draw"))).one("main")
 
     assert main.one("p", "muted").words == "nothing to draw"
     assert "fallback" not in main.words
 
 
-def test_a_long_label_is_cut_and_its_tooltip_is_whole() -> None:
-    text = read(drawn(shape("text", "x" * 50, title="x" * 50, longest=10))).one("text")
+def test_long_label_is_cut_and_its_tooltip_is_whole() -> None:
+    text = read(draw_shape(shape("text", "x" * 50, title="x" * 50, longest=10))).one("text")
 
     assert text.one("title").words == "x" * 50
     assert text.text == "x" * 9 + "…"
 
 
-def test_attributes_are_named_as_in_svg() -> None:
-    markup = drawn(shape("g", shape("rect", width=1.5, x=None), class_="a", fill_opacity=0.5))
+def test_attribute_names_are_those_of_svg() -> None:
+    markup = draw_shape(shape("g", shape("rect", width=1.5, x=None), class_="a", fill_opacity=0.5))
 
     assert markup == '<g class="a" fill-opacity="0.5"><rect width="1.5"/></g>'
 
 
 @pytest.mark.parametrize("name", ["style", "onclick", "href"])
-def test_a_shape_cannot_break_the_policy_of_the_page(name: str) -> None:
+def test_shape_cannot_violate_the_content_security_policy(name: str) -> None:
     with pytest.raises(ValueError, match="content-security policy"):
-        drawn(shape("rect", **{name: "https://example.com"}))
+        draw_shape(shape("rect", **{name: "https://example.com"}))
 
 
 def test_paths_go_through_their_points() -> None:

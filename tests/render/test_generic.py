@@ -53,7 +53,7 @@ def view_kinds() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("place", GENERIC, ids=lambda place: str(place.relative_to(PACKAGE)))
-def test_a_generic_module_names_no_feature(place: Path) -> None:
+def test_generic_module_names_no_feature(place: Path) -> None:
     assert words(place.read_text(encoding="utf-8")) & FEATURES == set()
 
 

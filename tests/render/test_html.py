@@ -145,22 +145,22 @@ def body(*nodes: DocumentNode) -> Node:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_text_can_leave_its_element(text: str) -> None:
+def test_text_cannot_close_its_element(text: str) -> None:
     assert read(render(report(text))).skeleton() == read(render(report())).skeleton()
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.text(st.characters() | st.sampled_from("<>&\"'/=`"), min_size=1, max_size=12))
-def test_no_other_text_can_either(text: str) -> None:
+def test_arbitrary_text_cannot_close_its_element(text: str) -> None:
     assert read(render(report(text))).skeleton() == read(render(report())).skeleton()
 
 
-def test_hostile_text_is_still_shown_as_it_is() -> None:
+def test_markup_in_text_is_shown_literally() -> None:
     words = read(render(report(HOSTILE[0]))).one("main").one("h1").text
     assert words == HOSTILE[0]
 
 
-def test_the_policy_admits_the_stylesheet_of_the_page_and_nothing_else() -> None:
+def test_policy_allows_only_the_stylesheet_of_the_page() -> None:
     page = read(render(report()))
     digest = b64encode(sha256(page.one("style").text.encode()).digest()).decode()
     (policy,) = (
@@ -174,7 +174,7 @@ def test_the_policy_admits_the_stylesheet_of_the_page_and_nothing_else() -> None
     )
 
 
-def test_a_page_has_no_external_references() -> None:
+def test_page_has_no_external_references() -> None:
     page = read(render(report()))
     nodes = page.walk()
     assert not {"script", "iframe", "img", "base", "form", "object"} & {node.tag for node in nodes}
@@ -194,7 +194,7 @@ def test_any_text_can_be_written_as_utf_8() -> None:
     assert render(report("\ud800")).encode()
 
 
-def test_a_megabyte_in_every_place_for_a_text_stays_a_small_page() -> None:
+def test_megabyte_in_every_text_gives_a_small_page() -> None:
     assert len(render(report("x" * MIB))) < 300_000
 
 
@@ -212,7 +212,7 @@ def test_headings_go_down_one_level_at_a_time() -> None:
     ]
 
 
-def test_the_contents_link_every_section_at_the_top() -> None:
+def test_contents_link_every_section_at_the_top() -> None:
     page = read(render(report()))
     links = [node.attributes["href"] for node in page.one("nav").all("a")]
     identities = [node.attributes["id"] for node in page.walk() if "id" in node.attributes]
@@ -220,19 +220,19 @@ def test_the_contents_link_every_section_at_the_top() -> None:
     assert len(identities) == len(set(identities))
 
 
-def test_a_section_with_nothing_to_show_is_left_out() -> None:
+def test_section_with_nothing_to_show_is_left_out() -> None:
     page = read(render(Document("t", (Section("empty", layout_columns()), Note("ok", "fine")))))
     assert not page.all("section")
     assert not page.all("nav")
 
 
-def test_every_picture_says_what_it_is() -> None:
+def test_every_picture_has_a_title_or_label() -> None:
     pictures = [n for n in read(render(report())).all("svg") if n.attributes.get("role") == "img"]
     assert len(pictures) == 4
     assert all([child.tag for child in n.children[:2]] == ["title", "desc"] for n in pictures)
 
 
-def test_a_small_report_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
+def test_small_report_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     page = render(report("name"))
     style = read(page).one("style").text
     digest = b64encode(sha256(style.encode()).digest()).decode()
@@ -242,29 +242,29 @@ def test_a_small_report_reads_as_it_did(golden: Callable[[str, str], None]) -> N
 # --- nodes -----------------------------------------------------------------------------------------
 
 
-def test_a_note_says_its_level_in_words() -> None:
+def test_note_has_its_level_as_a_word() -> None:
     main = body(Note("warn", "Old driver.", remedies=("Update it.",)))
     assert main.one("div", "warn").words == "!Warning Old driver.Update it."
 
 
-def test_a_fact_that_cannot_be_had_says_why() -> None:
+def test_unavailable_fact_has_its_reason() -> None:
     main = body(Facts((("power", Unavailable("not permitted")),)))
     assert main.one("dd").words == "n/a: not permitted"
 
 
-def test_cells_carry_the_kind_of_their_column() -> None:
+def test_cells_have_the_class_of_their_column() -> None:
     row = body(table("t", Stack(()))).one("tbody").all("tr")[0]
     assert [node.attributes["class"] for node in row.children] == ["number", "bar", "text", "stack"]
 
 
-def test_a_bar_is_as_long_as_its_ratio_and_not_zero_stays_visible() -> None:
+def test_bar_length_is_its_ratio_and_nonzero_is_visible() -> None:
     ratios = (0.0, 1e-6, 0.5, 7.0)
     main = body(Table((Column("share", "bar"),), tuple((Ratio(ratio),) for ratio in ratios)))
     widths = [float(node.attributes["width"] or "") for node in main.all("rect", "fill")]
     assert widths == [0, 1, 36, 72]
 
 
-def test_a_stack_opens_from_its_site_to_all_frames() -> None:
+def test_stack_opens_from_its_site_to_all_frames() -> None:
     stack = Stack(
         (Frame("malloc", "", 0), Frame("step", "a/b/train.py", 7), Frame("main", "m.py", 1)), 1
     )
@@ -274,32 +274,32 @@ def test_a_stack_opens_from_its_site_to_all_frames() -> None:
     assert frames == ["malloc", "step a/b/train.py:7", "main m.py:1"]
 
 
-def test_of_a_runaway_recursion_the_first_hundred_frames_are_listed() -> None:
+def test_first_hundred_frames_of_a_deep_stack_are_listed() -> None:
     stack = Stack((Frame("f", "f.py", 1),) * 5000, 9999)
     items = body(Table((Column("at", "stack"),), ((stack,),))).one("ol").children
     assert len(items) == 101
     assert items[-1].words == "4,900 more frames"
 
 
-def test_an_empty_table_says_so() -> None:
+def test_empty_table_has_a_sentence() -> None:
     assert body(Table((Column("a"),), ())).all("p")[0].words == "nothing to list"
 
 
-def test_a_faint_row_of_a_table_is_muted() -> None:
+def test_faint_row_is_muted() -> None:
     rows = ((Text("shown"),), (Text("hidden"),))
     table_ = body(Table((Column("device"),), rows, faint=frozenset({1}))).one("tbody")
 
     assert [row.words for row in table_.all("tr", "muted")] == ["hidden"]
 
 
-def test_a_view_finds_its_columns_wherever_they_are_in_the_document() -> None:
+def test_view_finds_columns_in_other_sections() -> None:
     main = body(layout_view(), Section("data", (Section("deep", layout_columns()),)))
     assert "no picture here" not in main.words
     assert main.all("figure", "layout")
 
 
-def test_a_view_without_its_columns_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"\['segments', 'blocks'\], which are not there"):
+def test_view_without_its_columns_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"missing Columns: \['segments', 'blocks'\]"):
         body(layout_view())
 
 
@@ -332,12 +332,12 @@ def console(page: str, place: Path) -> list[str]:
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium on PATH")
-def test_a_browser_has_nothing_to_complain_of(tmp_path: Path) -> None:
+def test_browser_reports_no_policy_violation(tmp_path: Path) -> None:
     assert console(render(report(HOSTILE[1])), tmp_path) == []
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium on PATH")
-def test_a_browser_would_complain_of_a_style_attribute_or_an_image_of_the_web(
+def test_browser_reports_a_style_attribute_and_an_external_image(
     tmp_path: Path,
 ) -> None:
     foreign = '<p style="color: red"></p><img src="https://localhost/x.png"></main>'

@@ -54,11 +54,11 @@ def test_keys_follow_the_order_of_the_fields_after_the_schema() -> None:
     assert list(json.loads(render(Report("a")))) == ["schema", "name"]
 
 
-def test_a_schema_of_the_class_is_written_first() -> None:
+def test_schema_of_the_class_is_written_first() -> None:
     assert render(Versioned("a")) == ('{\n  "schema": "cudakit.versioned/2",\n  "name": "a"\n}\n')
 
 
-def test_a_frame_is_its_name_file_and_line() -> None:
+def test_frame_is_its_name_file_and_line() -> None:
     frame = Frame(name="step", filename="train.py", line=7)
     assert value_of(frame) == {"name": "step", "filename": "train.py", "line": 7}
 
@@ -95,7 +95,7 @@ def test_nan_and_infinities_are_null(number: object) -> None:
     assert value_of(np.array([[1.0], [number]])) == [[1.0], [None]]
 
 
-def test_an_unavailable_value_is_null_with_its_reason_beside_it() -> None:
+def test_unavailable_value_is_null_with_its_reason_beside_it() -> None:
     @dataclass(frozen=True, slots=True)
     class Device:
         power: float | Unavailable
@@ -113,7 +113,7 @@ def test_an_unavailable_value_is_null_with_its_reason_beside_it() -> None:
     }
 
 
-def test_a_reason_stays_with_the_record_that_it_belongs_to() -> None:
+def test_reason_is_in_its_own_record() -> None:
     plain = json.loads(render(Item((Item(Unavailable("why")), Item(1)))))
     assert plain == {"value": [{"value": None, "unavailable": {"value": "why"}}, {"value": 1}]}
 
@@ -127,7 +127,7 @@ def test_metadata_renames_a_field_or_leaves_it_out() -> None:
     assert json.loads(render(Named())) == {"time_ns": 1}
 
 
-def test_a_key_used_twice_is_refused() -> None:
+def test_key_used_twice_is_rejected() -> None:
     @dataclass(frozen=True)
     class Twice:
         a: int = 1
@@ -137,7 +137,7 @@ def test_a_key_used_twice_is_refused() -> None:
         render(Twice())
 
 
-def test_a_field_named_unavailable_is_refused() -> None:
+def test_field_named_unavailable_is_rejected() -> None:
     @dataclass(frozen=True)
     class Reserved:
         unavailable: int = 1
@@ -146,17 +146,17 @@ def test_a_field_named_unavailable_is_refused() -> None:
         render(Reserved())
 
 
-def test_words_of_any_language_are_kept_readable() -> None:
+def test_non_ascii_text_is_not_escaped() -> None:
     assert '"größe 模型 🚀"' in render(Item("größe 模型 🚀"))
 
 
-def test_a_lone_surrogate_is_escaped_and_comes_back() -> None:
+def test_lone_surrogate_is_escaped_and_read_back() -> None:
     text = render(Item({"k\udc00": "a\ud800z"}))
     text.encode()
     assert json.loads(text)["value"] == {"k\udc00": "a\ud800z"}
 
 
-def test_control_characters_never_reach_a_terminal() -> None:
+def test_control_and_bidirectional_characters_are_escaped() -> None:
     text = render(Item("\x1b[31m\x9b2J\x7f"))
     assert not any(
         ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 for letter in text.replace("\n", "")
@@ -165,22 +165,22 @@ def test_control_characters_never_reach_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("value", [b"raw", {1, 2}, 1j, np.datetime64("2020-01-01"), Item])
-def test_a_value_without_a_json_form_is_refused_with_its_path(value: object) -> None:
+def test_value_without_json_form_is_rejected_with_its_path(value: object) -> None:
     with pytest.raises(TypeError, match=r"value\[1\]\.deep: JSON has no form for"):
         render(Item((1, {"deep": value})))
 
 
-def test_a_key_that_is_no_word_is_refused() -> None:
+def test_key_of_another_type_is_rejected() -> None:
     with pytest.raises(TypeError, match="value: a JSON key"):
         render(Item({(1, 2): 3}))
 
 
-def test_a_result_that_is_no_dataclass_is_refused() -> None:
+def test_result_that_is_not_a_dataclass_is_rejected() -> None:
     with pytest.raises(TypeError, match="not list"):
         render([1, 2])
 
 
-def test_an_error_carries_its_kind_hint_and_exit_code() -> None:
+def test_error_carries_its_kind_hint_and_exit_code() -> None:
     assert json.loads(render_error(SnapshotError("cut off", hint="record it again"))) == {
         "error": {
             "kind": "SnapshotError",
@@ -217,13 +217,13 @@ def as_result(plain: object) -> object:
 
 
 @given(_plain)
-def test_the_text_is_utf8_and_reads_back_as_the_tree_it_was_made_of(plain: object) -> None:
+def test_text_is_utf8_and_parses_to_the_same_tree(plain: object) -> None:
     nested = {"value": {"value": plain}}
     text = render(as_result(nested))
     assert json.loads(text.encode()) == json.loads(json.dumps(nested))
 
 
-def test_a_line_is_the_same_json_on_one_line() -> None:
+def test_render_line_is_the_same_json_on_one_line() -> None:
     item = Item({"name": "a\nb\x9b", "power": Unavailable("no permission"), "values": (1, 2)})
     line = render_line(item)
 
@@ -233,6 +233,6 @@ def test_a_line_is_the_same_json_on_one_line() -> None:
     assert "\\u009b" in line
 
 
-def test_a_line_is_of_a_result_too() -> None:
+def test_line_is_of_a_result_too() -> None:
     with pytest.raises(TypeError, match="a Result is a dataclass instance"):
         render_line({"a": 1})

@@ -38,7 +38,7 @@ def cell(words: str) -> str:
     return text_of(table).splitlines()[2].removeprefix("| ").removesuffix(" |")
 
 
-def test_a_table_aligns_numbers_and_closes_with_its_total_and_caption() -> None:
+def test_table_aligns_numbers_and_closes_with_its_total_and_caption() -> None:
     table = Table(
         (Column("name"), Column("size", "number"), Column("share", "bar")),
         ((Text("a"), Bytes(1024), Ratio(0.5)), (Text("b"), Unavailable("why"), Ratio(0.25))),
@@ -67,12 +67,12 @@ def test_sections_facts_notes_and_views() -> None:
     )
 
 
-def test_a_section_with_nothing_to_show_is_left_out() -> None:
+def test_section_with_nothing_to_show_is_left_out() -> None:
     empty = Section("Empty", (Columns("c", {"n": np.arange(3)}), Tree("t", 1), Facts(())))
     assert text_of(empty, Note("ok", "Done.")) == "> **OK**: Done."
 
 
-def test_a_chart_is_a_table_of_its_points() -> None:
+def test_chart_is_a_table_of_its_points() -> None:
     chart = Chart(
         "Speed", np.array([1, 2]), (Series("a", np.array([0.5, 1.0])),), "n", y_unit="ratio"
     )
@@ -86,14 +86,14 @@ def test_a_chart_is_a_table_of_its_points() -> None:
     ]
 
 
-def test_a_long_chart_is_thinned_out_and_an_empty_one_says_so() -> None:
+def test_long_chart_is_thinned_out_and_an_empty_one_says_so() -> None:
     long = Chart("L", np.arange(1000), (Series("a", np.arange(1000)),))
     empty = Chart("E", np.array([]), ())
     assert 20 < len(text_of(long).splitlines()) < 50
     assert text_of(empty) == "**E**: no data"
 
 
-def test_a_stack_is_all_its_frames() -> None:
+def test_stack_is_all_its_frames() -> None:
     stack = Stack((Frame("step", "train.py", 15), Frame("main", "train.py", 3)))
     table = Table((Column("where", "stack"),), ((stack,), (Stack(()),)))
     assert text_of(table).splitlines()[2:] == [
@@ -131,7 +131,7 @@ def test_words_mean_themselves(hostile: str, written: str) -> None:
         ("plain", "plain"),
     ],
 )
-def test_a_paragraph_is_no_list_and_no_heading(caption: str, written: str) -> None:
+def test_paragraph_is_no_list_and_no_heading(caption: str, written: str) -> None:
     assert text_of(Table((Column("a"),), (), caption=caption)).splitlines()[-1] == written
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markup_tree import read
 
-from cudakit.render.markup import TEXT_LIMIT, TITLE_LIMIT, Markup, element, escaped, join
+from cudakit.render.markup import TEXT_LIMIT, TITLE_LIMIT, Markup, element, escape, join
 
 
 @given(st.text(st.characters(), max_size=40))
@@ -18,10 +18,10 @@ def test_text_is_the_text_of_its_element_and_nothing_else(text: str) -> None:
 
 
 def test_control_characters_and_bidirectional_overrides_become_visible() -> None:
-    assert escaped("a\x00\x1b\u202e\ud800\n") == r"a\x00\x1b\u202e\ud800\n"
+    assert escape("a\x00\x1b\u202e\ud800\n") == r"a\x00\x1b\u202e\ud800\n"
 
 
-def test_a_megabyte_of_text_is_cut_with_an_ellipsis() -> None:
+def test_megabyte_of_text_is_cut_with_an_ellipsis() -> None:
     node = read(element("p", "x" * 2**20, title="y" * 2**20)).one("p")
     assert node.text == "x" * (TEXT_LIMIT - 1) + "…"
     assert node.attributes["title"] == "y" * (TITLE_LIMIT - 1) + "…"
@@ -45,6 +45,6 @@ def test_attributes_may_be_left_out_numbers_or_without_a_value() -> None:
         {"href": "javascript:x()"},
     ],
 )
-def test_attributes_that_the_policy_forbids_are_refused(attribute: dict[str, str]) -> None:
+def test_attributes_that_the_policy_forbids_are_rejected(attribute: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="content-security policy"):
         element("a", **attribute)  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ def thread_names(events: Events) -> list[str]:
 # --- charts --------------------------------------------------------------------------------------
 
 
-def test_a_series_is_a_counter_in_microseconds_named_after_chart_and_series() -> None:
+def test_series_is_a_counter_in_microseconds_named_after_chart_and_series() -> None:
     events = of_phase(events_of(chart([0.0, 1.5], [10, 20])), "C")
     assert [(event["ts"], event["args"]) for event in events] == [
         (0, {"bytes": 10}),
@@ -89,13 +89,13 @@ def test_a_series_is_a_counter_in_microseconds_named_after_chart_and_series() ->
     assert {event["name"] for event in events} == {"Memory · allocated"}
 
 
-def test_a_value_that_does_not_change_is_written_once() -> None:
+def test_value_that_does_not_change_is_written_once() -> None:
     events = of_phase(events_of(chart(np.arange(6.0), [5, 5, 7, 7, 7, 5])), "C")
     assert [event["args"]["bytes"] for event in events] == [5, 7, 5]
     assert [event["ts"] for event in events] == [0, 2_000_000, 5_000_000]
 
 
-def test_a_count_on_the_x_axis_is_shown_as_microseconds() -> None:
+def test_count_on_the_x_axis_is_shown_as_microseconds() -> None:
     events = of_phase(events_of(chart([3, 4], [1, 2], x_unit="count")), "C")
     assert [event["ts"] for event in events] == [3, 4]
 
@@ -112,7 +112,7 @@ def test_markers_are_instants_with_their_level() -> None:
     assert (second["name"], second["ts"], second["args"]) == ("oom", 2_000_000, {"level": "error"})
 
 
-def test_a_percent_sign_in_a_name_is_a_percent_sign() -> None:
+def test_percent_sign_in_a_name_is_a_percent_sign() -> None:
     (event,) = of_phase(events_of(chart([0.0], [1], title="100 %s")), "C")
     assert event["name"] == "100 %s · allocated"
 
@@ -120,7 +120,7 @@ def test_a_percent_sign_in_a_name_is_a_percent_sign() -> None:
 # --- spans ---------------------------------------------------------------------------------------
 
 
-def test_a_span_is_a_slice_with_the_other_columns_as_arguments() -> None:
+def test_span_is_a_slice_with_the_other_columns_as_arguments() -> None:
     columns = Columns(
         "spans",
         {
@@ -157,13 +157,13 @@ def test_overlapping_spans_of_a_track_lie_on_numbered_lanes() -> None:
     assert [event["tid"] for event in of_phase(events, "X")] == [2, 3, 3, 4]
 
 
-def test_a_span_that_begins_where_another_ends_shares_its_lane() -> None:
+def test_span_that_begins_where_another_ends_shares_its_lane() -> None:
     assert thread_names(events_of(spans([0.5, 1.001], [0.501, 1.0]))) == ["stream 0"]
 
 
 @example(500, [501, 1000])  # 1.001 * 1000 is less than 1001
 @given(st.integers(0, 10**14), st.lists(st.integers(1, 3000), min_size=2, max_size=30))
-def test_spans_end_to_end_share_a_lane_without_overlap(first: int, durations: list[int]) -> None:
+def test_adjacent_spans_share_a_lane(first: int, durations: list[int]) -> None:
     start_ns = first + np.cumsum([0, *durations[:-1]])
     events = events_of(spans(start_ns / 1000, np.array(durations) / 1000))
     assert thread_names(events) == ["stream 0"]
@@ -177,12 +177,12 @@ def test_times_beyond_64_bits_still_overlap(last: Any) -> None:
     assert len(thread_names(events_of(spans(last, last)))) == 2
 
 
-def test_a_freed_lane_is_taken_again_from_the_lowest() -> None:
+def test_lowest_free_lane_is_reused() -> None:
     events = of_phase(events_of(spans([0, 0, 5, 6], [4, 9, 1, 1])), "X")
     assert [event["tid"] for event in events] == [2, 3, 2, 2]
 
 
-def test_a_track_without_a_word_is_named_by_its_number() -> None:
+def test_track_without_text_is_named_by_its_number() -> None:
     assert thread_names(events_of(spans([0], [1], [5]))) == ["track 5"]
 
 
@@ -198,7 +198,7 @@ def test_two_sets_of_spans_never_share_a_thread() -> None:
     assert len({event["tid"] for event in events}) == 2
 
 
-def test_a_negative_duration_is_zero_and_a_row_without_a_time_is_left_out() -> None:
+def test_negative_duration_is_zero_and_a_row_without_a_time_is_left_out() -> None:
     columns = spans([0.0, 1.0, np.nan, np.inf], [-1.0, np.nan, 1.0, 1.0])
     assert [(e["ts"], e["dur"]) for e in of_phase(events_of(columns), "X")] == [(0, 0)]
 
@@ -206,12 +206,12 @@ def test_a_negative_duration_is_zero_and_a_row_without_a_time_is_left_out() -> N
 # --- the file ------------------------------------------------------------------------------------
 
 
-def test_the_process_is_named_after_the_document() -> None:
+def test_process_is_named_after_the_document() -> None:
     first = events_of(spans([0], [1]), title='a "title"')[0]
     assert (first["name"], first["args"]) == ("process_name", {"name": 'a "title"'})
 
 
-def test_characters_beyond_the_first_plane_are_not_escaped() -> None:
+def test_characters_above_u_ffff_are_not_escaped() -> None:
     text = "".join(render(Document("🚀", (spans([0], [1]),))))
     assert '"🚀"' in text
 
@@ -221,7 +221,7 @@ def test_invisible_characters_are_escaped() -> None:
     assert r'"a\\ud800\\x1b\\x9b\\u202e"' in text
 
 
-def test_nodes_are_found_inside_sections_and_behind_views() -> None:
+def test_nodes_are_found_in_sections_and_views() -> None:
     view = View("picture", (), no_picture, fallback=chart([0.0], [1]))
     events = events_of(Note("info", "first"), Section("a", (view, spans([0], [1]))))
     assert len(of_phase(events, "C")) == len(of_phase(events, "X")) == 1
@@ -234,12 +234,12 @@ def test_nodes_are_found_inside_sections_and_behind_views() -> None:
         Columns("untimed", {"size": np.arange(3)}),
     ],
 )
-def test_a_document_without_a_time_axis_is_refused_before_anything_is_written(node: Node) -> None:
+def test_document_without_a_time_axis_is_rejected_before_anything_is_written(node: Node) -> None:
     with pytest.raises(UsageError, match="nothing on a time axis"):
         render(Document("Run", (node,)))
 
 
-def test_many_events_come_in_chunks_near_64_kib() -> None:
+def test_many_events_are_written_in_chunks_near_64_kib() -> None:
     columns = spans(np.arange(10_000), np.ones(10_000))
     chunks = list(render(Document("Run", (columns,))))
     assert len(chunks) > 5
@@ -263,7 +263,7 @@ def test_no_two_slices_of_a_thread_overlap_and_none_is_lost(
 
 
 @given(_times, _times)
-def test_a_track_has_as_many_lanes_as_spans_overlap_at_most(start: Any, duration: Any) -> None:
+def test_track_has_as_many_lanes_as_spans_overlap_at_most(start: Any, duration: Any) -> None:
     whole, length = np.rint(start), np.rint(duration)
     at_once = [int(((whole <= t) & (t < whole + length)).sum()) for t in whole]
     lanes = lanes_of(events_of(spans(whole, length)))
@@ -276,9 +276,7 @@ _whole = arrays_of.arrays(
 
 
 @given(_whole, _whole, _times)
-def test_events_of_all_kinds_come_in_order_of_time_whatever_the_times(
-    start: Any, duration: Any, x: Any
-) -> None:
+def test_events_of_all_kinds_are_in_order_of_time(start: Any, duration: Any, x: Any) -> None:
     markers = (Marker(float(x[0]), "a"), Marker(float(x[1]), "b"))
     events = events_of(chart(x, np.arange(len(x)), markers=markers), spans(start, duration))
     times = [event["ts"] for event in events if event["ph"] != "M"]

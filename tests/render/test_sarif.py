@@ -62,13 +62,13 @@ def uris(value: Any) -> list[str]:
     ]
 
 
-def test_a_whole_file(golden: Callable[[str, str], None]) -> None:
+def test_log_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     document = Document("1 race", (Section("1.", (note(),)), Note("warn", "a gap")))
 
     golden("run-race.sarif", render(document, root="/p"))
 
 
-def test_a_log_has_the_properties_that_the_standard_requires() -> None:
+def test_log_has_the_properties_that_the_standard_requires() -> None:
     content = log(note(), note(rule="reuse"), Note("warn", "a gap"))
 
     assert content["version"] == "2.1.0"
@@ -97,7 +97,7 @@ def test_levels_are_those_of_the_standard(level: Any, said: str) -> None:
     assert result(Note(level, "x", finding=finding))["level"] == said
 
 
-def test_a_result_points_at_the_programs_own_frame_of_its_first_place() -> None:
+def test_result_location_is_the_call_site_of_the_first_place() -> None:
     (location,) = result(note())["locations"]
 
     assert location["physicalLocation"] == {
@@ -134,7 +134,7 @@ def test_all_places_are_related_locations_with_their_labels() -> None:
     assert uris(related) == ["file:///p/train.py", "file:///p/data/loader.py"]
 
 
-def test_the_message_has_the_remedies_and_the_count_stands_beside_it() -> None:
+def test_message_has_the_remedies_and_occurrence_count_is_a_field() -> None:
     one = result(note())
 
     assert one["message"]["text"] == "read too early\nwait"
@@ -155,14 +155,14 @@ def test_files_below_the_root_are_named_relative_to_it() -> None:
 
 
 @pytest.mark.parametrize("filename", ["", "<stdin>", "<frozen importlib>"])
-def test_generated_code_has_a_name_and_no_place(filename: str) -> None:
+def test_generated_code_has_a_name_and_no_file(filename: str) -> None:
     one = result(note(stacks=(("here", Stack((Frame("f", filename, 3),))),)))
 
     (location,) = one["locations"]
     assert location == {"logicalLocations": [{"fullyQualifiedName": "f", "kind": "function"}]}
 
 
-def test_a_place_without_a_stack_is_left_out() -> None:
+def test_place_without_a_stack_is_left_out() -> None:
     one = result(note(stacks=(("here", Stack(())), ("there", EARLIER))))
     assert uris(one["locations"]) == ["file:///p/data/loader.py"]
     assert len(one["relatedLocations"]) == 1
@@ -171,13 +171,13 @@ def test_a_place_without_a_stack_is_left_out() -> None:
     assert not {"locations", "relatedLocations", "codeFlows"} & nowhere.keys()
 
 
-def test_a_line_that_is_not_known_has_no_region() -> None:
+def test_unknown_line_has_no_region() -> None:
     (location,) = result(note(stacks=(("here", Stack((Frame("f", "/a.py", 0),))),)))["locations"]
 
     assert "region" not in location["physicalLocation"]
 
 
-def test_other_notes_are_notifications_and_other_nodes_are_not_read() -> None:
+def test_notes_without_finding_are_notifications() -> None:
     nodes = (
         Facts((("a", Text("b")),)),
         View("picture", (), no_picture, fallback=Note("info", "in a view")),
@@ -204,14 +204,14 @@ def test_other_notes_are_notifications_and_other_nodes_are_not_read() -> None:
         ("C:\\x.py", "C%3A%5Cx.py"),
     ],
 )
-def test_a_path_is_escaped_as_a_uri(filename: str, uri: str) -> None:
+def test_path_is_escaped_as_a_uri(filename: str, uri: str) -> None:
     (location,) = result(note(stacks=(("x", Stack((Frame("f", filename, 1),))),)))["locations"]
 
     assert location["physicalLocation"]["artifactLocation"]["uri"] == uri
 
 
 @given(st.text(), st.text(min_size=1).filter(lambda name: not name.startswith("<")))
-def test_no_text_breaks_the_file(text: str, filename: str) -> None:
+def test_any_text_gives_a_valid_file(text: str, filename: str) -> None:
     stack = Stack((Frame(text, f"/{filename}", 3),))
     written = render(Document(text, (note(text, stacks=((text, stack),)), Note("info", text))))
 

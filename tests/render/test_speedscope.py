@@ -17,13 +17,13 @@ def content_of(*trees: Tree) -> dict[str, Any]:
     return content
 
 
-def test_a_file_names_its_format_its_document_and_its_first_profile() -> None:
+def test_file_names_its_format_its_document_and_its_first_profile() -> None:
     content = content_of(Tree("all", 1))
     assert content["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     assert (content["name"], content["activeProfileIndex"]) == ("Memory", 0)
 
 
-def test_samples_are_paths_of_frames_weighted_by_what_their_last_one_holds() -> None:
+def test_samples_are_paths_weighted_by_own_bytes() -> None:
     tree = Tree("all", 10, (Tree("f", 7, (Tree("all", 7),)),))
     content = content_of(tree)
     assert content["shared"] == {"frames": [{"name": "all"}, {"name": "f"}]}
@@ -40,7 +40,7 @@ def test_samples_are_paths_of_frames_weighted_by_what_their_last_one_holds() -> 
     ]
 
 
-def test_every_tree_is_a_profile_and_they_share_their_frames() -> None:
+def test_every_tree_is_a_profile_and_frames_are_shared() -> None:
     first, second = Tree("at peak", 2, (Tree("f", 2),)), Tree("f", 3)
     document = Document("Two", (first, Section("s", (second,))))
     content = json.loads(render(document))
@@ -48,7 +48,7 @@ def test_every_tree_is_a_profile_and_they_share_their_frames() -> None:
     assert [profile["samples"] for profile in content["profiles"]] == [[[0, 1]], [[1]]]
 
 
-def test_a_tree_far_deeper_than_the_recursion_limit_is_written() -> None:
+def test_tree_far_deeper_than_the_recursion_limit_is_written() -> None:
     tree = Tree("leaf", 1)
     for _ in range(20_000):
         tree = Tree("f", 1, (tree,))
@@ -56,7 +56,7 @@ def test_a_tree_far_deeper_than_the_recursion_limit_is_written() -> None:
     assert [len(sample) for sample in profile["samples"]] == [20_001]
 
 
-def test_a_document_without_a_tree_is_refused() -> None:
+def test_document_without_a_tree_is_rejected() -> None:
     with pytest.raises(UsageError, match="'Empty' has no tree"):
         render(Document("Empty", ()))
 

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from run.programs import WATCHING, plain, supervised
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
-from cudakit.run.protocol import Settings
+from cudakit.run.protocol import About, Notice, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.kinds import Kind
 from cudakit.trace.spool import Batch
@@ -208,7 +209,9 @@ def test_supervisor_does_not_wait_for_surviving_children(tmp_path: Path) -> None
     assert consume.total >= 2
 
 
-def test_program_without_gpu_work_leaves_the_spool_empty(tmp_path: Path, temporary: Path) -> None:
+def test_program_without_gpu_work_writes_nothing_to_the_spool(
+    tmp_path: Path, temporary: Path
+) -> None:
     script = f"""
 import os
 from multiprocessing.shared_memory import SharedMemory
@@ -218,20 +221,78 @@ print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!
 """
     done = supervised(["-c", script], cwd=tmp_path)
 
-    assert done.stdout == "[] 0o40700\n"
+    assert done.stdout == "['losses'] 0o40700\n"
 
 
-def test_damaged_trace_is_reported(tmp_path: Path) -> None:
-    told: list[str] = []
-    script = (
-        "import os; open(os.environ['CUDAKIT_SPOOL'] + '/1-000000.trace', 'wb').write(b'x' * 99)"
-    )
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("open(f'{spool}/1-000000.trace', 'wb').write(b'x' * 99)", "is not a trace"),
+        ("os.mkfifo(f'{spool}/1-000000.trace')", ""),
+        ("os.mkfifo(f'{spool}/1.failed')", ""),
+        ("open(f'{spool}/{9 * 10 ** 29}-000000.trace', 'wb').write(b'x' * 99)", ""),
+    ],
+)
+def test_damaged_spool_is_reported_or_ignored(tmp_path: Path, code: str, message: str) -> None:
+    notices: list[Notice] = []
+    script = f"import os; spool = os.environ['CUDAKIT_SPOOL']; {code}"
 
-    done = supervised(["-c", script], cwd=tmp_path, notify=lambda notice: told.append(notice.text))
+    done = supervised(["-c", script], cwd=tmp_path, notify=notices.append)
 
     assert done.status == 0
-    assert len(told) == 1
-    assert "is not a trace" in told[0]
+    assert [notice.about for notice in notices] == [About.INCOMPLETE] * bool(message)
+    assert all(message in notice.text for notice in notices)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from cudakit.run.command import resolve
+from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.supervise import supervise
+supervise(resolve(["-c", sys.argv[1]]), settings=Settings(sanitize=True), consume=lambda _: False)
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.mark.parametrize("end", ["gpu.close()", "os._exit(0)"])
+def test_spool_of_a_killed_supervisor_is_deleted(tmp_path: Path, temporary: Path, end: str) -> None:
+    script = RECORDS + (
+        "fill(1)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)\n"
+        f"fill(3); {end}"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-P", "-c", KILLED, script],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    program = int((tmp_path / "pid").read_text())
+    supervisor.kill()
+    supervisor.wait()
+    assert len(list(temporary.iterdir())) == 1
+
+    (tmp_path / "go").touch()
+    wait_until(lambda: not is_running(program))
+    if end == "os._exit(0)":  # nothing runs at exit: the next supervisor deletes the spool
+        assert len(list(temporary.iterdir())) == 1
+        supervised(["-c", "pass"], cwd=tmp_path)
+    assert list(temporary.iterdir()) == []
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize(

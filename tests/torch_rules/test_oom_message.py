@@ -43,7 +43,7 @@ def process(pid: int, used: int | Unavailable, kind: str = "compute") -> Process
     return Process(pid, kind, used, "python train.py", "somebody")
 
 
-def test_the_message_has_pytorchs_sentences_in_their_order() -> None:
+def test_oom_message_has_pytorchs_sentences_in_order() -> None:
     report = replace(
         REPORT,
         limit_bytes=41 * GIB,
@@ -79,7 +79,7 @@ def test_without_nvml_figures_memory_in_use_comes_from_the_driver(
     assert "this process" not in message
 
 
-def test_a_process_that_computes_and_draws_counts_once_and_few_are_named() -> None:
+def test_processes_are_deduplicated_and_few_are_named() -> None:
     twice = process(1, 9 * GIB), process(1, 9 * GIB, "graphics")
     others = tuple(process(pid, pid * MIB) for pid in range(2, 9))
     message = message_of(replace(REPORT, processes=twice + others))
@@ -143,7 +143,7 @@ def test_a_process_that_computes_and_draws_counts_once_and_few_are_named() -> No
         ({"silos": ()}, "39.0 GiB is held outside of this allocator: `nvidia-smi`"),
     ],
 )
-def test_each_reason_has_its_remedy(changes: dict[str, object], words: str) -> None:
+def test_each_verdict_has_its_remedy(changes: dict[str, object], words: str) -> None:
     assert words in hint_of(replace(REPORT, **changes))  # type: ignore[arg-type]
 
 
@@ -169,7 +169,7 @@ def test_details_fit_80_columns_and_end_with_what_would_have_helped() -> None:
     assert f"  20.0 MiB at 0x7f0123456789 keep {1023} MiB, 98.0% of it free" in text
 
 
-def test_an_error_reads_as_pytorchs_line_then_where_memory_is_then_what_would_help() -> None:
+def test_error_text_is_pytorchs_line_then_details_then_remedies() -> None:
     allocator = CachingAllocator(Device(20 * MIB))
     allocator.record_history(context="state")
     held = [allocator.alloc(4 * MIB) for _ in range(5)]

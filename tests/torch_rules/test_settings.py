@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from torch_rules.all_settings import settings as all_settings
 
-from cudakit.core.memory.load.schema import plain_settings
+from cudakit.core.memory.load.schema import valid_settings
 from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import KEYS
 from cudakit.torch_rules.setting_rules import RULES, Reserve, SettingRefused
@@ -20,7 +20,7 @@ from cudakit.torch_rules.sizes import MIB
 DATA = Path(__file__).parents[1] / "data"
 
 
-def test_the_defaults_equal_pytorchs() -> None:
+def test_defaults_equal_pytorchs() -> None:
     assert Settings().as_text() == ""
     assert Settings().slack_bytes == Settings().large_segment_size_bytes == 20 * MIB
     assert Settings().max_split_size_bytes is None
@@ -28,7 +28,7 @@ def test_the_defaults_equal_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "leak", "pools"])
-def test_the_defaults_are_written_as_pytorch_wrote_them(name: str) -> None:
+def test_defaults_are_recorded_as_by_pytorch(name: str) -> None:
     with gzip.open(DATA / f"{name}.pkl.gz") as file:
         recorded = pickle.load(file)["allocator_settings"]  # noqa: S301
 
@@ -39,7 +39,7 @@ def test_the_defaults_are_written_as_pytorch_wrote_them(name: str) -> None:
     assert {k: type(v) for k, v in ours.items()} == {k: type(v) for k, v in recorded.items()}
 
 
-def test_changed_settings_are_written_as_pytorch_writes_them() -> None:
+def test_changed_settings_are_recorded_as_by_pytorch() -> None:
     written = Settings(
         max_split_size_bytes=128 * MIB, roundup_power2_divisions=(4,) * 16, memory_fraction=0.5
     ).as_torch()
@@ -52,10 +52,10 @@ def test_changed_settings_are_written_as_pytorch_writes_them() -> None:
 
 
 @given(all_settings())
-def test_a_snapshot_holds_every_setting(settings: Settings) -> None:
+def test_snapshot_has_every_setting(settings: Settings) -> None:
     written = settings.as_torch()
 
-    assert plain_settings(written) == written
+    assert valid_settings(written) == written
     assert parse_config(str(written["PYTORCH_CUDA_ALLOC_CONF"])) == settings
 
 
@@ -67,7 +67,7 @@ def test_each_setting_has_a_rule_and_a_key() -> None:
     assert len(KEYS) == len(names)
 
 
-def test_settings_are_values() -> None:
+def test_settings_are_hashable_values() -> None:
     settings = Settings()
 
     with pytest.raises(FrozenInstanceError):
@@ -104,7 +104,7 @@ def test_settings_are_values() -> None:
         ("expandable_segments_reserve_by_class", ((1, 2, 3),), "((1, 2, 3),)"),
     ],
 )
-def test_a_wrong_value_is_refused_and_shown(field: str, value: Any, seen: str) -> None:
+def test_wrong_setting_value_is_refused_and_shown(field: str, value: Any, seen: str) -> None:
     with pytest.raises(SettingRefused) as refused:
         Settings(**{field: value})
 
@@ -114,7 +114,7 @@ def test_a_wrong_value_is_refused_and_shown(field: str, value: Any, seen: str) -
     assert refused.value.field == field
 
 
-def test_a_number_that_python_does_not_write_is_refused_too() -> None:
+def test_too_long_number_is_refused() -> None:
     huge = 10**5000
 
     with pytest.raises(SettingRefused, match="max_split_size_bytes is a number of 16610 bits"):
@@ -123,33 +123,33 @@ def test_a_number_that_python_does_not_write_is_refused_too() -> None:
         Settings(roundup_power2_divisions=(huge,) * 16)
 
 
-def test_a_class_of_streams_has_one_reserve() -> None:
+def test_duplicate_stream_class_is_refused() -> None:
     twice = (("a", Reserve(value=0.5)), ("a", Reserve(value=0.25)))
 
     with pytest.raises(SettingRefused, match="each class once"):
         Settings(expandable_segments_reserve_by_class=twice)
 
 
-def test_a_limit_below_a_large_segment_is_refused() -> None:
+def test_max_split_size_below_a_large_segment_is_refused() -> None:
     assert Settings(large_segment_size_bytes=12 * MIB, max_split_size_bytes=12 * MIB)
 
     with pytest.raises(SettingRefused, match="at least the size of a large segment, 40 MiB"):
         Settings(large_segment_size_bytes=40 * MIB, max_split_size_bytes=20 * MIB)
 
 
-def test_the_slack_follows_the_size_of_a_large_segment_unless_it_is_set() -> None:
+def test_slack_defaults_to_the_large_segment_size() -> None:
     assert Settings(large_segment_size_bytes=40 * MIB).slack_bytes == 40 * MIB
     assert Settings(max_non_split_rounding_bytes=64 * MIB).slack_bytes == 64 * MIB
 
 
-def test_settings_that_do_nothing_beside_another_backend_are_refused() -> None:
+def test_settings_without_effect_on_the_backend_are_refused() -> None:
     assert Settings(backend="cudaMallocAsync", pinned_use_background_threads=True)
 
     with pytest.raises(SettingRefused, match="expandable_segments is True; it must be left out"):
         Settings(backend="cudaMallocAsync", expandable_segments=True)
 
 
-def test_a_reserve_is_a_share_or_gib_and_never_more_than_pytorch_sets_aside() -> None:
+def test_reserve_is_a_share_or_gib_up_to_pytorchs_maximum() -> None:
     total = 80 << 30
 
     assert Reserve(value=0.5).size_bytes(total) == 40 << 30
@@ -158,6 +158,6 @@ def test_a_reserve_is_a_share_or_gib_and_never_more_than_pytorch_sets_aside() ->
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1.2, 40.0, float("inf"), float("nan"), 1, "0.5"])
-def test_a_share_beyond_the_device_is_refused(value: Any) -> None:
+def test_reserve_share_beyond_the_maximum_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"above 0, at most 1.125"):
         Reserve(value=value)

@@ -81,7 +81,7 @@ def tried(text: str) -> InputError | None:
         ),
     ],
 )
-def test_valid_settings_are_read_as_pytorch_reads_them(text: str, expected: dict[str, Any]) -> None:
+def test_valid_settings_parse_as_in_pytorch(text: str, expected: dict[str, Any]) -> None:
     assert changed(parse_config(text)) == expected
 
 
@@ -106,7 +106,7 @@ def test_divisions_fill_the_same_slots_as_in_pytorch(value: str, slots: tuple[in
 
 
 @given(all_settings())
-def test_settings_that_are_written_and_read_are_the_same(settings: Settings) -> None:
+def test_settings_survive_writing_and_parsing(settings: Settings) -> None:
     assert parse_config(settings.as_text()) == settings
 
 
@@ -124,7 +124,7 @@ _tokens = st.sampled_from(
 @example("expandable_segments_reserve_by_class:[\ud800:G]")
 @example("x" * 100_000)
 @example("[" * 10_000)
-def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+def test_any_text_parses_or_raises_one_line(text: str) -> None:
     refused = tried(text)
     if refused is not None:
         assert refused.message.startswith(f"{CUDA}, character ")
@@ -179,7 +179,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
         ("expandable_segments_reserve_by_class:[a:1,a:1]", 43, "the class 'a' is there twice"),
     ],
 )
-def test_a_wrong_key_or_value_is_pointed_at(text: str, at: int, words: str) -> None:
+def test_error_points_at_the_wrong_key_or_value(text: str, at: int, words: str) -> None:
     message = refusal(text).message
 
     assert message.startswith(f"{CUDA}, character {at}: ")
@@ -203,7 +203,7 @@ def test_a_wrong_key_or_value_is_pointed_at(text: str, at: int, words: str) -> N
         ("[512:2,512:1]", 8, "intervals must rise: 512 comes after 512"),
     ],
 )
-def test_divisions_that_pytorch_reads_differently_are_pointed_at(
+def test_error_points_at_divisions_that_pytorch_parses_differently(
     value: str, at: int, words: str
 ) -> None:
     key = "roundup_power2_divisions:"
@@ -235,7 +235,7 @@ def test_divisions_that_pytorch_reads_differently_are_pointed_at(
         ("roundup_power2_divisions:[[1:1]]", 27, "should be a pair or ']', not '['"),
     ],
 )
-def test_an_error_points_at_the_wrong_character(text: str, at: int, words: str) -> None:
+def test_error_marks_the_wrong_character(text: str, at: int, words: str) -> None:
     message = refusal(text).message
 
     assert message.startswith(f"{CUDA}, character {at}: ")
@@ -249,14 +249,14 @@ def test_an_error_points_at_the_wrong_character(text: str, at: int, words: str) 
         "release_lock_on_cudamalloc:True,release_lock_on_hipmalloc:False",
     ],
 )
-def test_a_key_that_is_there_twice_is_refused(text: str) -> None:
+def test_duplicate_key_is_refused(text: str) -> None:
     refused = refusal(text)
 
     assert refused.message.startswith(f"{CUDA}, character {text.index(',') + 2}: ")
     assert "is there twice, first at character 1" in refused.message
 
 
-def test_an_error_names_the_variable_that_was_read() -> None:
+def test_error_names_the_environment_variable() -> None:
     with pytest.raises(InputError, match="CUDAKIT_ALLOC_CONF, character 1:"):
         effective({OURS: "x:1"})
 
@@ -275,9 +275,7 @@ ON, OFF = "expandable_segments:True", "expandable_segments:False"
         ({NEUTRAL: ON, CUDA: ON, OURS: ON}, True),
     ],
 )
-def test_a_variable_that_is_set_is_the_configuration(
-    environment: dict[str, str], *, expandable: bool
-) -> None:
+def test_environment_variable_is_parsed(environment: dict[str, str], *, expandable: bool) -> None:
     assert effective(environment) == Settings(expandable_segments=expandable)
 
 
@@ -296,7 +294,7 @@ def test_a_variable_that_is_set_is_the_configuration(
         ({CUDA: OFF, NEUTRAL: "max_split_size_mb:128"}, False, f"{CUDA} counts"),
     ],
 )
-def test_of_several_variables_the_first_counts_with_a_warning(
+def test_first_of_several_variables_applies_with_a_warning(
     environment: dict[str, str], *, expandable: bool, words: str
 ) -> None:
     with pytest.warns(SettingsWarning, match=words):

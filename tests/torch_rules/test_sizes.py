@@ -57,11 +57,11 @@ def test_each_power_of_two_has_its_division(size: int, slot: int) -> None:
     ("size", "division", "expected"),
     [(1200, 4, 1280), (1024, 4, 1024), (1, 4, 1), (3, 4, 4), (84 * MIB, 8, 88 * MIB)],
 )
-def test_a_size_goes_up_to_the_next_step(size: int, division: int, expected: int) -> None:
+def test_size_is_rounded_up_to_the_next_division(size: int, division: int, expected: int) -> None:
     assert rounded_to_division(size, division) == expected
 
 
-def test_the_segment_of_middle_sizes_can_be_chosen() -> None:
+def test_large_segment_size_is_configurable() -> None:
     assert segment_size(2 * MIB, 12 * MIB) == 12 * MIB
     assert segment_size(MIB, 12 * MIB) == 2 * MIB
     assert segment_size(10 * MIB, 12 * MIB) == 10 * MIB
@@ -111,13 +111,13 @@ def test_each_power_of_two_has_its_own_number_of_divisions() -> None:
 
 
 @pytest.mark.parametrize("divisions", [None, "4", {"x": 4}, {"1": "4"}, {"1": -4}, {}, {"1": 1e9}])
-def test_recorded_divisions_that_make_no_sense_round_plainly(divisions: object) -> None:
+def test_invalid_recorded_divisions_round_to_512_bytes(divisions: object) -> None:
     recorded = recorded_divisions({"roundup_power2_divisions": divisions})
     assert rounded_array(np.array([MIB + 1], np.int64), recorded).tolist() == [MIB + 512]
 
 
 @given(integers(0, 1 << 40), sampled_from((0, 1, 2, 4, 8, 16)))
-def test_a_block_is_never_smaller_than_its_request_and_always_a_multiple_of_512(
+def test_block_size_is_a_multiple_of_512_bytes_and_fits_the_request(
     requested: int, divisions: int
 ) -> None:
     block = round_up(requested, every_power(divisions))
@@ -147,10 +147,10 @@ def test_rounding_an_array_equals_rounding_each_request(
         (100 * MIB + 512, 102 * MIB),
     ],
 )
-def test_segments_are_reserved_in_the_sizes_of_the_allocator(block: int, segment: int) -> None:
+def test_segment_sizes_equal_the_allocators(block: int, segment: int) -> None:
     assert segment_size(block) == segment
 
 
 @pytest.mark.parametrize("setting", [None, -1, 0, "21"])
-def test_a_recorded_split_limit_that_is_none_lets_everything_be_split(setting: object) -> None:
+def test_recorded_split_limit_of_minus_one_is_unlimited(setting: object) -> None:
     assert recorded_max_split({"max_split_size": setting}) == recorded_max_split({}) > 1 << 60

@@ -6,9 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import FACTS, events
 
-from cudakit.trace.events import Access, ContextSync, Copy, Event, Fill, Launch
+from cudakit.trace.events import (
+    Access,
+    Alloc,
+    ContextSync,
+    Copy,
+    Event,
+    Fact,
+    Fill,
+    Gap,
+    Launch,
+    StreamCreate,
+)
 from cudakit.trace.kinds import Kind, Mode
-from cudakit.trace.layout import RECORD, RECORD_BYTES, layout, pack, unpack, view
+from cudakit.trace.layout import RECORD, RECORD_BYTES, find_invalid, layout, pack, unpack, view
 
 
 class Table(list[str]):
@@ -116,3 +127,23 @@ def test_view_accepts_non_contiguous_records() -> None:
 
 def test_records_have_no_overhead_in_memory() -> None:
     assert np.zeros(1000, RECORD).nbytes == 96_000
+
+
+@pytest.mark.parametrize(
+    ("event", "field", "value"),
+    [
+        (Alloc(1, 8), "how", 9),
+        (Alloc(1, 8), "how", 0),
+        (StreamCreate(3), "flag", 77),
+        (Gap("x"), "what", 1 << 31),
+        (Launch(3, "k"), "name", 2),
+    ],
+)
+def test_record_with_an_invalid_value_is_found(event: Fact, field: str, value: int) -> None:
+    records = pack([Event(event)], lambda text: 1 if text else 0)
+    assert find_invalid(records, 2) == ""
+
+    view(records, event.kind)[field] = value
+
+    reason = find_invalid(records, 2)
+    assert reason == f"invalid {field} in a record of kind {event.kind.name}"

@@ -13,7 +13,8 @@ import pytest
 from cudakit.trace.events import Event, Launch, Mark
 from cudakit.trace.layout import unpack
 from cudakit.trace.log import Clock, Frame, Stack
-from cudakit.trace.spool import Batch, Spool, SpoolWriter, report_failure
+from cudakit.trace.losses import Losses
+from cudakit.trace.spool import Batch, Spool, SpoolWriter
 
 END_AT = 24
 
@@ -242,7 +243,8 @@ def test_unwritable_spool_does_not_fail_the_program(tmp_path: Path) -> None:
     writer.write(mark(1))
 
 
-def test_interrupted_trace_is_reported(tmp_path: Path) -> None:
+def test_events_after_a_failed_write_are_counted_as_lost(tmp_path: Path) -> None:
+    losses = Losses(tmp_path)
     writer = spool_writer(tmp_path, segment_bytes=100)
     writer.write(mark(0))
     (tmp_path / f"{os.getpid()}-000001.trace").mkdir()
@@ -250,12 +252,58 @@ def test_interrupted_trace_is_reported(tmp_path: Path) -> None:
     writer.write(mark(1))
     writer.write(mark(2))
 
-    (line,) = (tmp_path / f"{os.getpid()}.failed").read_text().splitlines()
-    assert line.startswith("events are lost: ")
+    (loss,) = losses.all()
+    assert (loss.process, loss.count) == (os.getpid(), 2)
+    losses.close()
 
 
-def test_failure_line_is_one_line(tmp_path: Path) -> None:
-    report_failure(tmp_path, "first\nsecond")
-    report_failure(tmp_path, "third")
+def test_name_of_no_possible_process_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / f"{'9' * 30}-000000.trace").write_bytes(b"x" * 99)
 
-    assert (tmp_path / f"{os.getpid()}.failed").read_text() == "first second\nthird\n"
+    spool = Spool(tmp_path)
+    assert (read(spool), spool.damaged) == ([], [])
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1-000000.trace")
+    (tmp_path / "2-000000.trace").symlink_to("/dev/zero")
+
+    spool = Spool(tmp_path)
+    assert (read(spool), spool.damaged) == ([], [])
+
+
+def ended_process() -> int:
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(child, 0)
+    return child
+
+
+@pytest.mark.parametrize("bytes_left", [-1, -100])
+def test_truncated_trace_of_ended_process_is_damaged(tmp_path: Path, bytes_left: int) -> None:
+    writer = spool_writer(tmp_path)
+    writer.write(mark(1))
+    writer.write(mark(2))
+    writer.close()
+    (written,) = tmp_path.iterdir()
+    content, process = written.read_bytes(), ended_process()
+    written.unlink()
+    (tmp_path / f"{process}-000000.trace").write_bytes(content[:bytes_left])
+
+    spool = Spool(tmp_path)
+    assert read(spool) == ["mark 1"]
+    (message,) = spool.damaged
+    assert message.startswith(f"the trace of process {process} is truncated")
+
+
+def test_abandoned_spool_is_deleted_and_recording_ends(tmp_path: Path) -> None:
+    directory = tmp_path / "spool"
+    directory.mkdir()
+    losses = Losses(directory)
+    writer = spool_writer(directory, segment_bytes=100)
+    writer.write(mark(1))
+    assert directory.exists()
+
+    losses.close()  # as the system does if the supervisor is killed
+    writer.write(mark(2))
+    writer.write(mark(3))
+    assert not directory.exists()

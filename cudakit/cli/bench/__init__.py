@@ -1,4 +1,4 @@
-"""``cudakit bench``: benchmark this GPU."""
+"""``cudakit bench``: benchmark a GPU."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class BenchGroup(click.Group):
 def bench(context: click.Context) -> None:
     """Benchmark this GPU against its theoretical peak.
 
-    Warms up until the clocks settle, uses random data, controls the L2 state, keeps every sample and verifies
-    computed values. Wrong results are not timed, and the exit code is 1. Each result records its method. With
-    --gpu sim everything runs on a simulated GPU, and every result says so.
+    Each benchmark warms up until clocks are stable, uses random data, controls the L2 state and verifies the
+    computed values. No time is reported for wrong values, and the exit code is 1. Results contain all samples
+    and the method. --gpu sim needs no GPU: its results are simulated and use smaller default sizes.
 
     \b
     cudakit bench gemm 8192 --dtype bf16,fp8_e4m3 --vs torch

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="KIND[:AMOUNT]",
     help="Exit with 1 if a case is slower, faster or ambiguous, by more than AMOUNT if given: slower:5%. "
-    "A case that AFTER has no figure for fails too. Repeatable.",
+    "A case without a time in AFTER fails too. Repeatable.",
 )
 @option(
     "--ignore-mismatch",
@@ -48,7 +48,7 @@ def compare(
 
     The files are those that cudakit bench wrote with -o FILE.json or --json. A case is slower if the 95%
     confidence intervals of the two medians do not overlap, in time and in clock cycles. If only the clock
-    was lower, the case is ambiguous. Runs on different machines or with different methods are refused.
+    was lower, the case is ambiguous. Runs on different machines or with different methods are an error.
 
     \b
     cudakit bench compare before.json after.json
@@ -68,15 +68,12 @@ def compare(
             load_result(Path(before)), load_result(Path(after)), force=ignore_mismatch
         )
         outputs.write(Report(result=comparison, document=lambda: present_comparison(comparison)))
-    fails = limits and (_lacks_figures(comparison) or any(x.found(comparison) for x in limits))
+    fails = limits and (_lacks_times(comparison) or any(x.found(comparison) for x in limits))
     return ExitCode.FINDINGS if fails else ExitCode.OK
 
 
-def _lacks_figures(comparison: Comparison) -> bool:
-    """Return whether the later run lacks a figure, so that it may be slower.
-
-    A figure that both runs lack for the same reason is not offered here.
-    """
+def _lacks_times(comparison: Comparison) -> bool:
+    """Return whether the later run lacks a time that the earlier one has, or lacks it for another reason."""
     from cudakit.units import Unavailable
 
     return any(

@@ -1,12 +1,14 @@
-"""``cudakit bench gemm``: benchmark matrix products of libraries."""
+"""``cudakit bench gemm``: benchmark the GEMMs of libraries."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import FORMATS, measure
+from cudakit.cli.bench.gemm_options import GEMM_OPTIONS, parse_gemms
+from cudakit.cli.bench.measure import FORMATS, exit_code, measure
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -16,7 +18,6 @@ from cudakit.cli.bench.options import (
     mode_option,
     name_list,
 )
-from cudakit.cli.bench.products import PRODUCT_OPTIONS, products
 from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
 from cudakit.cli.options import (
     Command,
@@ -79,14 +80,14 @@ _METHOD = option_group(
         "Zeros and ones draw less power than real data and run faster.  [default: uniform]",
     ),
     mode_option("batch"),
-    cache_option("rotate"),
+    cache_option("rotate; simulated: hot"),
     gpu_option,
 )
 
 
 def gemm_options(command: Any) -> Any:
     """Add the options for shapes, libraries and method to a command."""
-    return with_options((*PRODUCT_OPTIONS, *_SETTINGS, *_METHOD), command)
+    return with_options((*GEMM_OPTIONS, *_SETTINGS, *_METHOD), command)
 
 
 @click.command(
@@ -98,11 +99,12 @@ def gemm_options(command: Any) -> Any:
 @tune_options
 @effort_options
 @output_options(FORMATS)
-def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **asked: Any) -> int:
-    """Measure how fast a library multiplies matrices, against the theoretical peak of the GPU.
+def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any) -> int:
+    """Measure GEMMs of a library against the theoretical peak of the GPU.
 
-    A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. Matrices are column-major, as in
-    BLAS. Results are verified against float64. A wrong or unsupported case has no figure.
+    A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. The default is 1024, 4096 and 8192,
+    and with --gpu sim 256, 384 and 512. Matrices are column-major, as in BLAS. Results are verified against
+    float64; wrong or unsupported cases have no time.
 
     \b
     cudakit bench gemm
@@ -111,37 +113,39 @@ def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **asked: Any) 
     cudakit bench gemm --shapes shapes.csv --layout tn,nn --json
     cudakit bench gemm --preset llama3-8b --tune -o tuned.json
     """
-    spec = gemm_spec(**asked)
+    from cudakit.core.bench.pipeline import run
+
+    spec = gemm_spec(**options)
     if tuning.wanted:
         return tune(spec, gpu, output, tuning)
     if tuning.known:
         spec = use_tuned(spec, tuning.known, gpu)
-    return measure(spec, gpu, output)
+    return exit_code(measure(partial(run, spec), gpu, output))
 
 
-def gemm_spec(*, effort: Effort, **asked: Any) -> GemmSpec:
-    """Return the Spec of the options. Raises InputError for invalid ones."""
+def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
+    """Return the Spec of the options. Raises InputError for invalid options."""
     from cudakit.core.bench.spec import GemmSpec
 
     simulated = _is_simulated()
-    gemms, shapes = products(asked, simulated=simulated)
-    baselines = tuple(dict.fromkeys(name for some in asked.pop("baselines") for name in some))
-    settings = _settings(asked)
-    how = given(baselines=baselines, **asked)
+    gemms, names = parse_gemms(options, simulated=simulated)
+    baselines = tuple(dict.fromkeys(name for some in options.pop("baselines") for name in some))
+    settings = _settings(options)
+    method = given(baselines=baselines, **options)
     if simulated:
-        # A simulated device computes on the host: one execution at a time, on one buffer set.
-        how = {"mode": "isolated", "cache": "hot", **how}
-    return GemmSpec(gemms=gemms, shapes=shapes, settings=settings, **how, **effort)
+        # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
+        method = {"cache": "hot", **method}
+    return GemmSpec(gemms=gemms, shapes=names, settings=settings, **method, **effort)
 
 
-def _settings(asked: dict[str, Any]) -> GemmSettings:
+def _settings(options: dict[str, Any]) -> GemmSettings:
     from cudakit.gpu.api.gemm import GemmSettings
 
     return GemmSettings(
-        deterministic=asked.pop("deterministic"),
-        reduced_precision=not asked.pop("no_reduced_precision"),
-        fast_accumulate=asked.pop("fast_accumulate"),
-        **given(workspace_bytes=asked.pop("workspace_bytes")),
+        deterministic=options.pop("deterministic"),
+        reduced_precision=not options.pop("no_reduced_precision"),
+        fast_accumulate=options.pop("fast_accumulate"),
+        **given(workspace_bytes=options.pop("workspace_bytes")),
     )
 
 

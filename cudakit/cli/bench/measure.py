@@ -1,4 +1,4 @@
-"""Measure a Spec, write its files and print its report: what all benches have in common."""
+"""Measure a Spec and write its report, for all benches."""
 
 from __future__ import annotations
 
@@ -31,24 +31,19 @@ FORMATS = (*COMMON_FORMATS, "csv", "nvbench.json")
 
 
 def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
-    """Turn a function that returns a Spec into a command that measures it, with the common options."""
+    """Turn a function that returns a Spec into a command that measures it, with the shared options."""
 
     @functools.wraps(command)
     def measured(*, gpu: str, output: OutputOptions, **options: Any) -> int:
-        return measure(command(**options), gpu, output)
+        from cudakit.core.bench.pipeline import run
+
+        return exit_code(measure(functools.partial(run, command(**options)), gpu, output))
 
     return gpu_option(effort_options(output_options(FORMATS)(measured)))
 
 
-def measure(spec: Spec, gpu: str, output: OutputOptions) -> int:
-    """Measure what a Spec asks for, write the files, and print the report."""
-    from cudakit.core.bench.pipeline import run
-
-    return exit_code(measure_and_report(functools.partial(run, spec), gpu, output))
-
-
-def measure_and_report(work: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:
-    """Measure a device with ``work``, write the report, and return the result."""
+def measure(work: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:
+    """Open a device, measure it with ``work``, write the report, and return the result."""
     with open_outputs(output) as outputs:
         with opened_gpu(gpu, quiet=output.quiet) as (device, progress, run_context):
             result = work(device, progress, run_context=run_context)
@@ -71,7 +66,7 @@ def report(result: BenchResult | SuiteResult) -> Report:
 
 @contextmanager
 def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunContext]]:
-    """Open a device to be measured, with its progress and run context; Ctrl-C interrupts between samples."""
+    """Open a device with a progress line and its run context; Ctrl-C interrupts between samples."""
     from cudakit.gpu.machine import open_machine
     from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather

@@ -1,4 +1,4 @@
-"""The options that benches share, and the parsing of their values."""
+"""The options that benches share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from cudakit.cli.options import (
     with_options,
 )
 
-# Arguments of a Spec that control precision; options that were not given are absent.
+# Arguments of a Spec for precision and time; options that were not given are absent.
 Effort: TypeAlias = dict[str, Any]
 
-# A longer sweep is a typing error.
-_MOST_SIZES = 64
+_MAX_SIZES = 64  # of a range
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given; a Spec has defaults for the others."""
+    """Return the options that were given; the Spec has defaults for the others."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
@@ -41,7 +40,7 @@ def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Val
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Parse ``64KiB,1MiB..1GiB`` as bytes; a range doubles."""
+    """Parse ``64KiB,1MiB..1GiB`` as bytes; sizes of a range double."""
     found = [size for part in _parts(text) for size in _range(part)]
     return tuple(dict.fromkeys(found))
 
@@ -69,7 +68,7 @@ def _range(text: str) -> list[int]:
     first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
     if dots and not 0 < first <= last:
         raise click.BadParameter(f"{text.strip()!r} is not a range; write for example 1MiB..1GiB")
-    found = [first << i for i in range(_MOST_SIZES) if first << i <= last or not i]
+    found = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
     return found if dots else found[:1]
 
 
@@ -157,7 +156,7 @@ EFFORT_OPTIONS = option_group(
     option(
         "--no-blocker",
         is_flag=True,
-        help="Do not hold the stream back while work is enqueued.",
+        help="Do not block the stream while work is enqueued; samples then contain launch gaps.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""``cudakit bench gemm --tune`` and ``--tuned``: search faster algorithms, and use them."""
+"""``cudakit bench gemm --tune`` and ``--tuned``: find faster algorithms, and use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import given
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import FILE, OutputOptions, grouped, option, option_group
+from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
 from cudakit.cli.output import open_output, printable
 from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
@@ -33,42 +33,43 @@ _OPTIONS = option_group(
         "--tune",
         "wanted",
         is_flag=True,
-        help="Search for the fastest algorithm of each product instead; -o tuned.json keeps them.",
+        help="Find the fastest cuBLASLt algorithm of each GEMM. -o tuned.json saves the algorithms.",
     ),
     option(
         "--tune-time",
         "time_s",
         type=float,
         metavar="SEC",
-        help="Search for about SEC for each product; 30 if not given.",
+        help="Approximate search time per GEMM in seconds.  [default: 30]",
     ),
     option(
         "--tune-iterations",
         "iterations",
         type=int,
         metavar="N",
-        help="Take at most N samples of each algorithm; 100 if not given.",
+        help="Maximum number of samples per algorithm.  [default: 100]",
     ),
     option(
         "--tuned",
         "known",
         type=FILE,
         metavar="FILE",
-        help="Use the algorithms that --tune found. With --tune, keep them and search for the others.",
+        help="Use the algorithms in FILE, which --tune wrote. With --tune, only search for other GEMMs.",
     ),
     option(
         "--export",
         "export",
         type=FILE,
         metavar="FILE.csv",
-        help="Write what --tune found for torch.cuda.tunable as well (experimental; torch 2.15 and newer).",
+        help="Also write the algorithms for torch.cuda.tunable (experimental; torch 2.15 or newer).",
     ),
     option(
         "--torch-validators",
         "validators",
         type=FILE,
         metavar="FILE",
-        help="Take the Validator lines of --export from a file that torch wrote, not from the torch here.",
+        help="Read the Validator lines of --export from a file of torch.cuda.tunable instead of the "
+        "installed torch.",
     ),
 )
 
@@ -77,12 +78,12 @@ _OPTIONS = option_group(
 class TuneOptions:
     """The options of tuning."""
 
-    wanted: bool  # search
+    wanted: bool  # whether to search
     time_s: float | None
     iterations: int | None
-    known: str | None  # a tuning to continue or to use
-    export: str | None  # a file for torch
-    validators: str | None  # a file of torch
+    known: str | None  # file with tuned algorithms
+    export: str | None  # file for torch
+    validators: str | None  # file of torch
 
     def __post_init__(self) -> None:
         """Raise UsageError for options of tuning without --tune."""
@@ -97,7 +98,7 @@ class TuneOptions:
             raise UsageError("--torch-validators needs --export", hint="add --export FILE.csv")
 
     def limits(self) -> Limits:
-        """Return the limits of the search. Raises InputError for invalid ones."""
+        """Return the limits of the search. Raises InputError for invalid values."""
         from cudakit.core.bench.tuning.search import Limits
 
         return Limits(**given(time_s=self.time_s, iterations=self.iterations))
@@ -105,7 +106,7 @@ class TuneOptions:
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of tuning to a command; passed as ``tuning: TuneOptions``."""
-    return grouped("tuning", TuneOptions, _OPTIONS, command)
+    return collect_options("tuning", TuneOptions, _OPTIONS, command)
 
 
 def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
@@ -115,21 +116,20 @@ def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
 
 
 def _check_library(spec: GemmSpec) -> None:
-    """Raise UsageError for another library, whatever the file contains."""
+    """Raise UsageError for a library other than cublaslt."""
     if spec.library != "cublaslt":
         raise UsageError(
-            f"--tuned is of algorithms of cublaslt, and {spec.library} is to be measured",
-            hint="leave out --library",
+            f"--tuned has algorithms of cublaslt and cannot be used with --library {spec.library}",
+            hint="remove --library",
         )
 
 
 def tuned_algorithms(
     path: str, gpu: str, gemms: Collection[Gemm], settings: GemmSettings
 ) -> Mapping[Gemm, Algorithm]:
-    """Read the algorithms of ``--tuned`` for a GPU; those found under other settings are left out.
+    """Return the algorithms of ``--tuned`` for these settings, and warn about GEMMs without one.
 
-    Says of which of the products the file has nothing. Opens the device for a moment. Raises InputError
-    where they were tuned on an unlike machine.
+    Opens the device to compare it with the tuned one. Raises InputError if they differ.
     """
     from cudakit.core.bench.tuning.tune import tuning_machine
     from cudakit.core.bench.tuning.tuned import load_tuned
@@ -137,16 +137,16 @@ def tuned_algorithms(
     known = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    found = known.products_on(machine)
-    _say_missing(path, sum((gemm, settings) not in found for gemm in gemms), len(gemms))
+    entries = known.entries_for(machine)
+    _warn_missing(path, sum((gemm, settings) not in entries for gemm in gemms), len(gemms))
     return known.algorithms_for(machine, settings)
 
 
-def _say_missing(path: str, missing: int, asked: int) -> None:
+def _warn_missing(path: str, missing: int, count: int) -> None:
     if missing:
         click.echo(
-            f"cudakit: {printable(path)} has nothing for {missing} of the {asked} products under"
-            " these settings: the library chooses their algorithms",
+            f"cudakit: {printable(path)} has no algorithm for {missing} of {count} GEMMs with these settings;"
+            " they use the default algorithm",
             err=True,
         )
 
@@ -178,7 +178,7 @@ def _search(
 
     known = load_tuned(Path(tuning.known)) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
-        # An export that is impossible is reported before the long search.
+        # Checked first, because an export that is impossible should not be reported after the long search.
         validators = _validators(tuning, device, run_context) if tuning.export else None
         tuned = search(spec, device, limits, progress, known=known, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
@@ -190,35 +190,37 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
 
     if device.simulated:
         raise UsageError(
-            "algorithms of a simulated GPU are of no use to torch", hint="leave out --export"
+            "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
-    found = read_validators(Path(tuning.validators)) if tuning.validators else _of_torch()
+    found = (
+        read_validators(Path(tuning.validators)) if tuning.validators else _installed_validators()
+    )
     check_validators(found, tuning_machine(device, run_context))
     return found
 
 
-def _of_torch() -> Mapping[str, str]:
+def _installed_validators() -> Mapping[str, str]:
     from cudakit.gpu.blas.vendor import torch_validators
 
     try:
         return torch_validators()
     except MissingDependency as missing:
-        missing.hint += ", or --torch-validators FILE with a file that torch.cuda.tunable wrote"
+        missing.hint += ", or add --torch-validators FILE with a file of torch.cuda.tunable"
         raise
 
 
 def _report(tuned: Tuned, output: OutputOptions, exported: TorchCsv | None) -> Report:
     from cudakit.core.bench.tuning.present import present_tuned
 
-    kept = [target.path for target in output.targets if target.path.lower().endswith(".json")]
+    saved = [target.path for target in output.targets if target.path.lower().endswith(".json")]
     return Report(
-        result=tuned, document=lambda: present_tuned(tuned, files=kept, exported=exported)
+        result=tuned, document=lambda: present_tuned(tuned, files=saved, exported=exported)
     )
 
 
 def _exit_code(tuned: Tuned) -> ExitCode:
-    """Return FINDINGS if the library's own choice was wrong."""
+    """Return FINDINGS if a default algorithm computes wrong values."""
     wrong = any(one.wrong for one in tuned.untuned)
-    if wrong or any(not product.verification.passed for product in tuned.products):
+    if wrong or any(not entry.verification.passed for entry in tuned.products):
         return ExitCode.FINDINGS
     return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

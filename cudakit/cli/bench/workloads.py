@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, measure_and_report, measuring
+from cudakit.cli.bench.measure import FORMATS, exit_code, measure, measuring
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -43,10 +43,10 @@ def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
 @cache_option("hot")
 @measuring
 def memory(*, effort: Effort, **asked: Any) -> Spec:
-    """Measure how fast kernels read and write the memory of the device.
+    """Measure the bandwidth of kernels that read and write device memory.
 
-    Without --sizes they go from well inside the L2 cache to far beyond it. With the cache hot, which is
-    the default, the knee between shows what it holds; --cache rotate makes every size cold.
+    The default sizes range from 1/16 of the L2 cache to 1 GiB, and with --gpu sim from 16 KiB to 1 MiB.
+    With hot L2, the default, the rate drops at the cache capacity. --cache rotate makes all sizes cold.
 
     \b
     cudakit bench memory
@@ -66,15 +66,15 @@ def memory(*, effort: Effort, **asked: Any) -> Spec:
     "pageable-d2h, d2d (within the device), peer (to each other GPU), peer-both.  [default: all available]",
 )
 @sizes_option("Bytes of each copy")
-@mode_option("host for pageable memory and else isolated")
-@cache_option("rotate within the device and else hot")
+@mode_option("host for pageable memory, else isolated")
+@cache_option("rotate for d2d, else hot")
 @measuring
 def copy(*, effort: Effort, **asked: Any) -> Spec:
-    """Measure how fast the driver copies: between host and device, within the device, and to others.
+    """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
-    The limit is the link between host and device, that to other devices, or the memory of the device. Of
-    copies both ways at the same time, the bytes of both count. Where two devices cannot reach each other,
-    copies are staged by way of the host, and the column access says so.
+    The theoretical peak is that of PCIe, NVLink or device memory. For copies in both directions the bytes of
+    both count. Copies between GPUs without peer access are staged through the host: see the column access.
+    The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
     \b
     cudakit bench copy
@@ -96,7 +96,7 @@ def copy(*, effort: Effort, **asked: Any) -> Spec:
 )
 @measuring
 def launch(*, effort: Effort, **asked: Any) -> Spec:
-    """Measure how long calls take that launch kernels, wait for them, and make what that needs.
+    """Measure the latency of launches and waits, and of the creation of events and streams.
 
     \b
     cudakit bench launch
@@ -117,11 +117,11 @@ def launch(*, effort: Effort, **asked: Any) -> Spec:
 @sizes_option("Bytes of each allocation")
 @measuring
 def alloc(*, effort: Effort, **asked: Any) -> Spec:
-    """Measure how long it takes to allocate memory and to free it again.
+    """Measure the time to allocate and free memory.
 
-    driver is cuMemAlloc, stream-ordered cuMemAllocAsync, pinned is memory of the host, and virtual is
-    memory created and mapped with the driver's virtual memory management. caching is cudakit's own
-    allocator, which keeps what is freed: its allocations seldom ask the driver.
+    driver is cuMemAlloc, stream-ordered is cuMemAllocAsync, pinned is host memory, and virtual is memory of
+    the driver's virtual memory management. caching is cudakit's allocator, which reuses freed blocks. The
+    default sizes are 512 B to 1 GiB, and with --gpu sim 512 B to 1 MiB.
 
     \b
     cudakit bench alloc
@@ -150,7 +150,7 @@ def _caching(gpu: Gpu) -> Allocator:
     "--nodes",
     type=Value((), counts),
     metavar="N,...",
-    help="Nodes per graph, for example 1,10,100.",
+    help="Number of nodes per graph, for example 1,10,100.  [default: 1,8,64,512,4096; simulated: 1,8,64]",
 )
 @option(
     "--nodes-of",
@@ -168,11 +168,11 @@ def _caching(gpu: Gpu) -> Allocator:
 )
 @measuring
 def graph(*, effort: Effort, **asked: Any) -> Spec:
-    """Measure what graphs cost to make and to launch, and what they save.
+    """Measure the time to create and launch CUDA graphs, and the time that they save.
 
-    update gives a graph other parameters (the whole of it), first-launch is the launch of one that was
-    not uploaded, launch the call once it was. run is the time of the device; replay and eager are what
-    the host waits for, with a graph and without one, and take turns.
+    update changes the parameters of all nodes. first-launch launches a graph that was not uploaded, launch
+    one that was. run is device time. replay and eager are host time until the device has finished, with and
+    without a graph; their samples are interleaved.
 
     \b
     cudakit bench graph
@@ -189,12 +189,12 @@ def graph(*, effort: Effort, **asked: Any) -> Spec:
 @gpu_option
 @output_options(FORMATS)
 def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
-    """Measure what says most of a GPU, and judge each figure by what is expected: pass, warn or fail.
+    """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
 
-    Rates are compared with what was measured on another GPU of the model, or else with a share of what
-    the datasheet allows; latencies with a bound that only a machine with something wrong exceeds. A figure
-    that fails gives exit code 1. Products of matrices need cuBLAS and its bindings, and are left out
-    where those are missing.
+    The expected rate is that of another GPU of the model or, if none was measured, a share of the theoretical
+    peak. The expected latency is a bound that only faulty machines exceed. If a figure fails, the exit code
+    is 1. GEMMs need cuBLAS and nvmath-python, and are not run without them. With --gpu sim figures are not
+    assessed.
 
     \b
     cudakit bench suite --quick
@@ -202,5 +202,5 @@ def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
     """
     from cudakit.core.bench.suite import SuiteSpec, check_health
 
-    result = measure_and_report(partial(check_health, SuiteSpec(quick=quick)), gpu, output)
+    result = measure(partial(check_health, SuiteSpec(quick=quick)), gpu, output)
     return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

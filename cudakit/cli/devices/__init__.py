@@ -35,7 +35,7 @@ _OTHER = option_group(
         "--watch",
         type=Value((), seconds),
         metavar="SEC",
-        help="Update the report every SEC seconds.",
+        help="Update every SEC seconds, until q or Ctrl-C.",
     ),
     gpu_option,
 )
@@ -64,6 +64,9 @@ def devices(
     CUDA, NVML (nvidia-smi) and PCI number devices differently: the report shows all three, and also the
     devices that CUDA_VISIBLE_DEVICES hides. Changes nothing and creates no CUDA context.
 
+    With --watch on a terminal, the report has bars, a history of one minute, and keys: s sorts, / filters, p
+    shows processes, q quits.
+
     \b
     cudakit devices --processes --topology
     cudakit devices --watch 1
@@ -88,10 +91,11 @@ def devices(
         elif spec:
             show.print_selection(machine, outputs, view, spec)
         elif watch:
-            writers = [
-                show.Writer(target, form, view, wanted) for form, target in outputs.streams()
-            ]
-            show.watch_devices(machine, writers, watch)
+            from cudakit.cli.devices.watch import Writer, keyboard, watch_devices
+
+            writers = [Writer(target, form, view, wanted) for form, target in outputs.streams()]
+            with keyboard() as wait_for_keys:
+                watch_devices(machine, writers, watch, wait_for_keys)
             outputs.close()
         else:
             show.show_once(machine, outputs, view, wanted)

@@ -106,8 +106,18 @@ def _known_names() -> list[str]:
 
 _VIEW = option_group(
     "What to show",
-    option("-l", "--long", is_flag=True, help="Show everything known about each device."),
-    option("-p", "--processes", is_flag=True, help="Show the processes on each device."),
+    option(
+        "-l",
+        "--long",
+        is_flag=True,
+        help="Show every field of each device: architecture, compute capability, limits, health.",
+    ),
+    option(
+        "-p",
+        "--processes",
+        is_flag=True,
+        help="Show the processes on each device: type, SM utilization, memory, runtime.",
+    ),
     option(
         "-t",
         "--topology",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cudakit.cli.failure import before_the_start
+from cudakit.cli.failure import errors_before_start
 from cudakit.cli.options import (
     FILE,
     Command,
@@ -30,7 +30,7 @@ class Launcher(Command):
     ) -> click.Context:
         """Parse the command line."""
         as_json = self._wants_json(info_name, args)
-        with before_the_start(as_json=as_json):
+        with errors_before_start(as_json=as_json):
             return super().make_context(info_name, args, *rest, **kwargs)
 
     def _wants_json(self, info_name: str | None, args: list[str]) -> bool:
@@ -71,6 +71,11 @@ _PROGRAM = option_group(
         default="refuse",
         show_default=True,
         help="If CUDA calls cannot be recorded: refuse to start, or run the program unchecked and say so.",
+    ),
+    option(
+        "--require-gpu",
+        is_flag=True,
+        help="Exit with 1 if no work of a real GPU was recorded, for example because there is none.",
     ),
 )
 _RACES = option_group(
@@ -131,8 +136,9 @@ def run(
     The program is a Python script, -m MODULE, -c CODE or any other command. All arguments after it are its
     own. Standard input and output belong to the program; the report goes to standard error.
 
-    The exit code is that of the program. If the program succeeds, races make it 1. It is 125 if cudakit
-    fails before the program starts, 126 if the program cannot be executed, 127 if it is not found.
+    The exit code is that of the program. If the program succeeds, races or an incomplete recording make it
+    1. It is 125 if cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it
+    is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1
@@ -142,7 +148,7 @@ def run(
     """
     from cudakit.cli.run.session import RunSpec, run_program
 
-    with before_the_start(as_json=output.json):
+    with errors_before_start(as_json=output.json):
         if module and code:
             raise click.UsageError("-m and -c exclude each other")
         prefix = ("-m",) if module else ("-c",) if code else ()

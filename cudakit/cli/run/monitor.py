@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cudakit.core.sanitize.detector import RaceDetector
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """Consumes the records and messages of a program's processes; ``warn`` prints a warning at once."""
+    """Consumes the records and the messages of a program's processes."""
 
     def __init__(
         self,
@@ -28,15 +28,16 @@ class Monitor:
         suppress: Sequence[str],
         strict_threads: bool,
         stop_on_first: bool,
-        warn: Callable[[str], None],
+        accept_unrecorded: bool,
     ) -> None:
         self.snapshots: list[str] = []
         self.stopped = False
         self._enough = False
         self._failure: Exception | None = None
         self._notes: Counter[str] = Counter()
+        self._incomplete: Counter[str] = Counter()
         self._stop_on_first = stop_on_first
-        self._warn = warn
+        self._accept_unrecorded = accept_unrecorded
         self._report = Report(show=show, suppressions=suppressions(suppress), demangle=demangle)
         possible = show is Confidence.POSSIBLE
         self._detector = RaceDetector(strict_threads=strict_threads, report_possible=possible)
@@ -56,30 +57,65 @@ class Monitor:
 
     def notify(self, notice: Notice) -> None:
         """Consume a message of an agent."""
+        fails = notice.about is About.INCOMPLETE or (
+            notice.about is About.UNRECORDED and not self._accept_unrecorded
+        )
         if notice.about is About.SNAPSHOTS:
             self.snapshots.append(notice.text)
+        elif fails:
+            self._incomplete[notice.text] += 1
         else:
             self.add_note(notice.text)
 
     def add_note(self, reason: str) -> None:
-        """Add a reason why part of the program is not checked, and print it the first time."""
-        if reason not in self._notes:
-            self._warn(reason)
+        """Add a reason why part of the program is not checked, or checked less exactly."""
         self._notes[reason] += 1
+
+    @property
+    def notes(self) -> list[str]:
+        """The reasons, each once."""
+        return _with_counts(self._notes)
 
     def finish(self) -> None:
         """Analyze the records that were held back, as no more will come."""
         if self._failure is None:
             self._detector.finish(self._report)
 
-    def result(self, *, exit_status: int | None = None) -> SanitizeResult:
-        """Return the result so far. Raises the first exception of ``consume``."""
+    def result(
+        self, *, exit_status: int | None = None, require_gpu: bool = False
+    ) -> SanitizeResult:
+        """Return the result so far. Raises the first exception of ``consume``.
+
+        With ``require_gpu``, a result without work of a real device is incomplete.
+        """
         if self._failure:
             raise self._failure
-        notes = [_with_count(reason, count) for reason, count in self._notes.items()]
+        incomplete, no_gpu_work = _with_counts(self._incomplete), None
+        if not self._detector.recorded_work:
+            no_gpu_work = self._why_no_gpu_work(exit_status)
+        if require_gpu and not self._detector.recorded_gpu_work:
+            reason = no_gpu_work or self._why_no_gpu_work(exit_status)
+            incomplete.append(f"no work of a real GPU was recorded (--require-gpu): {reason}")
         return self._detector.result(
-            self._report, exit_status=exit_status, stopped=self.stopped, notes=notes
+            self._report,
+            exit_status=exit_status,
+            stopped=self.stopped,
+            notes=self.notes,
+            incomplete=incomplete,
+            no_gpu_work=no_gpu_work,
         )
+
+    def _why_no_gpu_work(self, exit_status: int | None) -> str:
+        """Return the most likely reason why no work of a real GPU was recorded."""
+        if self._detector.initialized_cuda:
+            return "the program initialized CUDA, but enqueued no work"
+        if unusable := why_cuda_is_unusable():
+            return unusable
+        if self._detector.recorded_work:
+            return "the program used simulated devices only"
+        if exit_status:
+            return f"the program ended with status {exit_status} and had not initialized CUDA"
+        return "the program did not initialize CUDA"
 
     def _feed(self, batch: Batch) -> None:
         found = self._detector.feed(batch, self._report)
@@ -88,5 +124,24 @@ class Monitor:
             self._enough = bool(findings(self.result()))
 
 
-def _with_count(reason: str, count: int) -> str:
-    return f"{reason} ({count} processes)" if count > 1 else reason
+def _with_counts(reasons: Counter[str]) -> list[str]:
+    return [
+        f"{reason} ({count} processes)" if count > 1 else reason
+        for reason, count in reasons.items()
+    ]
+
+
+def why_cuda_is_unusable() -> str:
+    """Return why no program can use CUDA on this machine, or an empty text."""
+    from cudakit.gpu.probe import start_probe
+    from cudakit.units import Unavailable
+
+    view = start_probe().answer()
+    if isinstance(view, Unavailable):
+        return f"no CUDA driver: {view.reason}"
+    if view.hidden and not view.devices:
+        return f"CUDA_VISIBLE_DEVICES={view.visible_devices} hides all devices"
+    if view.error:
+        _, name, explanation = view.error
+        return f"CUDA cannot be initialized: {name}, {explanation}"
+    return "" if view.devices else "no CUDA device"

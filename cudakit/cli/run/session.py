@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from cudakit.cli.failure import ExitCode, before_the_start, report_error
+from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import printable, standard_error
 from cudakit.cli.report import Outputs, Report, Text, open_outputs
@@ -45,6 +45,7 @@ class RunSpec:
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
     on_missing: Literal["refuse", "run"]
+    require_gpu: bool
     snapshot: str
     python: str | None
     no_follow: bool
@@ -75,7 +76,7 @@ def run_program(spec: RunSpec) -> int:
     status, code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
-            with before_the_start(as_json=spec.output.json):
+            with errors_before_start(as_json=spec.output.json):
                 prepared = _prepare(spec, stack)
             monitor = prepared.monitor
             status = supervise(
@@ -102,7 +103,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         suppress=spec.suppress,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
-        warn=_ignore if spec.output.json else _warn,
+        accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(open_outputs(spec.output))
     memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
@@ -145,9 +146,11 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     if spec.memory and not spec.output.json:
         _print_snapshots(monitor.snapshots)
     if not spec.sanitize:
+        for note in monitor.notes:
+            _warn(note)
         return ExitCode.OK
     monitor.finish()
-    result = monitor.result(exit_status=exit_status)
+    result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = _report(result), standard_error()
     try:
         prepared.outputs.write(races, terminal=stderr)
@@ -155,7 +158,7 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
         # No file has the findings: print all of them.
         stderr.write(races.text("txt", stderr))
         raise
-    return ExitCode.FINDINGS if findings(result) else ExitCode.OK
+    return ExitCode.FINDINGS if findings(result) or result.incomplete else ExitCode.OK
 
 
 # --- messages, on standard error: standard output belongs to the program
@@ -164,10 +167,6 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
 def _warn(line: str) -> None:
     """Print one line at once."""
     click.echo(f"cudakit: {printable(line)}", err=True)
-
-
-def _ignore(line: str) -> None:
-    """Do not print a line: the JSON document has it among its notes."""
 
 
 def _print_snapshots(paths: Sequence[str]) -> None:
@@ -201,7 +200,6 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
 
 def _report(result: SanitizeResult) -> Report:
     from cudakit.core.sanitize.present import report
-    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
     from cudakit.render import html, sarif
 
     def page() -> Text:
@@ -210,30 +208,29 @@ def _report(result: SanitizeResult) -> Report:
     def log() -> Text:
         return sarif.render(report(result, top=0), root=os.getcwd())
 
-    def nothing() -> Text:
-        return f"cudakit: {NOTHING_RECORDED}\n"
+    def short() -> Text:
+        return "".join(f"cudakit: {printable(line)}\n" for line in _brief(result))
 
+    exports = {"html": page, "sarif": log} | ({"txt": short} if _is_empty(result) else {})
     return Report(
         result=result,
         document=lambda: report(result),
-        exports={"html": page, "sarif": log} | ({"txt": nothing} if _found_nothing(result) else {}),
+        exports=exports,
         brief=lambda: _brief(result),
     )
 
 
 def _brief(result: SanitizeResult) -> tuple[str, ...]:
-    """Return the verdict and the races, or that nothing was checked."""
-    from cudakit.core.sanitize.present import report
-    from cudakit.core.sanitize.present.coverage import NOTHING_RECORDED
-    from cudakit.document import Note, walk
+    """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
+    from cudakit.core.sanitize.present import title
+    from cudakit.core.sanitize.present.coverage import nothing_recorded
 
-    document = report(result)
-    empty = _found_nothing(result)
-    races = (node.text for node in walk(document.nodes) if isinstance(node, Note) and node.finding)
-    return (NOTHING_RECORDED,) if empty else (document.title, *races)
+    verdict = nothing_recorded(result) if _is_empty(result) else title(result)
+    races = (race.sentence for race in result.races)
+    return (verdict, *result.incomplete, *races, *result.notes)
 
 
-def _found_nothing(result: SanitizeResult) -> bool:
+def _is_empty(result: SanitizeResult) -> bool:
     from cudakit.core.sanitize.present.coverage import is_empty
 
     return is_empty(result) and not result.races

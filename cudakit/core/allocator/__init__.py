@@ -1,1 +1,1 @@
-"""A caching allocator that means what PyTorch's means, without torch."""
+"""A caching allocator with the blocks, statistics and snapshots of PyTorch's, without PyTorch."""

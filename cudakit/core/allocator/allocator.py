@@ -28,12 +28,12 @@ from cudakit.torch_rules.sizes import UNLIMITED
 
 
 class CachingAllocator:
-    """Allocates memory of one device in stream order, and caches what is freed.
+    """Allocates memory of one device in stream order, and caches freed memory.
 
     The same operations give the same blocks, statistics and snapshots as in PyTorch's allocator. Streams are
     handles; 0 is the default stream. Any thread may use it, and ``free`` may be called by finalizers.
 
-    ``search_again`` searches for a free block once more before a request fails, which PyTorch does not.
+    With ``search_again`` the free blocks are searched again before a request fails, unlike in PyTorch.
 
     ``native`` selects the implementation in C (True) or in Python (False); None selects C if it was compiled.
     """
@@ -84,7 +84,7 @@ class CachingAllocator:
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
         """Wait for pending frees, and release every unused segment to the device.
 
-        Private pools are included once nobody holds them; with ``pool`` only that one is released. Does
+        Private pools are included if they have no holder. With ``pool`` only that pool is released. Does
         nothing during a capture. Raises CudaError if the driver refuses, PoolError for an unknown pool.
         """
         stack = gather() if self._state.history.level >= Level.ALL else None
@@ -159,7 +159,7 @@ class CachingAllocator:
 
     on_shortage = delegated(OomChain.on_shortage, "_oom")
 
-    # Private pools: context managers, and the single calls of PyTorch's C++ API.
+    # Private pools: context managers, and the functions of PyTorch's C++ API.
 
     checkpoint = delegated(Checkpoints.checkpoint, "_checkpoints")
     restore = delegated(Checkpoints.restore, "_checkpoints")
@@ -174,15 +174,15 @@ class CachingAllocator:
         *,
         graph: CaptureGraph | None = None,
     ) -> Iterator[GraphMemory]:
-        """Serve the requests of a graph capture from a private pool; yields the holder of that pool.
+        """Serve the requests of a graph capture from a private pool, and yield its holder, a GraphMemory.
 
-        Leave the context after the end of the capture: until then no event is queried, and nothing is
-        released. If the body raises, the pool is no longer held; else it is held until the GraphMemory is
-        closed; close it when the graph is destroyed. ``pool`` may be shared with other graphs; None makes a
-        new one. ``stream`` is a captured stream, and selects all streams of the same capture; None selects
-        all requests of this thread. With the setting graph_capture_record_stream_reuse the graph built
-        so far proves which blocks can be reused within the capture; the device provides it, unless
-        ``graph`` does. Raises PoolError if requests go to that pool already.
+        Leave the context after the end of the capture: until then no event is queried and nothing is
+        released. Close the GraphMemory when the graph is destroyed; if the body raises, it is closed already.
+        Graphs may share a ``pool``; None creates one. ``stream`` is a captured stream, and selects all
+        streams of its capture; None selects all requests of this thread. With the setting
+        graph_capture_record_stream_reuse, blocks are reused within the capture if the graph built so far
+        proves that they are unused. ``graph`` provides this graph; by default the device does. Raises
+        PoolError if the pool is in use by another context.
         """
         with self._routing.capture(self, pool, stream, graph) as memory:
             yield memory
@@ -221,10 +221,10 @@ class CachingAllocator:
     def open_shared(self, shared: SharedMemory) -> OpenedMemory:
         """Open memory that another process shares. Each segment is opened once per process.
 
-        This device must be the one that has the memory, whatever its number here, or, for pages with fabric
-        handles, any device of the fabric. Raises UsageError for memory of this process or of another
-        device, EnvironmentUnusable if that process has ended or its file descriptors cannot be duplicated,
-        CudaError if the driver refuses.
+        The allocator's device must be the device that has the memory (its ordinal may differ between
+        processes), or, for pages with fabric handles, any device of the fabric. Raises UsageError for memory
+        of this process or of another device, EnvironmentUnusable if that process has ended or its file
+        descriptors cannot be duplicated, CudaError if the driver refuses.
         """
         return self._sharing.open_shared(shared, self)
 
@@ -252,7 +252,7 @@ class CachingAllocator:
         """Return the 122 numbers of torch.cuda.memory_stats, and the reserved bytes of each private pool.
 
         These are ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>`` for the pool of id (a, b), as in
-        PyTorch 2.15; once a pool is gone its ``current`` is 0, and its other numbers stay.
+        PyTorch 2.15. Once a pool is dropped, its ``current`` is 0, and its other numbers stay.
         """
         with self._state.inside():
             return self._state.engine.stats.read()

@@ -1,8 +1,9 @@
-"""Blocks: the pieces that a segment is divided into, the free ones in order, and the pools they belong to.
+"""Blocks, the parts of segments; sorted free blocks; and pools of free blocks.
 
-A search takes the smallest block that is large enough, and of equal ones that at the lowest address; only on
-the stream of the request (PyTorch's BlockComparatorSize). The attributes of Block and FreeBlocks are all that
-the rest of the allocator uses of them, so that a native type with the same attributes can take their place.
+The best fit is the smallest block that is large enough, of equal blocks that at the lowest address, and only
+among blocks of the request's stream (PyTorch's BlockComparatorSize). The rest of the allocator uses Block and
+FreeBlocks only through their public attributes, so that native types with the same attributes can replace
+them (native.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_IN_PART = 1024
 
 
 class PagedRange(Protocol):
-    """The addresses of an expandable segment, as its blocks know them."""
+    """The parts of an expandable segment that its blocks use."""
 
     ptr: int
     page_bytes: int
@@ -38,7 +39,7 @@ class PagedRange(Protocol):
 
 
 class Block:
-    """A piece of a segment: free, allocated, or freed while other streams still use it.
+    """A part of a segment: free, allocated, or pending: freed while other streams still use it.
 
     A block never changes its stream or its pool. When two blocks are merged the lower one stays, so that the
     first block of a segment is always the same object.
@@ -69,19 +70,19 @@ class Block:
         free_blocks: FreeBlocks,
         expandable_segment: PagedRange | None = None,
     ) -> None:
-        self.ptr: Ptr = ptr  # type: ignore[assignment]  # the call of Ptr would take half of this time
+        self.ptr: Ptr = ptr  # type: ignore[assignment]  # calling Ptr would double the time
         self.size = size
         self.free_blocks = (
-            free_blocks  # of its pool and stream: contains the block while it is free
+            free_blocks  # those of its pool and stream; has the block while it is free
         )
         self.expandable_segment = expandable_segment
-        self.mapped = True  # False: addresses of an expandable segment without memory
+        self.mapped = True  # False: an address range of an expandable segment without memory
         self.requested = 0  # bytes of the last request it served, before rounding
         self.free = self.allocated = False
         self.prev: Block | None = None  # the block before it in the segment
         self.next: Block | None = None
         self.stream_uses: dict[int, None] | None = None  # other streams, without an event yet
-        self.event_count = 0  # recorded events it waits for
+        self.event_count = 0  # recorded events that the block waits for
         self.gc_count_base = 0  # the count of searches when it became free
         self.stack: RawStack | None = None
         self.segment_stack: RawStack | None = None  # in one block of each segment
@@ -199,16 +200,16 @@ def _last(part: list[Entry]) -> Entry:
 
 
 class SegmentSource(Protocol):
-    """Where the segments of one pool come from. Every failure is a CudaError; out of memory has code 2."""
+    """The source of the segments of one pool. Every failure is a CudaError; out of memory has code 2."""
 
     def malloc(self, size_bytes: int, stream: int) -> int: ...
     def free(self, ptr: int) -> None: ...
 
 
 class BlockTypes(NamedTuple):
-    """The types of one allocator that are either plain Python or native."""
+    """The types that an allocator uses: those of plain Python, or native ones."""
 
-    free_blocks: type[FreeBlocks]  # it makes the blocks
+    free_blocks: type[FreeBlocks]  # which creates the blocks
     counters: type[BlockCounters]
 
 
@@ -218,7 +219,7 @@ PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 class BlockPool:
     """The small or the large free blocks of one owner.
 
-    ``reserved`` are the statistics of a private pool's bytes, beside ``stats``.
+    ``reserved`` are the statistics of the bytes that a private pool reserves; ``stats`` counts all pools.
     """
 
     __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "small", "stats")
@@ -259,7 +260,7 @@ class BlockPool:
 class Pools:
     """The small and the large pool of one owner: the default pool, or a private one.
 
-    ``source`` provides segments; None: the device does.
+    ``source`` provides the segments; None means the device.
     """
 
     __slots__ = ("id", "large", "small", "source")

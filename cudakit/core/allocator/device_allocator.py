@@ -1,4 +1,4 @@
-"""The allocator of a Gpu: it closes the device, and handles forks and the end of the interpreter."""
+"""The allocator of a Gpu: closes the device, and handles forks and the exit of the interpreter."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cudakit.gpu.api import Gpu, MemoryInfo
 from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Settings
 
-# Calls for other processes and devices, which are refused as allocations are.
-_OF_OTHERS = ("share", "ipc_handle", "open_shared", "enable_peer_access")
+# Methods for other processes and devices, which are refused like allocations.
+_SHARING = ("share", "ipc_handle", "open_shared", "enable_peer_access")
 
 
 class ForkedAllocator(EnvironmentUnusable):
-    """The process was forked, and the memory of a device stays with its parent."""
+    """The process was forked: only its parent can use the memory of the device."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this allocator belongs to the process that this one was forked from, as its memory does",
-            hint="make an allocator after the fork, or start processes by multiprocessing's 'spawn'",
+            "this allocator belongs to the parent of this forked process",
+            hint="create an allocator after the fork, or start processes with multiprocessing's 'spawn'",
         )
 
 
@@ -62,12 +62,12 @@ class DeviceAllocator(CachingAllocator):
 
     @property
     def device(self) -> int:
-        """CUDA's number of the device."""
+        """The CUDA ordinal of the device."""
         return self._state.device
 
     @cached_property
     def pinned(self) -> CachingHostAllocator:
-        """The pool of pinned memory of the host, with the settings of now; snapshots have it, too."""
+        """The allocator of pinned host memory, with the current settings; snapshots include it."""
         upstream = GpuHostUpstream(self._gpu)
         pool = CachingHostAllocator(upstream, self.settings, holders=self._state.engine.private)
         if not self._owned:
@@ -85,7 +85,7 @@ class DeviceAllocator(CachingAllocator):
         *,
         graph: CaptureGraph | None = None,
     ) -> Iterator[GraphMemory]:
-        """Let what is captured within have memory of a pool, and return what holds it for the graph."""
+        """Serve a graph capture from a private pool, pinned memory included; see CachingAllocator.capture."""
         self._call_pinned(CachingHostAllocator.begin_capture)
         try:
             with super().capture(pool, stream, graph=graph) as memory:
@@ -94,7 +94,7 @@ class DeviceAllocator(CachingAllocator):
             self._call_pinned(CachingHostAllocator.end_capture)
 
     def memory_info(self) -> MemoryInfo:
-        """Return the bytes of the device that are free, and all that it has."""
+        """Return the free and the total bytes of the device."""
         return self._gpu.memory_info()
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class DeviceAllocator(CachingAllocator):
         self._state.retire(refusal)
         ignored = dict.fromkeys(("record_use", "empty_cache", "close"), _nothing)
         # Attributes of an object hide those of its class.
-        self.__dict__.update(ignored | dict.fromkeys(_OF_OTHERS, refuse))
+        self.__dict__.update(ignored | dict.fromkeys(_SHARING, refuse))
         pinned = self.__dict__.get("pinned")
         if pinned is not None:
             pinned.__dict__.update(ignored | {"free": _nothing, "alloc": refuse})
@@ -154,7 +154,7 @@ def _finalizer(
 
 
 def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
-    """Free nothing from now on: the driver may be unloaded before the last free."""
+    """Ignore frees from now on: the driver may be unloaded before the last free."""
     allocator = reference()
     if allocator is not None:
         allocator._ignore_frees()

@@ -207,7 +207,7 @@ class Engine:
         return self.free_block(block, stack)
 
     def free_block(self, block: Block, stack: RawStack | None) -> Block:
-        """Add an unused block to the free blocks, merged with its free neighbours; return the result.
+        """Add an unused block to the free blocks, merged with adjacent free blocks; return the result.
 
         The caller counts it.
         """
@@ -215,7 +215,7 @@ class Engine:
             self.trace.record_block(FREE_COMPLETED, block, stack)
         free = block.free_blocks
         block.stack = None
-        merged = merged_bytes = 0  # free neighbours
+        merged = merged_bytes = 0  # of adjacent free blocks
         before, after = block.prev, block.next
         if after is not None and after.free:
             free.remove(after)

@@ -39,8 +39,8 @@ class Owner(Protocol):
 class ExpandableSegments:
     """The expandable segments of an engine.
 
-    ``stream_classes`` choose the setting by which addresses are reserved for a stream. If a driver call
-    raises, what was mapped until then stays, free or in use.
+    ``stream_classes`` select the setting for the size of a stream's address range. If a driver call raises,
+    pages that were mapped before stay mapped.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ExpandableSegments:
         return [(each.ptr, each.size) for segment in self.segments for each in segment.ranges]
 
     def alloc_block(self, owner: Owner, request: Request) -> Block | None:
-        """Map what a request lacks, at the lowest address where it fits; None if there is no memory.
+        """Map the missing pages of a request at the lowest address where it fits; None if no memory is left.
 
         The block is in no list. Raises CudaError for every other failure of the driver.
         """
@@ -85,7 +85,7 @@ class ExpandableSegments:
     def release_blocks(self, owner: Owner, pool: BlockPool, stack: RawStack | None) -> None:
         """Release every unused page of a pool, and the reservations that are empty then.
 
-        Waits for their streams. Raises CudaError, and keeps what was not released by then.
+        Waits for their streams. On CudaError the remaining pages stay mapped.
         """
         groups = [
             group for (own, _), group in sorted(self._groups.items(), key=_stream) if own is pool
@@ -103,7 +103,7 @@ class ExpandableSegments:
     def reserve_bytes(
         self, settings: Settings, pool: BlockPool, stream: int, total_bytes: int
     ) -> int:
-        """Return the size of a new segment's address range, on a device with so much memory."""
+        """Return the size of a new address range on a device with ``total_bytes`` of memory."""
         by_class = dict(settings.expandable_segments_reserve_by_class)
         plain = settings.expandable_segments_reserve or _FULL
         reserve = by_class.get(self._stream_classes.get(stream, ""), plain)
@@ -174,7 +174,7 @@ def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
     """
     if not isinstance(upstream, Paged):
         raise Unsupported(
-            "expandable segments need virtual memory, which this upstream has not",
+            "expandable segments need virtual memory, which this upstream does not have",
             hint="set expandable_segments:False, or take the memory of a Gpu",
         )
     granularity = upstream.pages.granularity()
@@ -190,7 +190,7 @@ def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
 def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
     """Return the best fit among plain and expandable blocks; without ``expands`` among plain ones.
 
-    Blocks are tried by size and address. An expandable one is passed over while the next one can grow less.
+    Blocks are tried by size and address. An expandable one is skipped if the next one can grow less.
     """
     candidates = iter(free.from_size(size))
     if not expands:

@@ -1,8 +1,8 @@
-"""Who may change an allocator: one thread at a time, and never a second time from within.
+"""The guard of an allocator: admits one thread at a time, and never the same thread twice.
 
-While the allocator works, Python may run a finalizer in the same thread that frees memory. A plain lock would
-deadlock then; a re-entrant one would let the finalizer see half-updated blocks. So a free that cannot enter
-is queued, and performed as soon as the allocator is left.
+While a thread is inside the allocator, Python may run a finalizer in this thread, and the finalizer may free
+memory. A plain lock would deadlock; a re-entrant lock would let the finalizer see half-updated blocks. So a
+free that cannot enter is queued, and performed when the running call ends.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Gate:
 
 
 class Guard(Generic[_Free]):
-    """A lock that the thread which holds it cannot acquire again, and the frees that wait for it.
+    """A lock that its holder cannot acquire a second time, with a queue of frees that could not enter.
 
-    ``perform`` frees what was queued. ``watchers`` are called, without the lock, after every change.
+    ``perform`` performs a queued free. ``watchers`` are called, without the lock, after every change.
     """
 
     __slots__ = ("gate", "late", "lock", "perform", "watchers")
@@ -75,7 +75,7 @@ class Guard(Generic[_Free]):
             self.enter()
 
     def reset(self) -> None:
-        """Forget the holder: the thread that held the lock was not forked with this process."""
+        """Replace the lock: the thread that held it does not exist in a forked process."""
         self.lock = threading.RLock()
         self.gate.busy = False
 
@@ -88,14 +88,14 @@ class Guard(Generic[_Free]):
         self.gate.busy = True
 
     def try_enter(self) -> bool:
-        """Acquire the lock if nobody holds it, this thread included."""
+        """Acquire the lock and return True, unless a thread holds it, this one included."""
         if self.gate.busy or not self.lock.acquire(blocking=False):
             return False
         self.gate.busy = True
         return True
 
     def leave(self) -> None:
-        """Release the lock, and nothing else."""
+        """Release the lock without performing queued frees."""
         self.gate.busy = False
         self.lock.release()
 
@@ -106,7 +106,7 @@ class Guard(Generic[_Free]):
             self.after()
 
     def after(self) -> None:
-        """Do what must wait until the lock is released."""
+        """Perform queued frees and call the watchers. The lock is released."""
         self.drain()
         for watcher in list(self.watchers):
             watcher()
@@ -114,7 +114,7 @@ class Guard(Generic[_Free]):
     def queue(self, free: _Free) -> None:
         """Queue a free that could not enter."""
         self.late.append(free)
-        self.drain()  # the holder may have left before it could see the queue
+        self.drain()  # the holder may have left before it saw the queue
 
     def drain(self) -> None:
         """Perform queued frees, unless the lock is held: the holder performs them afterwards."""
@@ -127,5 +127,7 @@ class Guard(Generic[_Free]):
     def take_late(self) -> None:
         """Perform queued frees. The lock is held."""
         while self.late:
-            with suppress(CudaError):  # of an event: the block stays pending, and is tried again
+            with suppress(
+                CudaError
+            ):  # of an event: the block stays pending, and its event is recorded later
                 self.perform(self.late.popleft())

@@ -41,12 +41,13 @@ Annotation: TypeAlias = tuple[str, Stage, int]
 # The user's text; or that text, and why the allocator itself did something.
 Metadata: TypeAlias = "str | tuple[str, str]"
 # One event: action, address (of an OOM: free bytes of the device), size, stream, time in ns of
-# time.perf_counter_ns, stack, pool, metadata. A plain tuple is made in a third of a named tuple's time.
+# time.perf_counter_ns, stack, pool, metadata. A plain tuple is created in a third of the time of a named
+# tuple.
 TraceEvent: TypeAlias = "tuple[str, int, int, int, int, RawStack | None, PoolId, Metadata]"
 
 
 class Level(IntEnum):
-    """Whose stacks are gathered; each level includes those before it."""
+    """The events for which call stacks are gathered; each level includes those before it."""
 
     NONE = 0
     STATE = 1  # of live blocks
@@ -60,7 +61,7 @@ _LEVELS: dict[str | None, Level] = {
     "alloc": Level.ALLOC,
     "all": Level.ALL,
 }
-_IN_TRACE = Level.ALLOC  # a global is found faster than a member of an enumeration
+_IN_TRACE = Level.ALLOC  # a global variable is read faster than an enum member
 
 
 def gather(depth: int = 1) -> RawStack:
@@ -99,7 +100,7 @@ class Events:
 
 
 class History:
-    """The recorded events, and what is recorded. Nothing is, until ``configure``."""
+    """The recorded events, and the settings of the recording, which is off until ``configure``."""
 
     __slots__ = (
         "_epoch_ns",

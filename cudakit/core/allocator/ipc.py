@@ -33,11 +33,11 @@ from cudakit.gpu.api import (
 
 SCHEMA = "cudakit.shared/1"
 
-# A segment of cuMemAlloc, by its CUipcMemHandle, or a page of one that expands.
+# The CUipcMemHandle of a plain segment, or the handle of a page of an expandable segment.
 Handle: TypeAlias = bytes | Fabric | Descriptor
 
-_BEYOND = 1 << 63  # any size or address
-_PIDS = 1 << 31  # a pid_t is an int
+_BEYOND = 1 << 63  # above every size and address
+_PIDS = 1 << 31  # above every process id: pid_t is an int
 
 _KIND = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
 
@@ -56,19 +56,19 @@ _ExportPages: TypeAlias = "Callable[[int, int, int], tuple[Exported, ...]]"
 class SharedMemory:
     """Part of an allocation, for other processes of the machine to open; can be pickled, and written as text.
 
-    It says where the memory is, and keeps it neither allocated nor its process alive. What lies beside it in
-    the same segment or pages can be reached with it too: send it to nobody who must not read that.
+    It describes the memory, and keeps neither the allocation nor the process alive. Its receiver can access
+    everything in the same segment or pages: send it only to processes that may do so.
     """
 
-    size_bytes: int  # from the address that was shared to the end of what was asked for
-    offset_bytes: int  # from the beginning of what is opened
+    size_bytes: int  # from the shared address to the end of the requested bytes
+    offset_bytes: int  # from the beginning of the opened memory
     device: str  # its UUID
-    process: ProcessId  # which shares it
-    page_bytes: int  # of each handle; 0: there is one, of a whole segment
-    handles: tuple[Handle, ...]  # of the pages in the order of their addresses
+    process: ProcessId  # the sharing process
+    page_bytes: int  # of each handle; 0: one handle, of a whole segment
+    handles: tuple[Handle, ...]  # of the pages, in the order of their addresses
 
     def as_text(self) -> str:
-        """Write it as JSON, which ``from_text`` reads."""
+        """Return JSON that ``from_text`` reads."""
         return json.dumps(
             {
                 "schema": SCHEMA,
@@ -84,16 +84,16 @@ class SharedMemory:
 
     @classmethod
     def from_text(cls, text: str) -> SharedMemory:
-        """Read what ``as_text`` wrote. Raises InputError for anything else, and for another version."""
-        form = _Form(text)
-        process = ProcessId(form.number("pid", _PIDS), form.number("started"))
+        """Return the value that ``as_text`` wrote. Raises InputError for other texts and versions."""
+        fields = _Fields(text)
+        process = ProcessId(fields.number("pid", _PIDS), fields.number("started"))
         shared = cls(
-            form.number("size_bytes"),
-            form.number("offset_bytes"),
-            form.text("device"),
+            fields.number("size_bytes"),
+            fields.number("offset_bytes"),
+            fields.text("device"),
             process,
-            form.number("page_bytes"),
-            tuple(_read(each, process) for each in form.texts("handles")),
+            fields.number("page_bytes"),
+            tuple(_read(each, process) for each in fields.texts("handles")),
         )
         shared._check()
         return shared
@@ -102,7 +102,7 @@ class SharedMemory:
         return SharedMemory.from_text, (self.as_text(),)
 
     def _check(self) -> None:
-        """Refuse what no allocator shares."""
+        """Raise InputError for handles and sizes that no allocator shares."""
         kinds = {type(handle) for handle in self.handles}
         if self.page_bytes:
             opened_bytes = len(self.handles) * self.page_bytes
@@ -115,18 +115,18 @@ class SharedMemory:
             raise _refused("handles", f"{len(self.handles)} ({kind}) for {self.size_bytes} bytes")
 
 
-class _Form:
-    """The fields of the text, each of which is what it should be."""
+class _Fields:
+    """The fields of the text; reading one raises InputError if it is invalid."""
 
     def __init__(self, text: str) -> None:
         try:
             fields = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
-            raise InputError(f"not a text of shared memory: {text!r:.60}") from error
+            raise InputError(f"not a text from SharedMemory.as_text(): {text!r:.60}") from error
         schema = fields.get("schema") if isinstance(fields, dict) else None
         if schema != SCHEMA:
             raise InputError(
-                f"shared memory of the form {schema!r}, and this cudakit reads {SCHEMA!r}",
+                f"this cudakit reads {SCHEMA!r}, not {schema!r}",
                 hint="use the same version of cudakit in both processes",
             )
         self._fields = fields
@@ -173,11 +173,13 @@ def _read(text: str, process: ProcessId) -> Handle:
 
 
 def _refused(name: str, value: Any) -> InputError:
-    return InputError(f"no shared memory has {name} {value!r:.60}", hint="send it unchanged")
+    return InputError(
+        f"invalid {name} in shared memory: {value!r:.60}", hint="send the text unchanged"
+    )
 
 
 class ImportedHandle:
-    """Memory of another process at an address of this one. It is closed when this object is collected."""
+    """Memory of another process that is open in this one, and closed when this object is collected."""
 
     __slots__ = ("__weakref__", "ptr")
 
@@ -190,7 +192,7 @@ class IpcDevice(DeviceInfo, VirtualMemory, Ipc, Streams, Protocol):
 
 
 class IpcRegistry:
-    """The exported and the imported handles of one device. Any thread may use it, and finalizers."""
+    """The exported and the imported handles of one device. Threads and finalizers may call it."""
 
     def __init__(self, gpu: IpcDevice, export_pages: _ExportPages) -> None:
         self._gpu = gpu
@@ -210,8 +212,8 @@ class IpcRegistry:
         """The UUID of the device."""
         return str(self._gpu.facts().uuid)
 
-    def rest_during(self, captures: Callable[[], int]) -> None:
-        """Close nothing while there are captures: waiting for the device would invalidate them."""
+    def defer_during(self, captures: Callable[[], int]) -> None:
+        """Close nothing while ``captures`` returns a number above 0: closing waits for the device."""
         self._captures = captures
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
@@ -235,18 +237,18 @@ class IpcRegistry:
                 with self._gpu.relaxed():
                     ptr, steps = self._open(shared)
                 imported = self._imported[key] = ImportedHandle(ptr)
-                weakref.finalize(imported, self._leave, steps).atexit = False
+                weakref.finalize(imported, self._close_later, steps).atexit = False
         self._sweep()
         return imported
 
     def close_unused(self) -> None:
-        """Close what nobody uses any more. On CudaError the next call tries again."""
+        """Close the handles that are not used any more. On CudaError the next call tries again."""
         failure = self._sweep()
         if failure:
             raise failure
 
     def _sweep(self) -> CudaError | None:
-        """Close what nobody uses any more, and return the last failure."""
+        """Close the handles that are not used any more, and return the last failure."""
         failure: CudaError | None = None
         for _ in range(len(self._unused)):
             if self._captures() or not self._lock.acquire(blocking=False):
@@ -274,20 +276,20 @@ class IpcRegistry:
             return error
         return None
 
-    def _leave(self, steps: _Steps) -> None:
+    def _close_later(self, steps: _Steps) -> None:
         self._unused.append(steps)
-        self._sweep()  # nobody would see a failure here; the next call tries again
+        self._sweep()  # a finalizer cannot report a failure; the next call tries again
 
     def _check(self, shared: SharedMemory) -> None:
         if shared.process == self.process:
             raise UsageError(
-                "the memory was shared by this process itself, and CUDA opens that of others only",
-                hint="use the address that was shared",
+                "this process shared the memory itself, and CUDA opens memory of other processes only",
+                hint="use the shared address",
             )
         if not isinstance(shared.handles[0], Fabric) and shared.device != self.device:
             raise UsageError(
-                f"the memory is of {shared.device}, and this allocator of {self.device}",
-                hint="open it with an allocator of the same device, by whichever number that has here",
+                f"the memory belongs to device {shared.device}, and this allocator to {self.device}",
+                hint="open it with an allocator of that device",
             )
 
     def _open(self, shared: SharedMemory) -> tuple[int, _Steps]:
@@ -339,8 +341,9 @@ class IpcRegistry:
 class OpenedMemory:
     """Memory of another process, until ``close``, the end of a with block, or the end of this object.
 
-    ``open_shared`` of an allocator makes it; ``size_bytes`` is what was shared, from ``ptr`` on. Whoever
-    takes it by ``__cuda_array_interface__``, as ``cupy.asarray`` does, has it as bytes, and keeps it.
+    Created by ``open_shared`` of an allocator. The memory has ``size_bytes`` from ``ptr`` on. Arrays created
+    by ``__cuda_array_interface__``, such as by ``cupy.asarray``, have uint8 elements and keep this object
+    alive.
     """
 
     def __init__(
@@ -350,13 +353,13 @@ class OpenedMemory:
         self._offset_bytes = shared.offset_bytes
         self._imported: ImportedHandle | None = imported
         self._registry = registry
-        self._owner = owner  # keeps its device open
+        self._owner = owner  # the allocator, which keeps its device open
 
     @property
     def ptr(self) -> Ptr:
         """The address in this process. Raises UsageError after ``close``."""
         if self._imported is None:
-            raise UsageError("this memory of another process was closed", hint="open it again")
+            raise UsageError("this OpenedMemory is closed", hint="call open_shared again")
         return Ptr(self._imported.ptr + self._offset_bytes)
 
     @property
@@ -371,10 +374,10 @@ class OpenedMemory:
         }
 
     def close(self) -> None:
-        """Be done with it: it is unmapped when all who have opened it here are. A second time does nothing.
+        """Close the memory; it is unmapped when every OpenedMemory of it in this process is closed.
 
-        Waits for the device; while the allocator is in a capture that is left to a later call. Raises
-        CudaError where the driver refuses, which is tried again later.
+        Closing twice does nothing. Unmapping waits for the device; during a capture of the allocator it is
+        left to a later call. Raises CudaError if the driver refuses; a later call tries again.
         """
         if self._imported is not None:
             self._imported = None

@@ -40,7 +40,7 @@ Callback: TypeAlias = Callable[[Crossing], object]
 
 
 class Monitor:
-    """A threshold that is watched until ``end``."""
+    """A threshold that is monitored until ``end``."""
 
     def __init__(
         self, metric: Held, threshold_bytes: int, direction: Direction, callback: Callback
@@ -53,7 +53,7 @@ class Monitor:
         self._ends: Callable[[Monitor], None] | None = None
 
     def end(self) -> None:
-        """Stop watching."""
+        """Stop monitoring."""
         if self._ends is not None:
             self._ends(self)
             self._ends = None
@@ -76,7 +76,7 @@ class AddressSpace:
 
 
 class Limits:
-    """The calls of an allocator that watch and limit memory."""
+    """The methods of an allocator that monitor and limit memory."""
 
     def __init__(self, state: AllocatorState) -> None:
         self._state = state
@@ -94,12 +94,13 @@ class Limits:
         *,
         direction: Direction = "up",
     ) -> Monitor:
-        """Call a function when what is reserved, allocated or active crosses a threshold.
+        """Call a function when the reserved, allocated or active bytes cross a threshold.
 
-        ``threshold`` is bytes, or as a float a share of the device's memory. It is crossed up when it is
-        reached, and down when the value falls below it. The function is called right after the call that
-        crossed it, in the same thread, and may allocate and free; its exceptions go to
-        ``sys.unraisablehook``. Raises UsageError for an unknown metric or direction, or an invalid threshold.
+        ``threshold`` is a number of bytes, or a float: a fraction of the device's memory. The direction is
+        "up" when the value reaches the threshold, and "down" when the value falls below it. The function is
+        called right after the allocator call that crossed the threshold, in the same thread. It may allocate
+        and free; its exceptions go to ``sys.unraisablehook``. Raises UsageError for an unknown metric or
+        direction, or an invalid threshold.
         """
         if not isinstance(threshold, int):
             threshold = int(threshold * self._state.upstream.memory_info().total_bytes)
@@ -121,7 +122,7 @@ class Limits:
             self._call_monitors()
             return
         guard = self._state.guard
-        if guard.try_enter():  # a monitor may be made right now
+        if guard.try_enter():  # another thread may be adding a monitor
             try:
                 if not self._monitors:
                     self._state.unwatch(self._check_monitors)
@@ -132,8 +133,8 @@ class Limits:
     def _call_monitors(self) -> None:
         """Call the callbacks whose threshold was crossed.
 
-        What callbacks themselves allocate and free is checked with the next call, so that they cannot go on
-        for ever; and so is what another thread does while they run.
+        Changes by the callbacks, and by other threads while callbacks run, are checked with the next call.
+        So callbacks cannot call each other endlessly.
         """
         if not self._calling.acquire(blocking=False):
             return
@@ -151,21 +152,21 @@ class Limits:
         )
         try:
             monitor.callback(crossing)
-        except Exception as error:  # noqa: BLE001  # the caller of the allocator did nothing wrong
+        except Exception as error:  # noqa: BLE001  # not an error of the allocator's caller
             _report(error, monitor.callback)
 
     # The cache.
 
     def set_cache_limit(self, limit_bytes: int | None) -> None:
-        """Keep at most so many free bytes from now on, as far as they are whole segments; None: all.
+        """Limit the cached bytes; None removes the limit.
 
-        Right after a free that exceeds the limit the smallest segment that is large enough is released, or
-        else the largest. Nothing is released in captures, from private pools, or of expandable segments. A
-        release waits for the device. Raises UsageError for a negative limit.
+        After a free that exceeds the limit, whole free segments are released: the smallest that suffices
+        alone, else the largest ones. During captures nothing is released, and private pools and expandable
+        segments are never released. A release waits for the device. Raises UsageError for a negative limit.
         """
         if limit_bytes is not None and limit_bytes < 0:
             raise UsageError(
-                f"a limit of {limit_bytes} bytes cannot be", hint="0 is no cache, None no limit"
+                f"invalid cache limit: {limit_bytes} bytes", hint="0 is no cache, None is no limit"
             )
         with self._state.inside():
             self.cache_limit_bytes = limit_bytes
@@ -178,7 +179,7 @@ class Limits:
         limit, state = self.cache_limit_bytes, self._state
         if limit is None or _cached_bytes(state.engine) <= limit or state.captures.count:
             return
-        if state.guard.try_enter():  # else the holder trims when it leaves
+        if state.guard.try_enter():  # else the holder of the guard trims when it leaves
             try:
                 with suppress(CudaError):  # the segment stays cached, and the next free tries again
                     _trim_cache(state, limit)
@@ -190,15 +191,16 @@ class Limits:
     # getExpandableSegmentsReservedBytes of PyTorch 2.15).
 
     def set_reserve_class(self, stream: int, name: str) -> None:
-        """Let new expandable segments of a stream set aside what the setting says of a class; "" is none.
+        """Set the class of a stream, which determines the address range of its new expandable segments.
 
-        The setting expandable_segments_reserve_by_class has a size for each class; for other classes, and
-        streams without one, expandable_segments_reserve applies. Raises UsageError for an invalid name.
+        The setting expandable_segments_reserve_by_class has a size for each class. For other classes, and for
+        streams without a class (""), expandable_segments_reserve applies. Raises UsageError for an invalid
+        name.
         """
         if name and not is_class_name(name):
             raise UsageError(
-                f"{name!r} is no name of a class of streams",
-                hint="it is not empty, and has no ',', ':', '[', ']' and no space",
+                f"{name!r} is not a valid name of a stream class",
+                hint="a name has no ',', ':', '[', ']' and no space",
             )
         with self._state.inside():
             if name:
@@ -207,11 +209,11 @@ class Limits:
                 self._state.engine.stream_classes.pop(stream_number(stream), None)
 
     def reserve_class(self, stream: int) -> str:
-        """Return the class of a stream; "" where it has none."""
+        """Return the class of a stream; "" if it has none."""
         return self._state.engine.stream_classes.get(stream_number(stream), "")
 
     def address_space(self) -> AddressSpace:
-        """Say how many addresses are set aside now."""
+        """Return the number and the size of the address ranges that expandable segments reserve."""
         with self._state.inside():
             expandable = self._state.engine.expandable
             reserved = expandable.segments if expandable else ()
@@ -240,24 +242,24 @@ def _is_free(segment: Segment) -> bool:
 def _check(metric: str, threshold_bytes: int, direction: str) -> None:
     if metric not in get_args(Held):
         raise UsageError(
-            f"there is no {metric!r} to watch", hint=f"one of {', '.join(get_args(Held))}"
+            f"{metric!r} cannot be monitored", hint=f"one of {', '.join(get_args(Held))}"
         )
     if direction not in get_args(Direction):
-        raise UsageError(f"{direction!r} is no direction", hint="'up', 'down' or 'both'")
+        raise UsageError(f"{direction!r} is not a direction", hint="one of 'up', 'down' or 'both'")
     if threshold_bytes <= 0:
         raise UsageError(
-            f"a threshold of {threshold_bytes} bytes is never crossed", hint="give more than 0"
+            f"invalid threshold: {threshold_bytes} bytes", hint="a threshold is above 0"
         )
 
 
 def _report(error: Exception, callback: Callback) -> None:
-    """Report a failure as Python reports those of finalizers: nobody could catch it."""
+    """Report an exception by sys.unraisablehook, as Python does for finalizers."""
     sys.unraisablehook(
         SimpleNamespace(
             exc_type=type(error),
             exc_value=error,
             exc_traceback=error.__traceback__,
-            err_msg="Exception ignored in a monitor of memory",
+            err_msg="Exception ignored in a memory monitor",
             object=callback,
         )
     )

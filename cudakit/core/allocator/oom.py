@@ -1,4 +1,4 @@
-"""The slow path: allocation and free in full, what is tried before a request fails, and the error then.
+"""The slow path: alloc and free for every case, the attempts before a request fails, and its error.
 
 Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc).
 """
@@ -30,11 +30,10 @@ ProcessQuery: TypeAlias = Callable[[], "tuple[Process, ...] | Unavailable"]
 
 
 class OutOfMemory(CudaError, MemoryError):
-    """No memory for a request. ``report`` is None where it was refused before anything was looked at.
+    """No memory is left for a request. ``report`` is None if the request was refused at once.
 
-    Also a MemoryError, which is what programs of CuPy, Numba and RMM look for. ``message`` is one line,
-    which begins as PyTorch's does; as a string it is followed by where the memory is, and by what would have
-    helped.
+    It is also a MemoryError, which CuPy, Numba and RMM handle. ``message`` is one line, which begins like
+    PyTorch's. The string of the error adds a table of the memory and the remedies.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class OutOfMemory(CudaError, MemoryError):
 class OomChain:
     """Finds a block for a request that no free block serves, or raises OutOfMemory.
 
-    ``search_again`` searches the pool once more after waiting for pending frees, which PyTorch does not (its
+    With ``search_again`` the pool is searched again after the wait for pending frees, unlike in PyTorch (its
     issue 189504).
     """
 
@@ -72,35 +71,34 @@ class OomChain:
         self._saver: Observer | None = None
         self._query: ProcessQuery | None = None
 
-    # What programs register.
+    # Functions that programs register.
 
     def on_shortage(self, helper: Callable[[], bool]) -> None:
-        """Let a function free memory when no free block serves a request; it returns whether it did."""
+        """Call a function when no free block serves a request; it returns whether it freed memory."""
         self._helpers.append(helper)
 
     def on_out_of_memory(self, observer: Observer) -> None:
-        """Tell a function of every request that fails, before the error is raised.
+        """Call a function with the report of each request that fails, before the error is raised.
 
-        Its exceptions become notes on that error. Requests refused without any attempt go to
-        ``on_rejection``.
+        Its exceptions become notes on that error. Requests that are refused at once go to ``on_rejection``.
         """
         self._observers.append(observer)
 
     def on_rejection(self, observer: Observer) -> None:
-        """Tell a function of every request that throw_on_cudamalloc_oom refuses, before the error is raised.
+        """Call a function with the report of each request that throw_on_cudamalloc_oom refuses.
 
         Such requests exceed the memory fraction; nothing is released for them, and no snapshot is saved. The
-        report has what PyTorch passes to its OomRejectionObserver: ``device``, ``segment_bytes``,
+        report has the values of PyTorch's OomRejectionObserver: ``device``, ``segment_bytes``,
         ``reserved_bytes``, ``device_total_bytes``. Exceptions become notes on the error.
         """
         self._rejection_observers.append(observer)
 
     def save_on_out_of_memory(self, path: str | os.PathLike[str] | None) -> None:
-        """Write a snapshot to a file when memory has run out, before the error is raised; None: no more.
+        """Write a snapshot to a file when a request fails, before the error is raised; None turns this off.
 
-        The latest snapshot replaces earlier ones. If it cannot be written, a note on the error says so.
-        Requests refused without any attempt (``on_rejection``) write none. Raises UsageError now if no file
-        can be written there.
+        The latest snapshot replaces earlier ones. If it cannot be written, the error gets a note. Requests
+        that are refused at once (``on_rejection``) write none. Raises UsageError now if the path is not
+        writable.
         """
         if path is None:
             self._saver = None
@@ -113,11 +111,11 @@ class OomChain:
         save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"  # for the note on the error
         self._saver = save_on_out_of_memory
 
-    def ask_processes(self, asker: ProcessQuery | None) -> None:
-        """Let the report of memory that has run out have what a function says of the device's processes."""
-        self._query = asker
+    def ask_processes(self, query: ProcessQuery | None) -> None:
+        """Include the processes that a function returns in the reports of failed requests."""
+        self._query = query
 
-    # What is tried. The guard is held.
+    # The attempts. The guard is held.
 
     def obtain(
         self, pool: BlockPool, size: int, requested: int, stream: int, stack: RawStack | None
@@ -133,7 +131,7 @@ class OomChain:
         request = Request(size, requested, segment_bytes, stream, pool, stack)
         if engine.collects_garbage:
             self._state.cache.garbage_collect_cached_blocks(stack)
-        # throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473): refused without any attempt.
+        # throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473): refused at once.
         beyond = engine.reserved_bytes + segment_bytes > engine.limit_bytes
         rejected = beyond and engine.settings.throw_on_cudamalloc_oom
         block = None if rejected else self._try_all(request)
@@ -147,7 +145,7 @@ class OomChain:
         if block is None and state.cache.release_available_cached_blocks(request):
             block = state.cache.alloc_block(request)
         if block is not None or state.captures.count:
-            return block  # a capture permits no wait
+            return block  # waiting would invalidate the capture
         state.empty_cache(request.stack)
         engine.stats.num_alloc_retries += 1
         block = state.cache.alloc_block(request)
@@ -160,7 +158,7 @@ class OomChain:
     def _borrow(self, request: Request) -> Block | None:
         """Take a free block of a private pool that lends to the default one (PyTorch's try_mempool_fallback).
 
-        As there, none of an expandable segment, and without any driver call.
+        As in PyTorch, no block of an expandable segment, and without a driver call.
         """
         engine = self._state.engine
         if request.pool.id != engine.default.id:
@@ -177,9 +175,7 @@ class OomChain:
             return False
         state = self._state
         with state.guard.outside():
-            freed = [
-                helper() for helper in self._helpers
-            ]  # all of them, whatever the first returns
+            freed = [helper() for helper in self._helpers]  # every helper is called
         state.guard.take_late()
         return any(freed)
 
@@ -219,9 +215,9 @@ class OomChain:
 
 
 class SlowPath:
-    """``alloc`` and ``free`` in full: with any settings, history, routes and pending frees.
+    """``alloc`` and ``free`` for every case: any settings, history, private pools and pending frees.
 
-    ``owner`` is the allocator, which lives as long as anybody can call it.
+    ``owner`` is the allocator: a reference to one of these functions keeps it alive.
     """
 
     def __init__(self, owner: object, state: AllocatorState, chain: OomChain) -> None:
@@ -302,8 +298,8 @@ class SlowPath:
         with state.inside():
             if state.captures.count and state.engine.private.route(stream) is not None:
                 raise UsageError(
-                    f"nothing is cached, and stream {stream:#x} is captured: no graph would keep the memory",
-                    hint="enable_caching(enabled=True) before the capture",
+                    f"caching is off, and the graph of stream {stream:#x} could not keep the memory",
+                    hint="call enable_caching(enabled=True) before the capture",
                 )
         try:
             ptr = state.upstream.malloc(size_bytes, stream)
@@ -318,7 +314,7 @@ class SlowPath:
 def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:
     try:
         return query()
-    except Exception as error:  # noqa: BLE001  # NVML's; without it the report is still useful
+    except Exception as error:  # noqa: BLE001  # of NVML; the report is useful without it
         return Unavailable(str(error) or type(error).__name__)
 
 
@@ -328,5 +324,5 @@ def _call(observer: Observer, report: OomReport) -> str:
         observer(report)
     except Exception as error:  # noqa: BLE001
         name = getattr(observer, "__qualname__", repr(observer))
-        return f"{name} failed when it was told: {type(error).__name__}: {error}"
+        return f"the observer {name} failed: {type(error).__name__}: {error}"
     return ""

@@ -1,9 +1,9 @@
-"""The calls of an allocator for private pools: routing of requests, captures, and checkpoints.
+"""The methods of an allocator for private pools: routing of requests, captures, and checkpoints.
 
-A graph that is replayed writes its outputs to the addresses of its capture, whatever was allocated there
-since: a checkpoint records how its pool is divided into blocks, and restores that. Source: PyTorch's
-c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool; Note [Checkpointing
-PrivatePoolState], getCheckpointState, setCheckpointPoolState, setSegmentStateToCheckpoint).
+A replayed graph writes its outputs to the addresses of its capture, even if other memory was allocated there
+since. So a checkpoint records how the pool is divided into blocks, and can restore this division. Source:
+PyTorch's c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool; Note
+[Checkpointing PrivatePoolState], getCheckpointState, setCheckpointPoolState, setSegmentStateToCheckpoint).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from cudakit.torch_rules.oom_facts import PoolId
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """A private pool, and its memory."""
+    """The use and the memory of a private pool."""
 
     id: PoolId
-    uses: int  # its holders; 0: what it caches can be released
+    uses: int  # number of holders; with 0 its cached memory can be released
     segments: int
     reserved_bytes: int
     allocated_bytes: int
 
 
 class PoolRouting:
-    """The calls of an allocator for private pools and captures."""
+    """The methods of an allocator for private pools and captures."""
 
     def __init__(self, state: AllocatorState) -> None:
         self._state = state
@@ -51,10 +51,10 @@ class PoolRouting:
 
     @contextmanager
     def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
-        """Let the requests of this thread go to a pool; within another one, to this.
+        """Serve the requests of this thread from a pool; of nested contexts the innermost applies.
 
-        Events are queried and memory is released as usual, which PyTorch 2.11 does not do meanwhile (its
-        issue 159674). Raises PoolError if requests go to that pool already.
+        Events are queried and memory is released as usual, unlike in PyTorch 2.11 (its issue 159674). Raises
+        PoolError if the pool is in use by another context.
         """
         pool_id = _open_id(pool)
         self.begin_allocate_to_pool(pool_id, of_this_thread())
@@ -71,7 +71,7 @@ class PoolRouting:
         stream: int | None,
         graph: CaptureGraph | None,
     ) -> Iterator[GraphMemory]:
-        """Do what ``capture`` of an allocator does, for a GraphMemory that keeps ``owner`` alive."""
+        """See ``CachingAllocator.capture``; the GraphMemory keeps ``owner`` alive."""
         number = None if stream is None else stream_number(stream)
         upstream = self._state.upstream
         if graph is None and isinstance(upstream, Captured):
@@ -92,7 +92,7 @@ class PoolRouting:
             if not captured:
                 memory.close()
 
-    # One by one, as PyTorch's C++ interface has them.
+    # The functions of PyTorch's C++ API.
 
     def graph_pool_handle(self) -> PoolId:
         """Return the id of a pool that graphs may share (torch.cuda.graph_pool_handle)."""
@@ -100,36 +100,36 @@ class PoolRouting:
             return pools.issue(graph=False)
 
     def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
-        """Let the requests for which ``takes`` says so go to a pool, and hold it; it is made if need be.
+        """Route the requests that ``takes`` accepts to a pool and hold it; create it if necessary.
 
-        If several pools match a request, the last begun gets it. ``takes`` is called with the number of a
-        stream, in the requesting thread, with the allocator locked. Raises PoolError if requests go there
-        already, if all holders of the pool have let go, and for an id that was never issued.
+        If several pools accept a request, the last begun serves it. ``takes`` is called with the number of a
+        stream, in the requesting thread, while the allocator is locked. Raises PoolError if requests are
+        routed there already, if the pool has no holder any more, and for an id that was never issued.
         """
         with self.with_pools() as pools:
             pools.begin(pool_id, takes)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
-        """Let no more requests go to a pool; it is held until ``release_pool``. Raises PoolError."""
+        """Stop routing requests to a pool; it is held until ``release_pool``. Raises PoolError."""
         with self.with_pools() as pools:
             pools.end(pool_id)
 
     def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
-        """Let go of a pool; when all have, ``empty_cache`` gives back what it caches.
+        """Release one hold of a pool. Without holders, ``empty_cache`` releases its cached memory.
 
-        Raises PoolError if nobody holds it, and if requests still go there and nobody else holds it, or with
-        ``unrouted`` if any requests still go there.
+        Raises PoolError if the pool has no holder, and if requests are still routed to it and this is its
+        only holder; with ``unrouted``, if requests are routed to it at all.
         """
         with self.with_pools() as pools:
             pools.let_go(pool_id, unrouted=unrouted)
 
     def begin_capture(self) -> None:
-        """Say that a capture begins: until its end nothing looks at events or is given back."""
+        """Begin a capture: until its end no event is queried and nothing is released."""
         with self._state.inside():
             self._begin_capture(None)
 
     def end_capture(self) -> None:
-        """Say that a capture has ended. Raises PoolError where none was begun."""
+        """End a capture. Raises PoolError if none was begun."""
         with self._state.inside():
             self._end_capture(None)
 
@@ -140,31 +140,31 @@ class PoolRouting:
         use_on_oom: bool = False,
         splits: bool = True,
     ) -> PoolId:
-        """Make a user's pool, held once. MemPool is what to use."""
+        """Create a user's pool with one holder, and return its id. MemPool is the public interface."""
         with self.with_pools() as pools:
             pool_id = pools.issue(graph=False)
             pools.create(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
             return pool_id
 
     def empty_pool(self, pool_id: PoolId) -> None:
-        """Give back what a pool caches that nobody holds any more, unless in a capture. Raises CudaError."""
+        """Release the cached memory of a pool without holders, except during a capture. Raises CudaError."""
         with self.with_pools() as pools:
             if pools.is_known(pool_id):
                 self._empty_pool(pool_id)
 
     def abandon_pool(self, pool_id: PoolId, empties: bool) -> None:
-        """Let go of a pool from a finalizer, now or a moment later; nothing is raised."""
+        """Release one hold of a pool from a finalizer, now or at the next call. Raises nothing."""
         self._pools.abandoned.append((pool_id, empties))
         guard = self._state.guard
         if guard.try_enter():
             try:
-                self._let_abandoned_go()
+                self._release_abandoned()
             finally:
                 guard.leave()
                 guard.drain()
 
     def pool_uses(self, pool_id: PoolId) -> int:
-        """Return how many hold a pool; 0 where it is gone. Raises PoolError for an id never issued."""
+        """Return the number of holders of a pool. Raises PoolError for an id that was never issued."""
         with self.with_pools() as pools:
             return pools.find(pool_id).uses if pools.is_known(pool_id) else 0
 
@@ -175,9 +175,9 @@ class PoolRouting:
 
     @contextmanager
     def with_pools(self) -> Iterator[PrivatePools]:
-        """Hold the guard, with the private pools that finalizers abandoned released."""
+        """Hold the guard, and first release the pools that finalizers abandoned."""
         with self._state.inside():
-            self._let_abandoned_go()
+            self._release_abandoned()
             try:
                 yield self._pools
             finally:
@@ -192,7 +192,7 @@ class PoolRouting:
     def _end_capture(self, graph: CapturedGraph | None) -> None:
         captures = self._state.captures
         if not captures.count:
-            raise PoolError("no capture is under way", hint="begin_capture() comes first")
+            raise PoolError("no capture was begun", hint="call begin_capture() first")
         captures.count -= 1
         if graph is not None:
             captures.graphs.remove(graph)
@@ -209,11 +209,11 @@ class PoolRouting:
             pools.end(pool_id)
             pools.let_go(pool_id)
 
-    def _let_abandoned_go(self) -> None:
+    def _release_abandoned(self) -> None:
         pools = self._pools
         while pools.abandoned:
             pool_id, empties = pools.abandoned.popleft()
-            with suppress(CudaError, PoolError):  # what was not released stays cached
+            with suppress(CudaError, PoolError):  # memory that was not released stays cached
                 pools.let_go(pool_id)
                 if empties:
                     self._empty_pool(pool_id)
@@ -242,7 +242,7 @@ def id_of(pool: HeldPool | PoolId) -> PoolId:
 def _open_id(pool: HeldPool | PoolId) -> PoolId:
     """Return the id of a pool. Raises PoolError if it is closed."""
     if isinstance(pool, HeldPool) and pool.closed:
-        raise PoolError(f"private pool {pool.id} is closed", hint="make a new one")
+        raise PoolError(f"private pool {pool.id} is closed", hint="create a new one")
     return id_of(pool)
 
 
@@ -272,16 +272,16 @@ class Restored:
 
 
 class Checkpoints:
-    """The calls of an allocator for checkpoints of private pools."""
+    """The methods of an allocator for checkpoints of private pools."""
 
     def __init__(self, state: AllocatorState, routing: PoolRouting) -> None:
         self._state = state
         self._routing = routing
 
     def checkpoint(self, pool: HeldPool | PoolId) -> PoolState:
-        """Return how a private pool is divided, to ``restore`` it (torch's _cuda_getCheckpointState).
+        """Return how a private pool is divided into blocks (torch's _cuda_getCheckpointState).
 
-        Raises PoolError if nobody holds the pool, or a freed block of it is still in use.
+        Raises PoolError if the pool has no holder, or other streams still use a freed block of it.
         """
         with self._routing.with_pools() as pools:
             self._state.pending.settle()
@@ -290,12 +290,12 @@ class Checkpoints:
             return PoolState(pool_id, tuple(map(_division_of, segments)))
 
     def restore(self, state: PoolState) -> Restored:
-        """Make a private pool what it was, and say which allocations are no more and which are there again.
+        """Divide a private pool as at a checkpoint; return the freed and the created allocations.
 
-        All allocations of the pool are freed. Those of the checkpoint exist again, at the same addresses
-        and of the size of their blocks; later segments stay, free. The trace shows this with
-        ``internal_metadata`` "restore". Raises PoolError, and changes nothing, if nobody holds the pool,
-        segments of it are gone, or other streams use its blocks (torch's _cuda_setCheckpointPoolState).
+        All allocations of the pool are freed. Then those of the checkpoint are created, at the same addresses
+        and with the sizes of their blocks. Later segments stay, free. Events in the trace have the
+        ``internal_metadata`` "restore". Raises PoolError, and changes nothing, if the pool has no holder,
+        segments were released, or other streams use its blocks (torch's _cuda_setCheckpointPoolState).
         """
         own, engine = self._state, self._state.engine
         stack = gather(2) if own.history.level else None
@@ -319,7 +319,7 @@ class Checkpoints:
             return Restored(addresses, tuple(created))
 
     def holds_exactly(self, pool: HeldPool | PoolId, live: Collection[int]) -> bool:
-        """Say whether these addresses, and no others, are allocated in a private pool.
+        """Return whether exactly these addresses are allocated in a private pool.
 
         Raises PoolError if there is no such pool (torch's _cuda_checkPoolLiveAllocations).
         """
@@ -328,14 +328,14 @@ class Checkpoints:
             return {int(block.ptr) for block in found} == set(live)
 
     def _claim(self, blocks: list[Block]) -> list[Block]:
-        """Take live blocks, so that nobody else frees them. Raises PoolError if another thread just does."""
+        """Remove blocks from the live ones. Raises PoolError if another thread is freeing one of them."""
         live = self._state.live
         for number, block in enumerate(blocks):
             if live.pop(block.ptr, None) is None:
                 live.update((block.ptr, block) for block in blocks[:number])
                 raise PoolError(
                     f"the block at {block.ptr:#x} is being freed by another thread",
-                    hint="let no other thread use the pool meanwhile",
+                    hint="do not use the pool in other threads during the restore",
                 )
         return blocks
 
@@ -352,7 +352,7 @@ def _live_blocks(engine: Engine, pool: PoolId) -> list[Block]:
 
 
 def _check(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
-    """Raise PoolError if a pool cannot be restored: segments are gone, or other streams use blocks."""
+    """Raise PoolError if segments of a pool were released, or other streams use its blocks."""
     segments = segments_of(engine, pool)
     for segment in segments:
         _check_unused(segment, settled=False)
@@ -360,19 +360,19 @@ def _check(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
     for blocks in checkpoint.segments:
         if sizes.get(blocks[0].address, 0) < sum(block.size_bytes for block in blocks):
             raise PoolError(
-                f"the segment at {blocks[0].address:#x} of private pool {pool} is not there any more",
-                hint="hold the pool from the checkpoint until the return to it",
+                f"the segment at {blocks[0].address:#x} of private pool {pool} was released",
+                hint="hold the pool from the checkpoint until the restore",
             )
 
 
 def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
-    """Divide a free segment as it was; all its blocks are allocated then."""
+    """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
     left = engine.segments[Ptr(blocks[0].address)].first
     found: list[Block] = []
     for was in blocks:
         left = found[-1].next or left if found else left
         left.free_blocks.remove(left)
-        # The rules may have been others at the checkpoint: split wherever it says so.
+        # Split as at the checkpoint, even if the settings have changed since.
         split, size = left.size > was.size_bytes, was.size_bytes
         engine.alloc_found_block(left, size, size, stack, split=split)
         found.append(left)
@@ -394,5 +394,5 @@ def _check_unused(segment: Segment, *, settled: bool) -> None:
         if freed or (block.stream_uses and not settled):
             raise PoolError(
                 f"other streams use the block at {block.ptr:#x} of private pool {segment.pool.id}",
-                hint="wait for them, and allocate something or empty the cache",
+                hint="synchronize them, then call empty_cache()",
             )

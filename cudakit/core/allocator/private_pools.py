@@ -1,7 +1,7 @@
 """Private pools: memory of graphs and of users, the routing of requests to it, and objects that hold it.
 
 The id of a pool is (number, 0) for a graph's, (0, number) for a user's. Graphs, MemPools and routes hold a
-pool. When the last of them lets go its memory can be released, and the pool is dropped with its last segment.
+pool. Without holders its memory can be released, and the pool is dropped with its last segment.
 
 Routing to a pool and capturing a stream are separate, as in PyTorch 2.15, while 2.11 treats them as one. Only
 a capture forbids querying events and releasing memory (PyTorch issue 159674).
@@ -28,7 +28,7 @@ from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 
 
 class PoolError(UsageError):
-    """A private pool was begun, ended, held or released at the wrong time."""
+    """A private pool is used, closed or released at the wrong time."""
 
 
 class PrivatePool(Pools):
@@ -90,12 +90,12 @@ class PrivatePools:
         return (number, 0) if graph else (0, number)
 
     def find(self, pool_id: PoolId) -> PrivatePool:
-        """Return a pool. Raises PoolError if it does not exist, or not any more."""
+        """Return a pool. Raises PoolError if it does not exist."""
         self.check_issued(pool_id)
         pool = self._pools.get(pool_id)
         if pool is None:
             raise PoolError(
-                f"private pool {pool_id} has no memory", hint="it was not begun, or it is gone"
+                f"private pool {pool_id} has no memory", hint="it was not begun, or was dropped"
             )
         return pool
 
@@ -113,8 +113,8 @@ class PrivatePools:
         pool = self.find(pool_id)
         if not pool.uses:
             raise PoolError(
-                f"nobody holds private pool {pool_id} any more: what it has is given back",
-                hint="make a new pool, or keep the graph or MemPool that holds this one",
+                f"private pool {pool_id} has no holder any more",
+                hint="create a new pool, or keep the GraphMemory or MemPool that holds this one",
             )
         return pool
 
@@ -126,7 +126,7 @@ class PrivatePools:
         use_on_oom: bool = False,
         no_split: bool = False,
     ) -> PrivatePool:
-        """Make the pool of an id that was issued, held once. Raises PoolError for any other id."""
+        """Create the pool of an issued id, with one holder. Raises PoolError for other ids."""
         self.check_issued(pool_id)
         stats = self._stats
         pool = PrivatePool(
@@ -140,7 +140,7 @@ class PrivatePools:
         return pool
 
     def hold(self, pool_id: PoolId) -> PrivatePool:
-        """Hold a pool once more, or make it. Raises PoolError if all its holders have let go."""
+        """Add a holder to a pool, or create it. Raises PoolError if it has no holder any more."""
         if pool_id not in self._pools:
             return self.create(pool_id)
         pool = self.live(pool_id)
@@ -148,16 +148,16 @@ class PrivatePools:
         return pool
 
     def let_go(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
-        """Hold a pool no longer.
+        """Remove a holder of a pool.
 
-        Raises PoolError if nobody holds it, and if requests still go there and nobody else holds it, or with
-        ``unrouted`` if any requests still go there.
+        Raises PoolError if it has none, and if requests are still routed to it and this is its only holder;
+        with ``unrouted``, if requests are routed to it at all.
         """
         pool = self.live(pool_id)
         if (unrouted or pool.uses == 1) and self.is_routed(pool_id):
             raise PoolError(
-                f"requests still go to private pool {pool_id}",
-                hint="first leave the use_pool or the capture that is under way",
+                f"requests are still routed to private pool {pool_id}",
+                hint="first leave its use_pool or capture context",
             )
         pool.uses -= 1
 
@@ -168,26 +168,28 @@ class PrivatePools:
     def begin(self, pool_id: PoolId, takes: StreamFilter) -> None:
         """Route requests to a pool from now on, and hold it.
 
-        If several pools match a request, the last begun gets it. Raises PoolError if requests go there
-        already.
+        If several pools accept a request, the last begun serves it. Raises PoolError if requests are routed
+        there already.
         """
         if self.is_routed(pool_id):
             raise PoolError(
-                f"requests go to private pool {pool_id} already",
-                hint="one capture or use_pool at a time for each pool",
+                f"private pool {pool_id} is in use by another context",
+                hint="a pool serves one use_pool or capture at a time",
             )
         self.routes.append(Route(self.hold(pool_id), takes))
 
     def end(self, pool_id: PoolId) -> None:
-        """Route requests to a pool no longer; it is still held. Raises PoolError if none go there."""
+        """Stop routing requests to a pool, which is still held. Raises PoolError if none are routed there."""
         for route in self.routes:
             if route.pool.id == pool_id:
                 self.routes.remove(route)
                 return
-        raise PoolError(f"no requests go to private pool {pool_id}", hint="it was not begun")
+        raise PoolError(
+            f"no requests are routed to private pool {pool_id}", hint="it was not begun"
+        )
 
     def route(self, stream: int) -> PrivatePool | None:
-        """Return the pool that a request of this thread on a stream goes to; None for the default one."""
+        """Return the pool for a request of this thread on a stream; None for the default pool."""
         for route in reversed(self.routes):
             if route.takes(stream):
                 return route.pool
@@ -212,7 +214,7 @@ class PrivatePools:
         return pool_id == DEFAULT_POOL or (pool is not None and pool.uses > 0)
 
     def source(self, pool_id: PoolId) -> SegmentSource | None:
-        """Return where the segments of a pool come from; None: the device."""
+        """Return the source of the segments of a pool; None means the device."""
         pool = self._pools.get(pool_id)
         return None if pool is None else pool.source
 
@@ -228,12 +230,12 @@ class PrivatePools:
             case (0, int(number)) if 0 < number <= self._issued[False]:
                 return
         raise PoolError(
-            f"{pool_id!r} is the id of no private pool", hint="graph_pool_handle() issues ids"
+            f"{pool_id!r} is not the id of a private pool", hint="graph_pool_handle() returns ids"
         )
 
 
 class PoolOwner(Protocol):
-    """The calls of an allocator that these objects use."""
+    """The methods of an allocator that these objects call."""
 
     def create_pool(
         self,
@@ -250,7 +252,7 @@ class PoolOwner(Protocol):
 
 
 class HeldPool:
-    """A private pool that is held until ``close``, the end of a with block, or the end of this object."""
+    """A holder of a private pool, until ``close``, the end of a with block, or garbage collection."""
 
     _empties = False  # whether the cached memory is released at once
 
@@ -262,18 +264,18 @@ class HeldPool:
 
     @property
     def uses(self) -> int:
-        """How many hold the pool, this object included: 0 once all have let go."""
+        """The number of holders of the pool, this object included."""
         return self._allocator.pool_uses(self.id)
 
     @property
     def closed(self) -> bool:
-        """Whether this object has let go of the pool."""
+        """Whether this object does not hold the pool any more."""
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """Let go of the pool; what of it is still allocated stays so. A second time does nothing.
+        """Stop holding the pool. Live allocations stay, and closing twice does nothing.
 
-        Raises PoolError while requests go there, CudaError where the driver refuses.
+        Raises PoolError while requests are routed to the pool, CudaError if the driver refuses.
         """
         if self._finalizer.alive:
             self._allocator.release_pool(self.id, unrouted=self._empties)
@@ -294,19 +296,19 @@ class HeldPool:
 
 
 class GraphMemory(HeldPool):
-    """The pool of a captured graph: held as long as the graph may run.
+    """The holder of a captured graph's pool: close it when the graph will not run any more.
 
-    What it caches is given back by ``empty_cache`` after that, as when a torch.cuda.CUDAGraph is deleted.
+    After that ``empty_cache`` releases the cached memory, as when a torch.cuda.CUDAGraph is deleted.
     """
 
 
 class MemPool(HeldPool):
-    """A pool of a user's own, for what is allocated within ``allocator.use_pool(pool)``.
+    """A private pool for the allocations within ``allocator.use_pool(pool)``.
 
-    ``upstream`` gives it its segments and takes them back, and lives until the last is gone; it is called
-    with the allocator locked, and may not ask it for anything. ``use_on_oom`` lets requests for the default
-    pool have what it caches before memory is said to be out. ``no_split`` gives every block a segment of its
-    own. When it is closed, or nobody has it any more, what it caches is given back.
+    ``upstream`` allocates and frees the segments of the pool; it is kept alive until the last one is freed.
+    It is called while the allocator is locked, and must not call the allocator. With ``use_on_oom`` the pool
+    lends cached blocks to the default pool before a request fails. With ``no_split`` each block has a segment
+    of its own. When the pool is closed or garbage-collected, its cached memory is released.
     """
 
     _empties = True

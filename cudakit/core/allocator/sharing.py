@@ -15,24 +15,23 @@ from cudakit.gpu.api import IpcHandle, Ptr
 
 
 class Sharing:
-    """The calls of an allocator that other processes and devices need."""
+    """The methods of an allocator that share memory with other processes and devices."""
 
     def __init__(self, state: AllocatorState) -> None:
         self._state = state
         self._upstream = state.upstream
         if isinstance(self._upstream, Shareable):
-            captures = (
-                state.captures
-            )  # not the state: the finalizer of the allocator keeps the upstream
-            self._upstream.ipc.rest_during(lambda: captures.count)
+            # Not the state: the upstream, which the allocator's finalizer keeps, must not keep the allocator.
+            captures = state.captures
+            self._upstream.ipc.defer_during(lambda: captures.count)
 
     def share(self, ptr: int) -> SharedMemory:
-        """Return what another process opens by ``open_shared``: an allocation, from an address on.
+        """Return a description of an allocation, from an address on, that another process can open.
 
-        The result can be pickled and sent. Synchronize work on the memory before, and keep the memory
-        allocated until the other process has closed it: its use is not counted. Raises InvalidPointer if
-        nothing is allocated there, Unsupported for memory that cannot be shared, CudaError if the driver
-        refuses.
+        Pickle it or send it as text; the other process calls ``open_shared``. Synchronize work on the memory
+        first, and keep it allocated until the other process has closed it: that use is not counted. Raises
+        InvalidPointer if nothing is allocated there, Unsupported for memory that cannot be shared, CudaError
+        if the driver refuses.
         """
         registry = self._registry()
         handles: tuple[Handle, ...]
@@ -49,39 +48,38 @@ class Sharing:
         return SharedMemory(size_bytes, ptr - begin, device, process, page_bytes, handles)
 
     def ipc_handle(self, ptr: int) -> IpcHandle:
-        """Return the handle of cuIpcGetMemHandle for the segment that an address is in, and where in it.
+        """Return the handle of the segment that an address lies in, and the offset of the address in it.
 
-        For receivers without cudakit. Raises as ``share``, and Unsupported in an expandable segment, which
-        has no base allocation and so no such handle.
+        For receivers without cudakit (cuIpcGetMemHandle). Raises the errors of ``share``, and Unsupported in
+        an expandable segment, which has no such handle.
         """
         registry = self._registry()
         with self._state.inside():
             base, _, block = self._allocation(ptr)
             if block is not None and block.expandable_segment is not None:
                 raise Unsupported(
-                    f"the memory at {ptr:#x} is in an expandable segment, which was mapped page by page: "
-                    "it has no base allocation that cuIpcGetMemHandle takes",
+                    f"the memory at {ptr:#x} is in an expandable segment, which has no handle of"
+                    " cuIpcGetMemHandle",
                     hint="use share() and open_shared(), or set expandable_segments:False",
                 )
             return IpcHandle(registry.ipc_handle(Ptr(base)), ptr - base)
 
     def open_shared(self, shared: SharedMemory, owner: object) -> OpenedMemory:
-        """Open memory of another process for an allocator, ``owner``, which stays open meanwhile."""
+        """Open memory of another process, and keep the allocator ``owner`` alive while it is open."""
         registry = self._registry()
         return OpenedMemory(registry.open(shared), shared, registry, owner)
 
     def enable_peer_access(self, device: int) -> None:
-        """Let kernels of another device use all that is allocated here, now and later.
+        """Let kernels of another device access all current and later memory of this allocator.
 
-        Repeating it does nothing. The context of that device gets access to plain segments, for good, and
-        to all other memory of this context (cuCtxEnablePeerAccess); pages of expandable segments have
-        access rights of their own (cuMemSetAccess). Raises CudaError if the devices are not linked or the
-        device does not exist, and revokes the access rights set by then; Unsupported for an upstream
-        without a device.
+        Repeated calls do nothing. The other device gets access to all plain memory of this context, for good
+        (cuCtxEnablePeerAccess), and to the pages of expandable segments (cuMemSetAccess). Raises CudaError,
+        and revokes the access rights set by then, if the device does not exist or has no peer access;
+        Unsupported for an upstream without a device.
         """
         upstream = self._upstream
         if not isinstance(upstream, Reachable):
-            raise Unsupported("memory of this upstream is that of no device with peers")
+            raise Unsupported("this upstream has no device, and so no peer access")
         with self._state.inside():
             if device not in upstream.peers:
                 expandable = self._state.engine.expandable
@@ -98,10 +96,10 @@ class Sharing:
         return self._upstream.ipc
 
     def _allocation(self, ptr: int) -> tuple[int, int, Block | None]:
-        """Return where the segment of an address begins, the requested bytes after it, and the block.
+        """Return the start of an address's segment, the requested bytes from the address on, and its block.
 
-        None for memory that is not cached. The guard is held. Raises InvalidPointer, and Unsupported for
-        memory of a pool with an allocator of its own.
+        The block is None for memory that is not cached. The guard is held. Raises InvalidPointer, and
+        Unsupported for memory of a pool with its own upstream.
         """
         state = self._state
         if ptr in state.uncached:
@@ -111,12 +109,12 @@ class Sharing:
         if block is None or left <= 0:
             raise InvalidPointer(
                 f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}",
-                hint="share what is allocated, and no address of its own past the bytes that were asked for",
+                hint="share an address within the requested bytes of a live allocation",
             )
         if state.engine.private.source(block.pool.id) is not None:
             raise Unsupported(
-                f"the memory at {ptr:#x} is of a pool with an allocator of its own",
-                hint="share it by what that allocator has for it",
+                f"the memory at {ptr:#x} belongs to a pool with its own upstream",
+                hint="share it by the functions of that upstream",
             )
         first = block
         while first.prev is not None:

@@ -207,7 +207,7 @@ class AllocatorState:
         """Describe an address at which no live allocation begins. The guard is held."""
         segment = self.engine.segments.at(ptr)
         if segment is None:
-            return "it belongs to no segment of this allocator, or its segment was given back"
+            return "it belongs to no segment of this allocator, or its segment was released"
         block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
         if not block.allocated or ptr == block.ptr:
             waits = "" if block.free else ", and other streams still use it"

@@ -213,7 +213,7 @@ class GpuGraph:
 
     def terminals(self, stream: int) -> tuple[int, ...]:
         known = _captured(stream)
-        return () if known is None else self._gpu.capture_ends(known)
+        return () if known is None else self._gpu.capture_dependencies(known)
 
     def predecessors(self, node: int) -> tuple[int, ...]:
         return self._gpu.dependencies(GraphNode(node))

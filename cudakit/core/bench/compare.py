@@ -1,36 +1,35 @@
-"""Compare: the verdict on each case of two runs, from confidence intervals of time and cycles. Pure.
+"""Compare: a verdict on each case of two runs, from the CIs of times and cycles. Pure.
 
-A run's interval is that of its median, and at least 0.5 % to either side: by so much the medians of runs
-on one idle machine differ. Cases whose intervals lie apart are faster or slower, if they also lie apart in
-cycles; a clock that was merely lower changes times and not cycles.
+A case is faster or slower if the 95% CIs of both medians are disjoint, in time and in cycles: a lower clock
+changes times, but not cycles. Each CI extends at least 0.5% to both sides, because the medians of runs on one
+idle machine differ by that much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 from typing import ClassVar, TypeAlias
 
 from cudakit.core.bench.result import BenchResult, CaseResult
-from cudakit.core.bench.stats import run_interval
+from cudakit.core.bench.stats import ci_over_rounds
 from cudakit.core.bench.workload import Axis
 from cudakit.errors import InputError, UsageError
 from cudakit.units import Unavailable, parse_ratio
 
-# Half-width of the narrowest interval, relative to the median.
+# Minimum half-width of a CI, relative to the median.
 RESOLUTION = 0.005
 
 _Interval: TypeAlias = tuple[float, float, float]  # low, median, high
 
-
-# Settings that make two results incomparable.
+# Settings that make two results incomparable if they differ.
 _CHOSEN = ("library", "workspace_bytes", "asked")
 
 
 class Verdict(Enum):
-    """What became of a case."""
+    """The change of a case between two runs."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -47,15 +46,15 @@ class CaseComparison:
 
     name: str  # of the bench
     axes: Mapping[str, Axis]
-    contender: str  # who ran it
+    library: str = field(metadata={"json": "contender"})
     verdict: Verdict
     before_s: float | Unavailable  # median
     after_s: float | Unavailable  # median
-    change: float | Unavailable  # of the median: 0.05 is 5 % slower
-    change_interval: tuple[float, float] | Unavailable  # the least and the most that it may be
-    clock_change: float | Unavailable  # of the SM clock: -0.05 is 5 % lower
-    cycles_change: float | Unavailable  # of the median of time by clock
-    reason: str  # why the verdict is not what the times alone say; empty where it is
+    change: float | Unavailable  # of the median: 0.05 is 5% slower
+    change_interval: tuple[float, float] | Unavailable  # 95% CI of the change
+    clock_change: float | Unavailable  # of the SM clock: -0.05 is 5% lower
+    cycles_change: float | Unavailable  # of the median of time multiplied by clock
+    reason: str  # why the verdict differs from that of the times alone, else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +62,35 @@ class Comparison:
     """Two runs, case by case."""
 
     schema: ClassVar[str] = "cudakit.bench.compare/1"
-    simulated: bool  # whether either of them is
-    differences: tuple[str, ...]  # of machine and method; empty unless it was forced
+    simulated: bool  # whether one of the runs is
+    differences: tuple[str, ...]  # of environment and method; empty without --ignore-mismatch
     cases: tuple[CaseComparison, ...]  # in the order of the later run
-    only_before: tuple[str, ...]  # cases that the later run does not have
-    only_after: tuple[str, ...]  # cases that the earlier run does not have
+    only_before: tuple[str, ...]  # cases of the earlier run only
+    only_after: tuple[str, ...]  # cases of the later run only
 
     def count(self, verdict: Verdict) -> int:
-        """Count the cases of a verdict."""
+        """Return the number of cases with a verdict."""
         return sum(case.verdict is verdict for case in self.cases)
 
 
 def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> Comparison:
-    """Compare the cases that two runs have in common; ``force`` ignores differences of machine and method.
+    """Compare the common cases of two runs.
 
-    Raises InputError where they are unlike, or have no case in common.
+    Raises InputError if the runs have no common case or, unless ``force``, differ in environment or method.
     """
     earlier = {case.key: case for case in before.results}
     later = {case.key: case for case in after.results}
     pairs = [(earlier[key], case) for key, case in later.items() if key in earlier]
     if not pairs:
         raise InputError(
-            f"the two runs have no case in common: {_some(before)} and {_some(after)}",
+            f"the two runs have no common case: {_first_label(before)} and {_first_label(after)}",
             hint="run the same bench with the same options twice",
         )
     differences = tuple(dict.fromkeys(line for pair in pairs for line in _unlike(*pair)))
     if differences and not force:
         raise InputError(
-            f"the two runs are not alike: {'; '.join(differences)}",
-            hint="measure both on one machine in one way, or compare anyway with --ignore-mismatch",
+            f"the two runs are not comparable: {'; '.join(differences)}",
+            hint="measure both on the same machine with the same options, or add --ignore-mismatch",
         )
     return Comparison(
         simulated=before.simulated or after.simulated,
@@ -108,13 +107,13 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     verdict, reason = _verdict(before, after)
     change: float | Unavailable
     interval: tuple[float, float] | Unavailable
-    change = interval = Unavailable(reason or "it took no time")
+    change = interval = Unavailable(reason or "the measured time is 0")
     if first is not None and last is not None and first[1] > 0:
         change, interval = last[1] / first[1] - 1, _change_interval(first, last)
     return CaseComparison(
         name=after.name,
         axes=after.axes,
-        contender=after.contender,
+        library=after.library,
         verdict=verdict,
         before_s=before.median_s,
         after_s=after.median_s,
@@ -127,17 +126,17 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
 
 
 def label(case: CaseResult | CaseComparison) -> str:
-    """Name a case on one line: ``gemm dtype=bf16 m=8192``."""
-    contender = () if case.contender == "cudakit" else (f"by {case.contender}",)
-    return " ".join((case.name, *(f"{k}={v}" for k, v in case.axes.items()), *contender))
+    """Return the label of a case: ``gemm dtype=bf16 m=8192``."""
+    library = () if case.library == "cudakit" else (f"by {case.library}",)
+    return " ".join((case.name, *(f"{k}={v}" for k, v in case.axes.items()), *library))
 
 
 @dataclass(frozen=True, slots=True)
 class FailOn:
-    """A verdict and the change from which it counts."""
+    """A verdict that fails a comparison, and the change that must be exceeded."""
 
     verdict: Verdict
-    threshold: float = 0.0  # relative change of the median; must be exceeded
+    threshold: float = 0.0  # relative change of the median
 
     def found(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
         """Return the cases that meet the condition."""
@@ -150,17 +149,19 @@ class FailOn:
 
 
 def parse_fail_on(text: str) -> FailOn:
-    """Read ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``. Raises UsageError on all else."""
+    """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
     word, colon, threshold = text.strip().partition(":")
     if word not in _FAILING or (colon and not threshold):
         raise UsageError(
-            f"--fail-on {text!r} is not understood",
-            hint=f"write {', '.join(_FAILING)}, or with the least change: slower:5%",
+            f"--fail-on {text!r} is not valid",
+            hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
         )
     try:
         ratio = parse_ratio(threshold) if threshold else 0.0
     except ValueError as error:
-        raise UsageError(f"--fail-on {text!r}: {error}", hint="write slower:5%") from None
+        raise UsageError(
+            f"--fail-on {text!r}: {error}", hint="for example: --fail-on slower:5%"
+        ) from None
     if ratio > 1 and not threshold.endswith("%"):
         raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold}%")
     return FailOn(_FAILING[word], ratio)
@@ -174,7 +175,10 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
         _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
     )
     if in_time is Verdict.AMBIGUOUS:
-        return in_time, "the intervals overlap, and a median lies outside of the other's"
+        return (
+            in_time,
+            "the confidence intervals overlap, but a median is outside of the other interval",
+        )
     if in_time is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
         return in_time, ""
     in_cycles = _relation(
@@ -187,7 +191,7 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
 
 
 def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
-    """Return the verdict from two intervals alone."""
+    """Return the verdict from two CIs alone."""
     if first is None or last is None:
         return Verdict.AMBIGUOUS
     if last[2] < first[0]:
@@ -199,23 +203,23 @@ def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
 
 
 def _interval(amounts: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
-    """Return the interval of the median, at least RESOLUTION to either side; None without samples."""
+    """Return the CI of the median, at least RESOLUTION to both sides; None without samples."""
     if not amounts:
         return None
-    low, high = run_interval(amounts, rounds)
+    low, high = ci_over_rounds(amounts, rounds)
     middle = median(amounts)
     return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))
 
 
 def _change_interval(first: _Interval, last: _Interval) -> tuple[float, float] | Unavailable:
     if first[0] <= 0:
-        return Unavailable("it took no time")
+        return Unavailable("the measured time is 0")
     return last[0] / first[2] - 1, last[2] / first[0] - 1
 
 
 def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unavailable:
     if not before or not after or not median(before):
-        return Unavailable("the SM clock is not known of both runs")
+        return Unavailable("the SM clock of a run is unknown")
     return median(after) / median(before) - 1
 
 
@@ -225,9 +229,9 @@ def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
     for name in _CHOSEN:
         first, last = before.settings.get(name), after.settings.get(name)
         if first != last:
-            yield f"{name.removesuffix('_bytes')} {first} and {last}"
+            yield f"{name.removesuffix('_bytes')}: {first} and {last}"
 
 
-def _some(result: BenchResult) -> str:
+def _first_label(result: BenchResult) -> str:
     names = [label(case) for case in result.results]
     return f"{names[0]}{' ...' if len(names) > 1 else ''}" if names else "nothing"

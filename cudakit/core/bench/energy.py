@@ -1,7 +1,7 @@
-"""Energy of one execution, from a counter that is updated only a few times a second.
+"""The energy of one execution, from a counter that is updated a few times per second.
 
-Reading the counter takes milliseconds, so it is not read between samples: after them the work continues
-without a pause, and the counter is read meanwhile.
+Reading the counter takes milliseconds, so it is not read between samples: after the last sample the work
+continues without a pause while the counter is read.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from statistics import median
 from typing import Protocol, TypeAlias
 
 from cudakit.core.bench.prepare import Progress, WorkloadRun
-from cudakit.core.bench.timer import MOST_QUEUED
+from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.gpu.api import DeviceInfo, Stream, Streams
 from cudakit.units import Unavailable
 
-# Two chunks are queued: long enough for reading the counter meanwhile, which takes up to 6 ms.
+# The length of each of two queued chunks of work. Reading the counter meanwhile takes up to 6 ms.
 _CHUNK_S = 0.02
-# The longest wait, as a multiple of the time that the counter is to span.
-_MOST_TIMES = 3.0
-# An idle device draws power too, which would be counted as that of the work.
-_LEAST_BUSY = 0.9
+# The maximum duration, as a multiple of the time that the counter should span.
+_MAX_DURATION = 3.0
+# An idle device draws power too, which would be attributed to the work.
+_MIN_BUSY = 0.9
 
 ReadJ: TypeAlias = Callable[[], float | Unavailable]
 
 
-def count_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
-    """Measure the energy of one execution of each run that has samples, if its method asks for it."""
+def measure_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
+    """Measure the energy of one execution of each run with samples, if its method has ``energy_s``."""
     for run in runs:
-        if run.sampler is None or not (run.method.energy_s and run.kept):
+        if not (run.method.energy_s and run.kept):
             continue
         meter = EnergyMeter(
             run.timer.gpu,
             run.timer.stream,
-            run.sampler.enqueue,
-            runs=run.executions,
+            run.work.enqueue,
+            runs=run.work.executions,
             run_s=median(reading.time_s for reading in run.kept),
-            least_s=run.method.energy_s,
+            min_s=run.method.energy_s,
             now_s=run.timer.now_s,
         )
         try:
             for fraction in meter.run():
-                progress(f"{run.title}: counting energy", fraction)
+                progress(f"{run.title}: measuring energy", fraction)
         except BaseException:
             run.stopped = "interrupted"
             raise
@@ -51,7 +51,7 @@ def count_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 
 
 class CounterSteps:
-    """The moments at which a counter was seen to change."""
+    """The times at which the energy counter changed."""
 
     def __init__(self, read_j: ReadJ, now_s: Callable[[], float]) -> None:
         self._read_j, self._now_s = read_j, now_s
@@ -60,23 +60,23 @@ class CounterSteps:
 
     @property
     def refusal(self) -> Unavailable | None:
-        """Why there is no counter, or None if there is one."""
+        """The reason why the device has no counter, or None if it has one."""
         return self._seen_j if isinstance(self._seen_j, Unavailable) else None
 
     @property
     def elapsed_s(self) -> float:
-        """Time from the first step to the last."""
+        """Time between the first and the last change."""
         return self._moments[-1][0] - self._moments[0][0] if self._moments else 0.0
 
     def poll(self) -> None:
-        """Read the counter, and record the moment if it has changed."""
+        """Read the counter, and record the time if its value has changed."""
         read_j = self._read_j()
         if read_j != self._seen_j and not isinstance(read_j, Unavailable):
             self._seen_j = read_j
             self._moments.append((self._now_s(), read_j))
 
     def power_w(self) -> float:
-        """Return the mean power between the first step and the last, in watts."""
+        """Return the mean power in watts between the first and the last change."""
         return (self._moments[-1][1] - self._moments[0][1]) / self.elapsed_s
 
 
@@ -85,9 +85,9 @@ class _MeteredDevice(DeviceInfo, Streams, Protocol):
 
 
 class EnergyMeter:
-    """Repeats work without a pause until the counter has changed over at least ``least_s``.
+    """Repeats work without a pause until the changes of the counter span at least ``min_s``.
 
-    ``work`` enqueues ``runs`` executions, of ``run_s`` seconds each.
+    ``work`` enqueues ``runs`` executions of ``run_s`` seconds each.
     """
 
     def __init__(
@@ -98,38 +98,38 @@ class EnergyMeter:
         *,
         runs: int,
         run_s: float,
-        least_s: float,
+        min_s: float,
         now_s: Callable[[], float],
         read_j: ReadJ | None = None,
     ) -> None:
         self._gpu, self._stream, self._work = gpu, stream, work
-        self._runs, self._run_s, self._least_s, self._now_s = runs, run_s, least_s, now_s
-        self._steps = CounterSteps(read_j or (lambda: counted_j(gpu)), now_s)
+        self._runs, self._run_s, self._min_s, self._now_s = runs, run_s, min_s, now_s
+        self._steps = CounterSteps(read_j or (lambda: read_energy_j(gpu)), now_s)
         self._works = _works_in_chunk(runs, run_s)
-        self._found: float | Unavailable = Unavailable("it was broken off")
+        self._found: float | Unavailable = Unavailable("the measurement of energy was interrupted")
 
     def run(self) -> Iterator[float]:
-        """Repeat the work; yields the fraction of the time that has passed."""
+        """Repeat the work, and yield the fraction of the time that has passed."""
         if refusal := self._steps.refusal:
             self._found = refusal
             return
         gpu, stream = self._gpu, self._stream
-        with ExitStack() as owned:
+        with ExitStack() as cleanup:
             events = [gpu.event(timing=False) for _ in range(2)]
             for event in events:
-                owned.callback(gpu.destroy_event, event)
+                cleanup.callback(gpu.destroy_event, event)
                 self._enqueue()
                 gpu.record(event, stream)
-            owned.callback(gpu.sync_stream, stream)
+            cleanup.callback(gpu.sync_stream, stream)
             ends_s: list[float] = []  # of each chunk
             begin_s = self._now_s()
             for event in cycle(events):
                 while not gpu.query_event(event):
                     self._steps.poll()
                 ends_s.append(self._now_s())
-                fraction = self._steps.elapsed_s / self._least_s
-                is_over = fraction >= 1 or ends_s[-1] - begin_s > _MOST_TIMES * self._least_s
-                if is_over and len(ends_s) > 1:  # how long a chunk takes lies between two ends
+                fraction = self._steps.elapsed_s / self._min_s
+                is_over = fraction >= 1 or ends_s[-1] - begin_s > _MAX_DURATION * self._min_s
+                if is_over and len(ends_s) > 1:  # two ends give the duration of a chunk
                     break
                 yield min(fraction, 1.0)
                 self._enqueue()
@@ -137,7 +137,7 @@ class EnergyMeter:
         self._found = self._energy_j(ends_s)
 
     def per_run_j(self) -> float | Unavailable:
-        """Return the joules of one execution; Unavailable if the counter or the work has gaps."""
+        """Return the joules of one execution; Unavailable if the counter was too slow or the device idle."""
         return self._found
 
     def _enqueue(self) -> None:
@@ -145,24 +145,24 @@ class EnergyMeter:
             self._work(self._stream)
 
     def _energy_j(self, ends_s: list[float]) -> float | Unavailable:
-        if self._steps.elapsed_s < self._least_s:
-            return Unavailable("the energy counter moved too seldom")
+        if self._steps.elapsed_s < self._min_s:
+            return Unavailable("the energy counter changed too rarely")
         chunk_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
         elapsed_s = chunk_s / (self._works * self._runs)
-        if self._run_s < _LEAST_BUSY * elapsed_s:
+        if self._run_s < _MIN_BUSY * elapsed_s:
             share = self._run_s / elapsed_s
-            return Unavailable(f"the GPU could be kept busy for {share:.0%} of the time only")
+            return Unavailable(f"the GPU was busy for only {share:.0%} of the time")
         return self._steps.power_w() * elapsed_s
 
 
-def counted_j(gpu: DeviceInfo) -> float | Unavailable:
-    """Read the joules that a device has consumed since its driver was loaded."""
+def read_energy_j(gpu: DeviceInfo) -> float | Unavailable:
+    """Return the joules that a device has consumed since its driver was loaded."""
     counted = gpu.telemetry(("energy_j",)).fields.get("energy_j")
     if isinstance(counted, int | float):
         return counted
-    return Unavailable("the GPU does not count energy")
+    return Unavailable("the GPU has no energy counter")
 
 
 def _works_in_chunk(runs: int, run_s: float) -> int:
     wanted = _CHUNK_S / max(runs * run_s, 1e-9)
-    return max(1, min(round(wanted), MOST_QUEUED // 2 // runs))
+    return max(1, min(round(wanted), MAX_QUEUED // 2 // runs))

@@ -1,4 +1,4 @@
-"""The machine and its state that a benchmark result records."""
+"""The device, its state and the software that a result records."""
 
 from __future__ import annotations
 
@@ -17,55 +17,57 @@ _SLOWED = {
     "slowed_by_hardware_thermal_ns": "heat, by hardware",
     "slowed_by_power_brake_ns": "power brake",
 }
-# Prefixes of variables that change how CUDA and its libraries behave.
+# Prefixes of environment variables that affect CUDA and its libraries.
 _VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY_", "OMP_NUM_")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What moves, at one time."""
+    """The telemetry of a device at one time."""
 
     time_ns: int  # since 1970
-    sm_clock_mhz: float | Unavailable  # as NVML says; a kernel that reads both clocks knows better
+    sm_clock_mhz: float | Unavailable  # from NVML; the clock that kernels measure is more accurate
     memory_clock_mhz: float | Unavailable
     temperature_c: float | Unavailable  # of the GPU
     memory_temperature_c: float | Unavailable
-    power_w: float | Unavailable  # of the last second
+    power_w: float | Unavailable  # mean of the last second
     energy_j: float | Unavailable  # since the driver was loaded
-    clock_reasons: tuple[str, ...] | Unavailable  # why the clock is what it is
-    slowed_ns: Mapping[str, int] = field(default_factory=dict)  # so far, by reason
+    clock_reasons: tuple[str, ...] | Unavailable  # reasons for the current clock
+    slowed_ns: Mapping[str, int] = field(
+        default_factory=dict
+    )  # throttled time since the driver was loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a figure depends on besides what was asked."""
+    """The conditions of a measurement besides the options."""
 
-    simulated: bool  # whether nothing here is a measurement
+    simulated: bool
     gpu: str | Unavailable  # name of the product
     uuid: str | Unavailable
     pci_bus_id: str | Unavailable
     compute_capability: str | Unavailable
     multiprocessors: int | Unavailable  # SMs
-    sm_clock_max_mhz: float | Unavailable  # the highest
-    memory_clock_mhz: float | Unavailable  # the highest
+    sm_clock_max_mhz: float | Unavailable
+    memory_clock_mhz: float | Unavailable  # maximum
     memory_bus_bits: int | Unavailable
-    memory_bytes: int | Unavailable  # that CUDA can give out
+    memory_bytes: int | Unavailable  # total that CUDA reports
     l2_bytes: int | Unavailable
-    pcie: str | Unavailable  # "5.0 x16": the most that GPU and slot can
-    power_limit_w: float | Unavailable  # in force
+    pcie: str | Unavailable  # "5.0 x16": the maximum of GPU and slot
+    power_limit_w: float | Unavailable  # enforced
     power_limit_default_w: float | Unavailable
     modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
     versions: Mapping[str, str]  # driver, CUDA, libraries, cudakit, Python
     other_processes: int | Unavailable = NOT_ASKED  # on the GPU
     host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
     variables: Mapping[str, str] = field(default_factory=dict)  # of the process environment
-    command: tuple[str, ...] = ()  # what was called
-    before: Moment | None = None  # the first sample
-    after: Moment | None = None  # the last sample
+    command: tuple[str, ...] = ()  # command line
+    before: Moment | None = None  # before the first sample
+    after: Moment | None = None  # after the last sample
 
     @property
     def slowed(self) -> Mapping[str, float]:
-        """Seconds of throttling between ``before`` and ``after``, by reason."""
+        """Throttled time in seconds between ``before`` and ``after``, by reason."""
         if self.before is None or self.after is None:
             return {}
         earlier = self.before.slowed_ns
@@ -77,17 +79,17 @@ class Environment:
         return {why: seconds for why, seconds in spans.items() if seconds > 0}
 
     def unlike(self, other: Environment) -> tuple[str, ...]:
-        """Return the differences that make results of two machines incomparable."""
+        """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
         names = sorted((self.versions.keys() | other.versions.keys()) - {"cudakit", "python"})
         pairs: list[tuple[str, object, object]] = [
-            ("the GPU is", self.gpu, other.gpu),
-            ("simulated is", self.simulated, other.simulated),
-            ("SMs are", self.multiprocessors, other.multiprocessors),
-            *((f"{name} is", self.versions.get(name), other.versions.get(name)) for name in names),
+            ("GPU", self.gpu, other.gpu),
+            ("simulated", self.simulated, other.simulated),
+            ("SMs", self.multiprocessors, other.multiprocessors),
+            *((name, self.versions.get(name), other.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{what} {_shown(mine)} and {_shown(others)}"
+            f"{what}: {_shown(mine)} and {_shown(others)}"
             for what, mine, others in pairs
             if mine != others
         )
@@ -101,9 +103,9 @@ def environment(
     before: Telemetry | None = None,
     after: Telemetry | None = None,
 ) -> Environment:
-    """Return what a result records of its machine; ``facts`` are CUDA's of the measured device.
+    """Return the Environment of a device; ``facts`` are CUDA's facts of it.
 
-    Of the environment variables only those that change how CUDA behaves are kept.
+    Only those environment variables are kept that affect CUDA.
     """
     device = run_context.nvml_device
     known: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
@@ -136,7 +138,7 @@ def environment(
 
 
 def moment(telemetry: Telemetry) -> Moment:
-    """Return the state of a device that measurements depend on."""
+    """Return the part of the telemetry that affects measurements."""
     fields = telemetry.fields
     reasons = fields.get("clock_event_reasons", NOT_ASKED)
     return Moment(
@@ -147,7 +149,9 @@ def moment(telemetry: Telemetry) -> Moment:
         memory_temperature_c=_number(fields, "temperature_memory_c"),
         power_w=_number(fields, "power_draw_w"),
         energy_j=_number(fields, "energy_j"),
-        clock_reasons=tuple(map(str, reasons)) if isinstance(reasons, tuple) else _why_not(reasons),
+        clock_reasons=tuple(map(str, reasons))
+        if isinstance(reasons, tuple)
+        else _unavailable(reasons),
         slowed_ns={
             why: ns for name, why in _SLOWED.items() if isinstance(ns := fields.get(name), int)
         },
@@ -155,7 +159,7 @@ def moment(telemetry: Telemetry) -> Moment:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that change how CUDA and its libraries behave, sorted by name."""
+    """Return the environment variables that affect CUDA and its libraries, sorted by name."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
 
 
@@ -165,12 +169,12 @@ def _number(
     value = fields.get(name, NOT_ASKED)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if factor is None else value * factor
-    return _why_not(value)
+    return _unavailable(value)
 
 
 def _integer(fields: Mapping[str, Field], name: str) -> int | Unavailable:
     value = fields.get(name, NOT_ASKED)
-    return value if isinstance(value, int) else _why_not(value)
+    return value if isinstance(value, int) else _unavailable(value)
 
 
 def _text(fields: Mapping[str, Field], name: str) -> str | Unavailable:
@@ -182,8 +186,8 @@ def _mode(value: Field) -> Scalar | Unavailable:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _why_not(value: Field) -> Unavailable:
-    return value if isinstance(value, Unavailable) else Unavailable(f"it is {value!r}")
+def _unavailable(value: Field) -> Unavailable:
+    return value if isinstance(value, Unavailable) else Unavailable(f"unexpected value {value!r}")
 
 
 def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
@@ -198,7 +202,7 @@ def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
 def _shown(value: object) -> str:
     match value:
         case Unavailable():
-            return "not known"
+            return "unknown"
         case None:
             return "not recorded"
         case bool():

@@ -1,8 +1,8 @@
-"""The health of a GPU: each figure, judged by what a healthy GPU reaches.
+"""The health of a GPU: each figure compared with the value of a healthy GPU.
 
-Rates of models that were measured are compared with that measurement; those of other models with a share of
-what their datasheet allows, in a wider band. Latencies depend on the host and the driver, not on the model:
-they have a bound, several times what was measured, that only a machine with a fault exceeds.
+The expected rate is the one measured on another GPU of the model. For other models it is a share of the
+theoretical peak, with a wider band. Latencies depend on the host and the driver, not on the model: their
+bound is several times the measured latency, which only a faulty machine exceeds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
 Health: TypeAlias = Literal["pass", "warn", "fail"]
-# measured: on another GPU of the model; derived: from the datasheet of this GPU; bound: for any machine.
+# measured: on another GPU of the model; derived: from the datasheet of this GPU; bound: for all machines.
 Source: TypeAlias = Literal["measured", "derived", "bound"]
 
-# Shares of the expected value. GPUs of one node differ by 5 % and more.
+# Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
 _OF_MEASURED = (0.93, 0.85, 1.15)
 _OF_DERIVED = (0.75, 0.5, None)
 _OF_BOUND = 3
 
-# On one H200 SXM with random data: products of 8192 by 8192 by 8192 through cuBLAS; copies of pinned memory
-# over PCIe 5.0 x16, those within the device counting reads and writes; kernels on buffers of 1 GiB. Reads
-# are the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
+# Measured on one H200 SXM with random data: GEMMs of 8192 by 8192 by 8192 by cuBLAS; copies of pinned memory
+# over PCIe 5.0 x16; copies within the device, counting reads and writes; kernels on buffers of 1 GiB. "memory
+# read" is the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
 _H200: Mapping[str, float] = MappingProxyType(
     {
         "gemm fp64": 57.1e12,
@@ -48,15 +48,15 @@ _H200: Mapping[str, float] = MappingProxyType(
 )
 _MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
 
-# Shares of the datasheet's limit that the figures above reach: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
+# Shares of the theoretical peak that the H200 reached: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
 _SHARES = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
-_OF_THE_HOST = Unavailable("it depends on the host more than on the GPU")
+_OF_THE_HOST = Unavailable("the rate depends on the host more than on the GPU")
 _NOT_DERIVED = MappingProxyType(
     {"copy pageable-h2d": _OF_THE_HOST, "copy pageable-d2h": _OF_THE_HOST}
 )
 
-# In seconds; a launch takes about 3 us through cuda.core, an event 0.6 us, and a kernel and its events 12 us
-# on the host of that H200. After each synchronization an allocation from the pool goes to the driver.
+# In seconds. On the host of that H200 a launch takes about 3 us by cuda.core, an event 0.6 us, and a kernel
+# with its events 12 us. The driver serves the first allocation from a pool after each synchronization.
 _BOUNDS: Mapping[str, float] = MappingProxyType(
     {
         "launch": 20e-6,
@@ -69,7 +69,7 @@ _BOUNDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# The axis that names a figure, by bench.
+# The axis whose value names a figure, by bench.
 _NAMED_BY = MappingProxyType(
     {
         "gemm": "dtype",
@@ -80,27 +80,26 @@ _NAMED_BY = MappingProxyType(
     }
 )
 
-_SIMULATED = Unavailable("not judged: simulated")
-_NOTHING_JUDGED = Unavailable(
-    "no expectation is known of this GPU: figures are shown, and not judged"
-)
+_SIMULATED = Unavailable("not assessed: simulated devices have no expected values")
+_NOTHING_ASSESSED = Unavailable("not assessed: no expected values are known for this GPU")
+_UNKNOWN = Unavailable("none is known")
 _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What is expected of one figure. A rate should reach it, and a time stay below."""
+    """The expected value of one figure: a lower bound of a rate, an upper bound of a time."""
 
     unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
     expected: float  # in that unit
-    warn: float  # what is worse is not quite what a healthy machine does
-    fail: float  # what is worse is wrong
-    warn_above: float | None  # a rate that is better than this is no luck but another GPU, or wrong
-    source: Source  # where it comes from
+    warn: float  # a worse figure is a warning
+    fail: float  # a worse figure is a failure
+    warn_above: float | None  # a higher rate is a warning: it is of another GPU, or wrong
+    source: Source  # origin of the expected value
 
-    def judge(self, reached: float) -> Health:
-        """Return the health of a figure."""
-        sign = 1 if self.unit == "s" else -1  # a longer time is worse
+    def health_of(self, reached: float) -> Health:
+        """Return the health of a measured value."""
+        sign = 1 if self.unit == "s" else -1  # longer times and lower rates are worse
         if sign * reached > sign * self.fail:
             return "fail"
         above = self.warn_above is not None and reached > self.warn_above
@@ -111,54 +110,54 @@ class Band:
 class Figure:
     """One figure of a health check."""
 
-    name: str  # which: "gemm bf16"
+    name: str  # "gemm bf16"
     axes: Mapping[str, Axis]  # of its case
-    health: Health | Unavailable  # unavailable where nothing is expected
-    reached: float | Unavailable  # in ``unit``
+    health: Health | Unavailable  # Unavailable without an expected value
+    reached: float | Unavailable  # measured value in ``unit``
     unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
-    band: Band | Unavailable  # what is expected of it
+    band: Band | Unavailable  # expected value
     ratio_to_limit: float | Unavailable  # as in cudakit.bench/1
 
     @property
     def is_out_of_band(self) -> bool:
-        """Whether it is not what a healthy machine reaches."""
+        """Whether the figure is a warning or a failure."""
         return self.health in ("warn", "fail")
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What could not be measured at all."""
+    """A bench that could not be run."""
 
     what: str  # "gemm"
     reason: str
-    remedy: str  # what to do: the exact pip install
+    remedy: str  # the command that installs what is missing
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """Whether a GPU is as fast as its kind."""
+    """Whether a GPU is as fast as expected of its model."""
 
     schema: ClassVar[str] = "cudakit.suite/1"
-    simulated: bool  # whether nothing here is a measurement
-    quick: bool  # whether it was to take about a minute
-    health: Health | Unavailable  # the worst of its figures
-    causes: tuple[str, ...]  # what was seen that may have put figures out of their bands
+    simulated: bool
+    quick: bool  # whether --quick was given
+    health: Health | Unavailable  # of the worst figure
+    causes: tuple[str, ...]  # likely causes of warnings and failures
     figures: tuple[Figure, ...]  # in the order measured
-    left_out: tuple[LeftOut, ...]  # what could not be measured
+    left_out: tuple[LeftOut, ...]  # benches that could not be run
     bench: BenchResult  # the measurement: cudakit.bench/1
 
 
-def conclude(
+def assess(
     result: BenchResult, *, quick: bool, left_out: Iterable[LeftOut] = (), fields: Fields
 ) -> SuiteResult:
-    """Judge a measurement. ``fields`` are facts and telemetry of NVML that may show causes."""
+    """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
     suspect = [case.environment for one, case in pairs if one.is_out_of_band]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
-        health=_worst(figures) or (_SIMULATED if result.simulated else _NOTHING_JUDGED),
+        health=_worst(figures) or (_SIMULATED if result.simulated else _NOTHING_ASSESSED),
         causes=likely_causes(suspect, fields) if suspect else (),
         figures=figures,
         left_out=tuple(left_out),
@@ -167,7 +166,7 @@ def conclude(
 
 
 def figure(case: CaseResult) -> Figure:
-    """Judge a case. Wrong values fail; a case that the GPU does not support is not judged."""
+    """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
     amount, unit = reached(case)
     expected = _SIMULATED if case.environment.simulated else band(case)
     return Figure(
@@ -187,32 +186,32 @@ def _health(
     if isinstance(case.verification, Verification) and not case.verification.passed:
         return "fail"
     if isinstance(amount, Unavailable):
-        return amount if case.refused else "fail"
-    return expected if isinstance(expected, Unavailable) else expected.judge(amount)
+        return amount if case.is_unsupported else "fail"
+    return expected if isinstance(expected, Unavailable) else expected.health_of(amount)
 
 
 def _worst(figures: Sequence[Figure]) -> Health | None:
-    judged = {one.health for one in figures}
-    return next((health for health in _WORST_FIRST if health in judged), None)
+    seen = {one.health for one in figures}
+    return next((health for health in _WORST_FIRST if health in seen), None)
 
 
 def figure_of(case: CaseResult) -> str:
-    """Return the name of the figure of a case: its bench and distinguishing axis, as ``gemm bf16``."""
+    """Return the name of the figure of a case: its bench and the value of one axis, as in ``gemm bf16``."""
     kind = str(case.axes.get(_NAMED_BY.get(case.name, ""), ""))
-    bench = "" if case.name == "launch" and kind else case.name  # the call is distinctive
+    bench = "" if case.name == "launch" and kind else case.name  # the name of the call suffices
     peer = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench, kind, peer)))
 
 
 def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
-    """Return the figure of a case and its unit: a rate if it has one, else its time."""
+    """Return the rate of a case, or the time of a latency; and the unit."""
     if case.amount:
         return case.per_second(case.amount), f"{case.unit}/s"
     return case.median_s, "s"
 
 
 def band(case: CaseResult) -> Band | Unavailable:
-    """Return the expected band of a case, or why there is none."""
+    """Return the expected value of a case, or the reason why there is none."""
     figure, (_, unit) = figure_of(case), reached(case)
     if unit == "s":
         return _bound(figure)
@@ -225,18 +224,18 @@ def band(case: CaseResult) -> Band | Unavailable:
 
 
 def _bound(figure: str) -> Band | Unavailable:
-    most_s = _BOUNDS.get(figure)
-    if most_s is None:
-        return Unavailable("no expectation is known")
-    return Band("s", most_s, most_s, _OF_BOUND * most_s, None, "bound")
+    bound_s = _BOUNDS.get(figure)
+    if bound_s is None:
+        return _UNKNOWN
+    return Band("s", bound_s, bound_s, _OF_BOUND * bound_s, None, "bound")
 
 
 def _derived(case: CaseResult, unit: str) -> Band | Unavailable:
     limit, share = case.limit, _SHARES.get(case.name)
     if share is None:
-        return Unavailable("no expectation is known")
+        return _UNKNOWN
     if not isinstance(limit, Limit):
-        return Unavailable(f"no expectation is known: {limit.reason}")
+        return limit
     return _around(share * case.amount / limit.datasheet_s, unit, _OF_DERIVED, "derived")
 
 

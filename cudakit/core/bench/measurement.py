@@ -1,4 +1,4 @@
-"""What was measured of one workload: readings, samples, and the rounds that they come from."""
+"""The measurement of one workload: readings, samples, and the merging of rounds."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One timed piece of work."""
+    """One timed execution or batch of executions, before samples are selected."""
 
     time_s: float
-    sm_clock_hz: float | None = None  # mean SM clock meanwhile; None where it is not known
-    valid: bool = True  # whether the blocking kernel held until everything was enqueued
+    sm_clock_hz: float | None = None  # mean SM clock meanwhile; None if unknown
+    valid: bool = True  # False if the blocking kernel timed out
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The times of one case, in the order in which they were taken.
+    """The samples of one case in the order measured.
 
-    Raises ValueError if there are clocks but not one for each time, or if the rounds hold another number.
+    Raises ValueError if the numbers of clocks or of samples in rounds do not match the number of times.
     """
 
     times_s: tuple[float, ...]  # of one execution each
-    sm_clock_hz: tuple[float, ...] = ()  # of the SMs during each; empty where it is not known
+    sm_clock_hz: tuple[float, ...] = ()  # mean during each sample; empty if unknown
     discarded: int = (
-        0  # readings that are no samples: throttled clock, or blocking kernel timed out
+        0  # number of readings at a throttled clock or with a timeout of the blocking kernel
     )
-    converged: bool = True  # whether the stopping rule was met before the time ran out
-    rounds: tuple[int, ...] = ()  # samples of each round, in order; empty for a single round
+    converged: bool = True  # whether the stopping rule was met before the timeout
+    rounds: tuple[int, ...] = ()  # number of samples of each round; empty for one round
 
     def __post_init__(self) -> None:
         if self.sm_clock_hz and len(self.sm_clock_hz) != len(self.times_s):
@@ -44,28 +44,28 @@ class Samples:
 
     @property
     def cycles(self) -> tuple[float, ...]:
-        """Time by clock: constant when only the clock changes. Empty where clocks are unknown."""
+        """Times multiplied by clocks, which do not depend on the clock; empty if clocks are unknown."""
         return tuple(t * hz for t, hz in zip(self.times_s, self.sm_clock_hz, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One workload, measured. No figure of it is valid unless its verification passed."""
+    """The measurement of one workload. Its figures are valid only if its verification passed."""
 
     name: str
     axes: Mapping[str, Axis]
-    settings: Mapping[str, Axis]  # how it was set up, where it reports that
-    method: Method  # as it was carried out
-    samples: Samples  # none if the computed values are wrong
+    settings: Mapping[str, Axis]  # that the workload reports
+    method: Method  # with the actual values
+    samples: Samples  # empty if computed values are wrong
     verification: Verification
     stopped: str  # why sampling ended: precision, stable, timeout, interrupted, wrong
-    settled: bool  # whether clock and times had settled before the first sample
-    cold: bool  # whether the L2 cache held nothing of a buffer set when its turn came
-    warmup: tuple[Reading, ...]  # every reading before the first sample
-    discarded: tuple[Reading, ...]  # the readings that are no samples
-    floor_s: float  # time of an empty sample: not subtracted anywhere
-    before: Telemetry  # read before the first sample
-    after: Telemetry  # read after the last
+    settled: bool  # whether clock and times were stable before the first sample
+    cold: bool  # whether a buffer set was evicted from the L2 cache before it was reused
+    warmup: tuple[Reading, ...]
+    discarded: tuple[Reading, ...]
+    floor_s: float  # time of an empty sample, for information: it is not subtracted
+    before: Telemetry  # before the first sample
+    after: Telemetry  # after the last sample
     footprint_bytes: int  # of one buffer set
     bytes_moved: int  # of one execution
     operations: int  # of one execution
@@ -76,7 +76,7 @@ class Measurement:
 
     @property
     def ends_case(self) -> bool:
-        """Whether no further round makes sense."""
+        """Whether no further round follows."""
         return self.stopped in ("interrupted", "wrong")
 
     @property
@@ -86,18 +86,18 @@ class Measurement:
 
 
 def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
-    """Merge the rounds of one workload. A wrong value in any round leaves no samples at all."""
+    """Merge the rounds of one workload. Wrong values in any round leave no samples."""
     first, last = rounds[0], rounds[-1]
-    asked = replace(
+    planned = replace(
         first.method, rule=method.rule, warmup_most_s=method.warmup_most_s, energy_s=method.energy_s
     )
     if len(rounds) == 1:
-        return replace(first, method=asked)
+        return replace(first, method=planned)
     return replace(
         first,
         settings=last.settings,
         method=replace(
-            asked,
+            planned,
             warmup_s=sum(each.method.warmup_s for each in rounds),
             blocker=all(each.method.blocker for each in rounds),
             rounds=len(rounds),

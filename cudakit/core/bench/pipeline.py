@@ -1,7 +1,7 @@
 """The pipeline of a bench: plan > prepare > warm_up > sample > verify > summarize, a module each.
 
-``run`` measures all cases of a Spec; ``measure_case`` measures one case and its baselines; ``measure_rounds``
-repeats ``measure_round``, which performs the steps of one round, and merges the rounds.
+``run`` measures the cases of a Spec. ``measure_case`` measures one case and its baselines in rounds, and
+``measure_round`` performs the steps of one round.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from cudakit.core.bench.case import Case, Implementation, check_fit
-from cudakit.core.bench.energy import count_energy
+from cudakit.core.bench.energy import measure_energy
 from cudakit.core.bench.measurement import Measurement, merge_rounds
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.plan import plan_cases, plan_method, round_methods, without_settling
+from cudakit.core.bench.plan import (
+    plan_cases,
+    plan_method,
+    round_methods,
+    share_budget,
+    without_settling,
+)
 from cudakit.core.bench.prepare import Progress, WorkloadRun, prepare
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.sample import end_sampling, sample
@@ -27,21 +34,25 @@ from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.verify import verify
 from cudakit.core.bench.warm_up import warm_up
 from cudakit.core.bench.warnings import result_warnings
-from cudakit.core.bench.workload import Refused, Workload
+from cudakit.core.bench.workload import UnsupportedCase, Workload
 from cudakit.core.bench.workloads.graph_costs import graph_costs
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
 
-_NOTHING_KEPT = "no sample could be kept: there is no figure"
+_NO_SAMPLES = "all samples were discarded, so there is no time"
 
-# None if no sample could be kept.
-Outcome: TypeAlias = Measurement | Refused | None
+# None if no sample was kept.
+Outcome: TypeAlias = Measurement | UnsupportedCase | None
 
 
 class _Measured(NamedTuple):
     case: Case
     implementation: Implementation
     outcome: Outcome
+
+    @property
+    def interrupted(self) -> bool:
+        return isinstance(self.outcome, Measurement) and self.outcome.interrupted
 
 
 def no_progress(stage: str, fraction: float) -> None:
@@ -59,17 +70,40 @@ def run(
 ) -> BenchResult:
     """Measure the cases of a Spec, or ``cases`` instead.
 
-    An implementation that computed wrong values, or that a library does not offer, has a result without
-    times. After a KeyboardInterrupt the result has the measurements so far; without any, the interrupt
-    propagates. Raises InputError for a case that does not fit in memory, before anything is allocated,
-    Unsupported if nothing can be measured, and the errors of workloads and device.
+    A case whose values are wrong, or that a library does not support, has a result without a time. After a
+    KeyboardInterrupt the result has the measurements so far; if there are none, the interrupt propagates.
+    Raises InputError, before any allocation, for a case that does not fit in memory, UnsupportedCase if no
+    case is supported, and the errors of workloads and device.
     """
     begin_ns = now_ns()
     cases = plan_cases(spec, gpu) if cases is None else cases
     run_context = run_context or RunContext()
     check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
-    measured, complete = _measure_cases(gpu, spec, cases, run_context, progress)
+    measured: list[_Measured] = []
+    complete = False
+    try:
+        with closing(Timer(gpu)) as timer:
+            for at, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
+                implementations = case.implementations
+                method = plan_method(
+                    case.method,
+                    share_s,
+                    len(implementations),
+                    run_context.variables,
+                    simulated=gpu.simulated,
+                )
+                part = sub_progress(progress, at, len(cases))
+                outcomes = measure_case(timer, implementations, method, progress=part)
+                pairs = zip(implementations, outcomes, strict=True)
+                measured += [_Measured(case, *pair) for pair in pairs]
+                if any(one.interrupted for one in measured):
+                    break
+            else:
+                complete = True
+    except KeyboardInterrupt:
+        if all(one.outcome is None for one in measured):
+            raise
     results = _summarize(machine, measured, complete=complete)
     return BenchResult(
         simulated=gpu.simulated,
@@ -82,116 +116,72 @@ def run(
     )
 
 
-def _measure_cases(
-    gpu: Gpu, spec: Spec, cases: Sequence[Case], run_context: RunContext, progress: Progress
-) -> tuple[list[_Measured], bool]:
-    """Measure the cases, each in its share of the remaining time; return also whether all were measured."""
-    measured: list[_Measured] = []
-    try:
-        with closing(Timer(gpu)) as timer:
-            begin_s = timer.now_s()
-            for at, case in enumerate(cases):
-                elapsed_s, share_s = timer.now_s() - begin_s, None
-                if spec.budget_s is not None:
-                    share_s = (spec.budget_s - elapsed_s) / (len(cases) - at)
-                count = len(case.implementations)
-                method = plan_method(case.method, share_s, count, run_context.variables)
-                part = part_of(progress, at, len(cases))
-                found = measure_case(timer, case, method, seed=spec.seed, progress=part)
-                measured += [_Measured(case, *one) for one in found.items()]
-                if any(isinstance(one, Measurement) and one.interrupted for one in found.values()):
-                    return measured, False
-    except KeyboardInterrupt:
-        if all(one.outcome is None for one in measured):
-            raise
-        return measured, False
-    return measured, True
-
-
 def _summarize(
     machine: Machine, measured: Sequence[_Measured], *, complete: bool
 ) -> tuple[CaseResult, ...]:
-    """Return the results of all implementations. Raises Refused if every one was refused."""
-    refusals = [one.outcome for one in measured if isinstance(one.outcome, Refused)]
+    """Return the results of all implementations. Raises UnsupportedCase if none is supported."""
+    unsupported = [one.outcome for one in measured if isinstance(one.outcome, UnsupportedCase)]
     results = tuple(
         summarize_case(machine, one.case, one.implementation, one.outcome)
         for one in measured
         if one.outcome is not None
     )
-    if complete and refusals and len(refusals) == len(results):
-        raise refusals[0]
+    if complete and unsupported and len(unsupported) == len(results):
+        raise unsupported[0]
     return results
 
 
 def _deviations(measured: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
-    """Collect the deviations from the method, each with the titles of its cases."""
-    titles: dict[str, list[str]] = {}
+    """Return the deviations from the method, each with the titles of its cases."""
+    titles: dict[str, dict[str, None]] = {}
     for one in measured:
-        if not isinstance(one.outcome, Refused):
-            for deviation in one.outcome.warnings if one.outcome else (_NOTHING_KEPT,):
-                titles.setdefault(deviation, []).append(one.case.title)
-    return titles
+        if not isinstance(one.outcome, UnsupportedCase):
+            for deviation in one.outcome.warnings if one.outcome else (_NO_SAMPLES,):
+                titles.setdefault(deviation, {})[one.case.title] = None
+    return {deviation: tuple(cases) for deviation, cases in titles.items()}
 
 
 def measure_case(
-    timer: Timer, case: Case, method: Method, *, seed: int, progress: Progress
-) -> Mapping[Implementation, Outcome]:
-    """Measure the implementations of a case, interleaved; None for one without a kept sample.
-
-    If ``prepare`` refuses an implementation, the measurement restarts with the others.
-    """
-    found: dict[Implementation, Outcome] = dict.fromkeys(case.implementations)
-    while able := [one for one, refused in found.items() if refused is None]:
-        interleaved = replace(method, interleaved=_distinct_names(able))
-        try:
-            measured = measure_rounds(timer, able, interleaved, seed=seed, progress=progress)
-        except Refused as refusal:
-            found.update((one, refusal) for one in able if one is refusal.workload)
-            continue
-        by_name = {one.name: one for one in measured}
-        return found | {one: by_name.get(one.name) for one in able}
-    return found
-
-
-def measure_rounds(
     timer: Timer,
     workloads: Sequence[Workload],
     method: Method,
     *,
-    seed: int = 0,
     progress: Progress = no_progress,
     pause: Callable[[float], None] = time.sleep,
-    hurry: bool | None = None,
-) -> tuple[Measurement, ...]:
-    """Measure workloads by one method, in rounds with newly allocated buffers.
+    skip_settling: bool | None = None,
+) -> tuple[Outcome, ...]:
+    """Measure workloads, interleaved, in rounds with new buffers; return an outcome for each.
 
-    Samples of several workloads are interleaved, so that all run at the same clock. ``progress`` may raise
-    KeyboardInterrupt after a sample: the measurements so far are returned; without any, the interrupt
-    propagates. ``hurry`` skips the wait for a device to settle; it is the default on a simulated device,
-    where time does not pass by itself.
+    If a workload is not supported, the measurement restarts with the others. ``progress`` may raise
+    KeyboardInterrupt after a sample: then the measurements so far are returned or, if there are none, the
+    interrupt propagates. ``skip_settling`` does not wait for the device to settle; it is the default on a
+    simulated device, whose virtual time does not pass by itself.
 
-    Raises UsageError for an impossible method, Refused for a workload that device or library does not offer,
-    and the errors of workloads and device.
+    Raises UsageError for an impossible method, and the errors of workloads and device.
     """
-    if timer.gpu.simulated if hurry is None else hurry:
-        method = without_settling(method)
-    names = tuple(workload.name for workload in workloads) if len(workloads) > 1 else ()
-    method = replace(method, seed=seed, interleaved=method.interleaved or names)
+    skips = timer.gpu.simulated if skip_settling is None else skip_settling
+    planned = without_settling(method) if skips else method
+    planned = replace(planned, interleaved=method.interleaved or _distinct_names(workloads))
     rounds: list[list[Measurement]] = [[] for _ in workloads]
     try:
-        for number, part in enumerate(round_methods(method)):
-            share = part_of(progress, number, method.rounds)
+        for number, part in enumerate(round_methods(planned)):
+            share = sub_progress(progress, number, planned.rounds)
             measured = measure_round(timer, workloads, part, share, pause)
             for found, one in zip(rounds, measured, strict=True):
                 found.extend([one] if one else [])
             if any(one is None or one.ends_case for one in measured):
                 break
+    except UnsupportedCase as reason:
+        others = [one for one in workloads if one is not reason.workload]
+        restart = partial(measure_case, progress=progress, pause=pause, skip_settling=skip_settling)
+        outcomes = iter(restart(timer, others, method) if others else ())
+        return tuple(reason if one is reason.workload else next(outcomes) for one in workloads)
     except KeyboardInterrupt:
         if not all(rounds):
             raise
         for found in rounds:
             found[-1] = replace(found[-1], stopped="interrupted")
-    return tuple(merge_rounds(found, method) for found in rounds if found)
+    return tuple(merge_rounds(found, planned) if found else None for found in rounds)
 
 
 def measure_round(
@@ -201,24 +191,24 @@ def measure_round(
     progress: Progress,
     pause: Callable[[float], None],
 ) -> tuple[Measurement | None, ...]:
-    """Perform the steps of one round; None for a workload that an interrupt left without samples."""
-    with ExitStack() as owned:
-        runs = prepare(timer, workloads, method, owned)
+    """Perform the steps of one round; None for a workload without samples after an interrupt."""
+    with ExitStack() as cleanup:
+        runs = prepare(timer, workloads, method, cleanup)
         correct = [run for run in runs if not run.is_wrong]
         try:
             with garbage_collection_off():
                 warm_up(correct, progress)
                 sample(correct, progress, pause)
-                count_energy(correct, progress)
+                measure_energy(correct, progress)
         except KeyboardInterrupt:
             if not any(run.kept for run in runs):
                 raise
-        timer.gpu.sync_stream(timer.stream)  # an interrupt leaves work behind
+        timer.gpu.sync_stream(timer.stream)  # work may be left after an interrupt
         return tuple(_finish(run) for run in runs)
 
 
 def _finish(run: WorkloadRun) -> Measurement | None:
-    """Verify what the samples computed, and summarize the run."""
+    """Verify the values that the samples computed, and summarize the run."""
     if not run.is_wrong:
         if not run.kept:
             return None
@@ -231,7 +221,7 @@ def _finish(run: WorkloadRun) -> Measurement | None:
 
 @contextmanager
 def garbage_collection_off() -> Iterator[None]:
-    """Keep Python's garbage collector from running during a sample."""
+    """Keep Python's garbage collector from running during samples."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -241,18 +231,18 @@ def garbage_collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def part_of(progress: Progress, at: int, count: int) -> Progress:
-    """Report the progress of part ``at`` of ``count`` as progress of the whole."""
+def sub_progress(progress: Progress, at: int, count: int) -> Progress:
+    """Return a Progress of part ``at`` of ``count`` that reports to the Progress of the whole."""
     return lambda stage, fraction: progress(stage, (at + fraction) / count)
 
 
-def _distinct_names(implementations: Sequence[Implementation]) -> tuple[str, ...]:
-    """Name interleaved implementations by library or, if that is the same, by the axes that differ."""
-    if len(implementations) < 2:
+def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """Return a name for each interleaved workload: its library or name or, if equal, its axes that differ."""
+    if len(workloads) < 2:
         return ()
-    libraries = tuple(one.library for one in implementations)
-    if len(set(libraries)) == len(libraries):
-        return libraries
-    first, *others = (one.axes for one in implementations)
+    names = tuple(one.library if isinstance(one, Implementation) else one.name for one in workloads)
+    if len(set(names)) == len(names):
+        return names
+    first, *others = (one.axes for one in workloads)
     differing = [name for name in first if any(axes.get(name) != first[name] for axes in others)]
-    return tuple(" ".join(str(one.axes.get(name)) for name in differing) for one in implementations)
+    return tuple(" ".join(str(one.axes.get(name)) for name in differing) for one in workloads)

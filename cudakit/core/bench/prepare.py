@@ -1,4 +1,4 @@
-"""Prepare: give each workload buffers of its own, filled and verified, and record its run from then on."""
+"""Prepare: allocate, fill and verify the buffers of each workload for one round."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TypeAlias
 from cudakit.core.bench.l2_cache import buffer_sets
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.sampler import BufferRotation, Sampler
-from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.sample_work import BufferRotation
+from cudakit.core.bench.timer import SampleWork, Timer
 from cudakit.core.bench.verify import verify
-from cudakit.core.bench.workload import Axis, Configured, Prepared, Refused, Workload
+from cudakit.core.bench.workload import Axis, Configured, Prepared, UnsupportedCase, Workload
 from cudakit.errors import Unsupported
 from cudakit.units import Unavailable
 
 # Called with the current stage and the fraction that is done; may raise KeyboardInterrupt.
 Progress: TypeAlias = Callable[[str, float], None]
 
-# Timeouts of the watchdog after which the blocking kernel is given up: some call waits for the device.
-MOST_TIMEOUTS = 2
+# After this number of timeouts the blocking kernel is not used any more: some call waits for the device.
+MAX_TIMEOUTS = 2
 
 
 class WorkloadRun:
-    """One workload in one round: its buffers, its sampler, and what each step recorded."""
+    """One workload in one round: its buffers, the work of its samples, and what each step recorded."""
 
     def __init__(
         self, timer: Timer, workload: Workload, prepared: Prepared, method: Method
@@ -34,10 +34,10 @@ class WorkloadRun:
         self.settings: Mapping[str, Axis] = (
             dict(prepared.settings) if isinstance(prepared, Configured) else {}
         )
-        self.is_blocked = method.blocker and not method.at_host
+        self.is_blocked = method.blocker and method.clock == "device"
         self.timeouts = 0  # of the blocking kernel
         self.rotation = BufferRotation(prepared.enqueue, rotate_buffers(timer, prepared, method))
-        self.sampler: Sampler | None = None
+        self.work = SampleWork(self.rotation.run)
         self.verification = verify(timer, self.rotation, prepared)
         # Recorded by warm_up.
         self.floor_s = 0.0  # time of an empty sample
@@ -47,53 +47,42 @@ class WorkloadRun:
         # Recorded by sample.
         self.kept: list[Reading] = []
         self.discarded: list[Reading] = []
-        self.throttling_counts = False  # whether samples at a low clock were kept in the end
+        self.accepts_throttled = False  # whether samples at a low clock were accepted in the end
         self.converged = False
         self.stopped = "" if self.verification.passed else "wrong"
         self.is_sampling = False
         self.begin_s, self.elapsed_s = timer.now_s(), 0.0
         self.begin_runs = self.end_runs = self.rotation.runs
         self.before = self.after = timer.gpu.telemetry()
-        # Recorded by count_energy.
-        self.energy_j: float | Unavailable = Unavailable("no energy was counted")
+        # Recorded by measure_energy.
+        self.energy_j: float | Unavailable = Unavailable("energy was not measured")
 
     @property
     def is_wrong(self) -> bool:
-        """Whether wrong values were computed."""
+        """Whether the workload computed wrong values."""
         return not self.verification.passed
 
-    @property
-    def executions(self) -> int:
-        """Number of executions in a sample."""
-        return self.sampler.executions if self.sampler else 1
-
-    def read(self) -> Reading:
-        """Take one reading. After MOST_TIMEOUTS of the blocking kernel, go on without it."""
-        if self.sampler is None:
-            raise AssertionError("samples before the warm-up")
-        reading = self.sampler.sample(blocked=self.is_blocked)
-        if not reading.valid:
-            self.timeouts += 1
-            self.is_blocked = self.timeouts < MOST_TIMEOUTS
-        return reading
+    def count_timeout(self, reading: Reading) -> None:
+        """Stop using the blocking kernel after MAX_TIMEOUTS readings that are not valid."""
+        self.timeouts += not reading.valid
+        self.is_blocked = self.is_blocked and self.timeouts < MAX_TIMEOUTS
 
     def close(self) -> None:
-        """Release the sampler; the prepared workload is closed by its owner."""
-        if self.sampler is not None:
-            self.sampler.close()
+        """Release the work of the samples; ``prepare`` closes the prepared workload."""
+        self.work.close()
 
 
 def prepare(
-    timer: Timer, workloads: Sequence[Workload], method: Method, owned: ExitStack
+    timer: Timer, workloads: Sequence[Workload], method: Method, cleanup: ExitStack
 ) -> list[WorkloadRun]:
-    """Allocate, fill and verify every workload; ``owned`` releases them.
+    """Allocate, fill and verify every workload; ``cleanup`` releases them.
 
-    Raises Refused for a workload that the device or a library does not offer.
+    Raises UnsupportedCase for a workload that the device or a library does not support.
     """
-    # All are allocated before the first one takes further buffer sets of the memory that is left.
-    prepared = [owned.enter_context(closing(_prepare(timer, one, method))) for one in workloads]
+    # All are allocated before the first one uses the remaining memory for further buffer sets.
+    prepared = [cleanup.enter_context(closing(_prepare(timer, one, method))) for one in workloads]
     return [
-        owned.enter_context(closing(WorkloadRun(timer, workload, ready, method)))
+        cleanup.enter_context(closing(WorkloadRun(timer, workload, ready, method)))
         for workload, ready in zip(workloads, prepared, strict=True)
     ]
 
@@ -101,12 +90,12 @@ def prepare(
 def _prepare(timer: Timer, workload: Workload, method: Method) -> Prepared:
     try:
         return workload.prepare(timer.gpu, method.seed)
-    except Unsupported as refusal:
-        raise Refused(workload, refusal, {}) from refusal
+    except Unsupported as reason:
+        raise UnsupportedCase(workload, reason, {}) from reason
 
 
 def rotate_buffers(timer: Timer, prepared: Prepared, method: Method) -> int:
-    """Allocate the buffer sets that the cache state needs; return their number."""
+    """Allocate the buffer sets that the L2 state needs, and return their number."""
     sets = buffer_sets(
         method.cache,
         l2_bytes=timer.l2_bytes,

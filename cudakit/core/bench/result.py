@@ -1,9 +1,9 @@
-"""What was measured. Field order is the order of JSON keys."""
+"""The result of a bench. The order of fields is the order of JSON keys."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cudakit.core.bench.environment import Environment
@@ -17,46 +17,47 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case of a bench: figures, every sample, and how they came about."""
+    """The result of one case: the figures, all samples, and how they were measured."""
 
     name: str  # of the bench: "gemm"
-    axes: Mapping[str, Axis]  # what tells the case from its neighbours: m, n, k, dtype
-    contender: str  # who ran it: "cudakit", or the library that it is compared with
-    median_s: float | Unavailable  # the headline: time of one execution
-    ci95_s: tuple[float, float] | Unavailable  # where the true median is, with 95 % confidence
-    samples_s: tuple[float, ...]  # every time, in the order taken
-    limit: Limit | Unavailable  # the least time that the device's arithmetic and wires allow
-    ratio_to_limit: float | Unavailable  # limit over median, at the measured clock where known
-    ratio_to_datasheet: float | Unavailable  # the same with the clock of the datasheet
-    verified: bool  # whether values were compared with a reference, and are right
-    verification: Verification | Unavailable  # how
-    method: Method  # how it was measured
-    environment: Environment  # on what
-    sm_clock_hz: tuple[float, ...]  # during each sample; empty where it is not known
-    discarded: int  # samples that were not kept
-    converged: bool  # whether the stopping rule was met before the time ran out
-    statistics: Summary | Unavailable  # of the samples
-    operations: float  # of one execution; 0 where that is not what counts
-    operation: str  # what they are called: "FLOP", "OP"
-    bytes_moved: float  # of one execution; 0 where that is not what counts
+    axes: Mapping[str, Axis]  # parameters that identify the case: m, n, k, dtype
+    # The library that ran it: CUDAKIT, or a baseline.
+    library: str = field(metadata={"json": "contender"})
+    median_s: float | Unavailable  # time of one execution
+    ci95_s: tuple[float, float] | Unavailable  # 95% CI of the median
+    samples_s: tuple[float, ...]  # in the order measured
+    limit: Limit | Unavailable  # lower bound of the time: the roofline
+    ratio_to_limit: float | Unavailable  # % of peak, at the measured clock if it is known
+    ratio_to_datasheet: float | Unavailable  # % of peak at the clock of the datasheet
+    verified: bool  # whether the computed values were compared with a reference, and are correct
+    verification: Verification | Unavailable
+    method: Method
+    environment: Environment
+    sm_clock_hz: tuple[float, ...]  # mean during each sample; empty if unknown
+    discarded: int  # number of discarded samples
+    converged: bool  # whether the stopping rule was met before the timeout
+    statistics: Summary | Unavailable
+    operations: float  # of one execution; 0 for a case without arithmetic
+    operation: str  # unit of the operations: "FLOP", "OP"
+    bytes_moved: float  # of one execution; 0 for a latency
     energy_j: float | Unavailable  # of one execution
-    settings: Mapping[str, Axis]  # what was chosen besides the axes: algorithm, workspace
-    rounds: tuple[int, ...] = ()  # samples of each round, which had its memory anew; empty for one
+    settings: Mapping[str, Axis]  # other parameters: algorithm, workspace
+    rounds: tuple[int, ...] = ()  # number of samples of each round; empty for one round
 
     @property
     def cycles(self) -> tuple[float, ...]:
-        """Time by clock, of each sample; empty if clocks are unknown."""
+        """Time multiplied by SM clock, of each sample; empty if the clock is unknown."""
         return Samples(self.samples_s, self.sm_clock_hz).cycles
 
     @property
-    def refused(self) -> bool:
-        """Whether it was not run because the device or a library does not offer it."""
+    def is_unsupported(self) -> bool:
+        """Whether the case was not run because the device or library does not support it."""
         return isinstance(self.verification, Unavailable) and self.verification == self.median_s
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Identity of the case across runs."""
-        return (self.name, self.contender, *sorted(self.axes.items()))
+        """The identity of the case, equal in two runs."""
+        return (self.name, self.library, *sorted(self.axes.items()))
 
     @property
     def amount(self) -> float:
@@ -69,53 +70,51 @@ class CaseResult:
         return self.operation if self.operations else "B"
 
     def per_second(self, amount: float) -> float | Unavailable:
-        """Return an amount of one execution as a rate per second."""
+        """Return an amount of one execution divided by the median time."""
         if isinstance(self.median_s, Unavailable):
             return self.median_s
-        return amount / self.median_s if self.median_s else Unavailable("it took no time")
+        return amount / self.median_s if self.median_s else Unavailable("the measured time is 0")
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The time of a step as a line over the number of nodes: ``fixed_s + node_s * nodes``."""
+    """A linear fit of the time of a step: ``fixed_s + node_s * nodes``."""
 
     step: str
-    fixed_s: float | Unavailable  # of the step, whatever the graph
-    node_s: float | Unavailable  # for each node
-    deviation: (
-        float | Unavailable
-    )  # the most that a graph's time differs from the line, relative to it
+    fixed_s: float | Unavailable
+    node_s: float | Unavailable
+    deviation: float | Unavailable  # the largest relative deviation of a measured time from the fit
 
 
 @dataclass(frozen=True, slots=True)
-class Payoff:
-    """When a graph of one size has paid for itself."""
+class BreakEven:
+    """The number of replays after which a graph has saved the time of its creation."""
 
     nodes: int
-    made_s: float | Unavailable  # to capture and instantiate it
-    saved_s: float | Unavailable  # by a replay, against enqueueing the nodes one by one
-    replays: float | Unavailable  # after which what was saved is what it took to make
+    made_s: float | Unavailable  # time to capture and instantiate the graph
+    saved_s: float | Unavailable  # by a replay, compared with eager launches of the nodes
+    replays: float | Unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
-    """All graphs of one topology and one kind of node."""
+    """The costs of graphs of one topology and one kind of node."""
 
     topology: str
     kind: str  # of the nodes
-    steps: tuple[StepCost, ...]  # in the order in which they were measured
-    payoffs: tuple[Payoff, ...]  # from few nodes to many
+    steps: tuple[StepCost, ...]  # in the order measured
+    payoffs: tuple[BreakEven, ...]  # by increasing number of nodes
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What one command measured, on one device."""
+    """The result of one command on one device."""
 
     schema: ClassVar[str] = "cudakit.bench/1"
-    simulated: bool  # whether nothing here is a measurement
-    bench: str  # what ran: "gemm"
-    time_ns: int  # when it began, since 1970
-    complete: bool  # whether every case was measured; not after an interrupt
-    warnings: tuple[str, ...]  # what should make a reader doubt the figures
-    results: tuple[CaseResult, ...]  # a case each, in the order measured
-    graphs: tuple[GraphCosts, ...] = ()  # what graphs cost and save, where any were measured
+    simulated: bool
+    bench: str  # "gemm"
+    time_ns: int  # start, since 1970
+    complete: bool  # False after an interrupt
+    warnings: tuple[str, ...]  # reasons to doubt the figures
+    results: tuple[CaseResult, ...]  # one per case and library, in the order measured
+    graphs: tuple[GraphCosts, ...] = ()

@@ -1,9 +1,9 @@
-"""The roofline: the least time that the arithmetic, the memory and the links of a device allow.
+"""The roofline: the lower bound of a time, from the arithmetic, memory and links of a device.
 
-Rates are operations that an SM can begin in one clock. A fused multiply-add counts as two. Matrix kinds are
-of dense operands, with fp32 accumulation (int32 for int8). Rates of scalar fp32 and fp64 are those of the
-CUDA C++ Programming Guide, "Arithmetic Instructions"; the others are stated in the white paper or follow from
-the dense rate of the datasheet named, over its SMs and its boost clock.
+Rates are operations per SM and clock; a fused multiply-add counts as two. Rates of matrix units are of dense
+operands with fp32 accumulation (int32 for int8). Rates of scalar fp32 and fp64 are those of the CUDA C++
+Programming Guide, "Arithmetic Instructions". Other rates are stated in the white paper, or are the dense rate
+of the named datasheet divided by its number of SMs and its boost clock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cudakit.units import Unavailable
 
 Fields: TypeAlias = Mapping[str, Field]
 
-# GeForce products accumulate fp16, bf16, tf32 and fp8 in fp32 at half the rate of their chip (NVIDIA
-# Turing, GA102 and Ada white papers, tables of peak rates; from 8.6 on tf32 and bf16 as well).
+# GeForce products accumulate fp16, bf16, tf32 and fp8 in fp32 at half the rate of their chip (tables of peak
+# rates in the NVIDIA Turing, GA102 and Ada white papers).
 _HALVED = frozenset({"fp16", "bf16", "tf32", "fp8"})
 _HALVING = frozenset({"7.5", "8.6", "8.9"})
 
@@ -74,13 +74,13 @@ _RATES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     }
 )
 
-# Products whose datasheet states matrix rates at a clock below the highest, in Hz: the datasheet's dense
-# bf16 rate over the SMs and 4096 operations a clock (H100 and H200 SXM: 989.4 TFLOP/s, 132 SMs).
+# Products whose datasheet states matrix rates at a lower clock than the maximum, in Hz: the dense bf16 rate
+# divided by the SMs and 4096 operations per clock (H100 and H200 SXM: 989.4 TFLOP/s, 132 SMs).
 _MATRIX_CLOCKS = MappingProxyType({"NVIDIA H200": 1.83e9, "NVIDIA H100 80GB HBM3": 1.83e9})
 
-_NOT_BY_MATRIX_CLOCK = ("fp32", "fp64", "fp64_tensor")
+_KINDS_AT_MAX_CLOCK = ("fp32", "fp64", "fp64_tensor")
 
-# Transfers of a lane in GT/s, and how many of its bits are data (PCI Express Base Specification, 1 to 6).
+# Transfers per second of a lane, and the share of bits that are data (PCI Express Base Specification 1 to 6).
 _PCIE_LANES = MappingProxyType(
     {
         1: (2.5e9, 8 / 10),
@@ -91,8 +91,8 @@ _PCIE_LANES = MappingProxyType(
         6: (64e9, 236 / 256),
     }
 )
-# Bytes per second of one link in one direction: the datasheets of P100, V100, A100, H100 and B200 over their
-# 4, 6, 12, 18 and 18 links and two directions. The versions are those that NVML names.
+# Bytes per second of one link in one direction by NVML's version: the rates in the datasheets of P100, V100,
+# A100, H100 and B200 divided by their 4, 6, 12, 18 and 18 links and two directions.
 _NVLINKS = MappingProxyType(
     {"1.0": 20e9, "2.0": 25e9, "2.2": 25e9, "3.0": 25e9, "3.1": 25e9, "4.0": 25e9, "5.0": 50e9}
 )
@@ -100,41 +100,40 @@ _NVLINKS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least work of one execution: operations, bytes of memory, and bytes over a link."""
+    """The minimum work of one execution: operations, bytes of memory, and bytes over a link."""
 
     operations: float = 0.0  # a multiplication and its addition are two
-    kind: str = ""  # of the operations, as in ``rate_per_clock``: "bf16", "fp64_tensor"
-    bytes_moved: float = 0.0  # read and written, in the memory of the device
-    link_bytes: float = 0.0  # over a link of the device, in the direction that has more
-    link: Literal["host", "peer"] = "host"  # to what
+    kind: str = ""  # see ``rate_per_clock``: "bf16", "fp64_tensor"
+    bytes_moved: float = 0.0  # read and written in device memory
+    link_bytes: float = 0.0  # over a link, in the direction with more bytes
+    link: Literal["host", "peer"] = "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least time of one execution, and what sets it."""
+    """The lower bound of the time of one execution, and its terms."""
 
-    bound: Literal["arithmetic", "memory", "link"]  # what takes longest
+    bound: Literal["arithmetic", "memory", "link"]  # the longest term
     datasheet_s: float  # with the SMs at the datasheet's clock
     datasheet_clock_hz: float | Unavailable
-    measured_s: float | Unavailable  # with the SMs at the clock that was measured
+    measured_s: float | Unavailable  # with the SMs at the measured clock
     measured_clock_hz: float | Unavailable
-    operations_per_s: float | Unavailable  # the peak at the datasheet's clock
-    bytes_per_s: float | Unavailable  # of the memory of the device
-    link_bytes_per_s: float | Unavailable  # of the link that is used, in each direction
+    operations_per_s: float | Unavailable  # arithmetic peak at the datasheet's clock
+    bytes_per_s: float | Unavailable  # peak of the device memory
+    link_bytes_per_s: float | Unavailable  # peak of the link in one direction
 
     @property
     def seconds(self) -> float:
-        """The limit at the measured clock where that is known, else at the datasheet's."""
+        """The bound at the measured clock or, if that is unknown, at the datasheet's."""
         return self.datasheet_s if isinstance(self.measured_s, Unavailable) else self.measured_s
 
 
 def limit(
     work: Work, fields: Fields, measured_clock_hz: float | Unavailable
 ) -> Limit | Unavailable:
-    """Return the roofline limit: max(operations / peak, bytes / bandwidth, link bytes / link).
+    """Return max(operations / peak, bytes / memory bandwidth, link bytes / link bandwidth).
 
-    ``fields`` are what CUDA and NVML know of the device. Unavailable where the work needs something that
-    is not known of this device, with what and why.
+    ``fields`` are facts of CUDA and NVML. Unavailable if a term needs a fact that is unknown for the device.
     """
     clock = datasheet_clock(work.kind, fields)
     peak = peak_operations(work.kind, fields, clock)
@@ -146,7 +145,7 @@ def limit(
         "link": _time(work.link_bytes, link),
     }
     if not any((work.operations, work.bytes_moved, work.link_bytes)):
-        return Unavailable("no limit is known for what neither computes nor moves data")
+        return Unavailable("a latency has no theoretical peak")
     known: dict[str, float] = {}
     for name, seconds in terms.items():
         if isinstance(seconds, Unavailable):
@@ -165,20 +164,20 @@ def limit(
 
 
 def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
-    """Return the SM clock in Hz of the datasheet's peak: the highest clock, except for some products."""
+    """Return the SM clock in Hz of the datasheet's peak: the maximum clock, except for some products."""
     matrix = _MATRIX_CLOCKS.get(str(fields.get("name")))
-    if matrix is not None and kind and kind not in _NOT_BY_MATRIX_CLOCK:
+    if matrix is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
         return matrix
-    highest = _positive(fields, "clock_rate_khz", "the highest clock of the SMs")
-    return highest if isinstance(highest, Unavailable) else highest * 1e3
+    max_khz = _positive(fields, "clock_rate_khz", "the maximum SM clock")
+    return max_khz if isinstance(max_khz, Unavailable) else max_khz * 1e3
 
 
 def peak_operations(
     kind: str, fields: Fields, clock_hz: float | Unavailable
 ) -> float | Unavailable:
-    """Return the peak operations per second of a kind: SMs x clock x operations a clock."""
+    """Return the peak operations per second of a kind: SMs x clock x operations per SM and clock."""
     if not kind:
-        return Unavailable("it computes nothing")
+        return Unavailable("the case has no arithmetic")
     rate = rate_per_clock(kind, fields)
     multiprocessors = _positive(fields, "multiprocessor_count", "the number of SMs")
     if isinstance(rate, Unavailable):
@@ -189,10 +188,10 @@ def peak_operations(
 
 
 def memory_bandwidth(fields: Fields) -> float | Unavailable:
-    """Return the bytes per second of the device's memory: bus width x clock, two transfers a clock."""
+    """Return the bytes per second of device memory: bus width x clock x two transfers per clock."""
     if fields.get("integrated") is True:
         return Unavailable("the driver does not report the memory clock of an integrated GPU")
-    width_bits = _positive(fields, "global_memory_bus_width_bits", "the width of the memory bus")
+    width_bits = _positive(fields, "global_memory_bus_width_bits", "the memory bus width")
     if isinstance(width_bits, Unavailable):
         return width_bits
     clock_khz = _positive(fields, "memory_clock_rate_khz", "the memory clock")
@@ -201,54 +200,54 @@ def memory_bandwidth(fields: Fields) -> float | Unavailable:
 
 def link_bandwidth(fields: Fields) -> float | Unavailable:
     """Return the bytes per second of PCIe in one direction, including packet framing."""
-    generation = _positive(fields, "pcie_generation_max", "the generation of PCIe")
+    generation = _positive(fields, "pcie_generation_max", "the PCIe generation")
     if isinstance(generation, Unavailable):
         return generation
     width = _positive(fields, "pcie_width_max", "the number of PCIe lanes")
     if isinstance(width, Unavailable):
         return width
     if generation not in _PCIE_LANES:
-        return Unavailable(f"no rate is known for PCIe {generation}.0")
+        return Unavailable(f"the rate is unknown for PCIe {generation}.0")
     transfers_per_s, data = _PCIE_LANES[generation]
     return transfers_per_s * data * width / 8
 
 
 def peer_bandwidth(fields: Fields) -> float | Unavailable:
-    """Return the bytes per second to other devices in one direction: of all NVLinks, or else of PCIe.
+    """Return the bytes per second to other devices in one direction: of all NVLinks or, without any, of PCIe.
 
-    A pair of devices may have fewer of the links between them.
+    Two devices may be connected by some of the links only.
     """
     count = fields.get("nvlink_count", Unavailable("NVML was not asked"))
     if isinstance(count, Unavailable):
-        return Unavailable(f"the number of NVLinks is not known: {count.reason}")
+        return Unavailable(f"the number of NVLinks is unknown: {count.reason}")
     if not isinstance(count, int) or count == 0:
         return link_bandwidth(fields)
     version = str(fields.get("nvlink_version"))
     if version not in _NVLINKS:
-        return Unavailable(f"no rate is known for NVLink {version}")
+        return Unavailable(f"the rate is unknown for NVLink {version}")
     return count * _NVLINKS[version]
 
 
 def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
-    """Return the operations of a kind that an SM of this device can begin in one clock.
+    """Return the operations per SM and clock of a kind.
 
-    Kinds are fp64, fp64_tensor, fp32, tf32, fp16, bf16, fp8 and int8. Unavailable with the reason for a
-    device that is not in the table, or that does not compute the kind.
+    Kinds are fp64, fp64_tensor, fp32, tf32, fp16, bf16, fp8 and int8. Unavailable if the device is not in the
+    table, or does not support the kind.
     """
     capability = str(fields.get("compute_capability"))
     rates = _RATES.get(capability)
     if rates is None:
-        return Unavailable(f"no peak is known for compute capability {capability}")
+        return Unavailable(f"the peak is unknown for compute capability {capability}")
     if kind not in rates:
-        return Unavailable(f"no peak is known for {kind} with compute capability {capability}")
+        return Unavailable(f"the peak of {kind} is unknown for compute capability {capability}")
     halved = kind in _HALVED and capability in _HALVING and "GeForce" in str(fields.get("name"))
     return rates[kind] // 2 if halved else rates[kind]
 
 
 def matrix_kind(dtype: str, fields: Fields) -> str:
-    """Return the fastest kind of operation for a GEMM of this data type.
+    """Return the kind of operation that is fastest for a GEMM of a data type: fp8 for ``fp8_e4m3``.
 
-    ``fp8_e4m3`` and ``fp8_e5m2`` are fp8; fp64 has tensor cores on some devices.
+    The kind of fp64 is fp64_tensor on devices with tensor cores for fp64.
     """
     kind = dtype.split("_")[0]
     rates = _RATES.get(str(fields.get("compute_capability")), {})
@@ -259,8 +258,8 @@ def _positive(fields: Fields, name: str, what: str) -> int | Unavailable:
     """Return a fact that is a positive integer; drivers report 0 for unknown values."""
     value = fields.get(name)
     if isinstance(value, Unavailable):
-        return Unavailable(f"{what} is not known: {value.reason}")
-    return value if isinstance(value, int) and value > 0 else Unavailable(f"{what} is not known")
+        return Unavailable(f"{what} is unknown: {value.reason}")
+    return value if isinstance(value, int) and value > 0 else Unavailable(f"{what} is unknown")
 
 
 def _time(amount: float, per_second: float | Unavailable) -> float | Unavailable:
@@ -278,10 +277,10 @@ def _longest(terms: Mapping[str, float]) -> Literal["arithmetic", "memory", "lin
 def _at_clock(
     terms: Mapping[str, float], datasheet_hz: float | Unavailable, hz: float | Unavailable
 ) -> float | Unavailable:
-    """Return the limit at another SM clock: of the terms, only arithmetic scales with it."""
+    """Return the bound at another SM clock, with which only the arithmetic term scales."""
     if isinstance(hz, Unavailable):
         return hz
-    wires = max(terms["memory"], terms["link"])
+    transfer_s = max(terms["memory"], terms["link"])
     if not terms["arithmetic"] or isinstance(datasheet_hz, Unavailable):
-        return wires
-    return max(terms["arithmetic"] * datasheet_hz / hz, wires)
+        return transfer_s
+    return max(terms["arithmetic"] * datasheet_hz / hz, transfer_s)

@@ -1,4 +1,4 @@
-"""Sample: take readings of all workloads in turn until every stopping rule is met."""
+"""Sample: take samples of all workloads in turn until all stopping rules are met."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.prepare import Progress, WorkloadRun
 from cudakit.core.bench.stopping import Stopping
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-# nvbench discards samples below this share of the default clock; here, of the median of recent clocks.
-_LEAST_CLOCK = 0.75
-_REMEMBERED = 101
-_LEAST_REMEMBERED = 5
-# If a low clock was seen this often, and as often as a usual one, it counts as usual.
-_MOST_THROTTLED = 10
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
+# A clock below this share of the median of recent clocks is throttled. nvbench discards samples below this
+# share of the default clock.
+_THROTTLED_SHARE = 0.75
+_RECENT_CLOCKS = 101
+_MIN_CLOCKS = 5
+# The low clock is taken as normal after this number of throttled readings, if there were no more normal ones.
+_MAX_THROTTLED = 10
 
 
 def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[float], None]) -> None:
-    """Take samples in turn, one of each run, so that all meet the same clock.
+    """Take samples of the runs in turn, so that all run at the same clock.
 
-    A run that has enough samples continues until all have: each sample follows one of every other run.
+    A run with enough samples continues until all runs have enough.
     """
-    samplings = [_Sampling(run, pause) for run in runs]
+    samplings = [_Sampling(run) for run in runs]
     while not all(one.is_done for one in samplings):
         for one in samplings:
-            one.take()
+            run = one.run
+            reading = run.timer.time(run.work, blocked=run.is_blocked)
+            if pause_s := one.add(reading):
+                pause(pause_s)
         unfinished = [one for one in samplings if not one.is_done] or samplings
         progress(unfinished[0].run.title, min(one.fraction for one in unfinished))
     for run in runs:
@@ -35,53 +39,53 @@ def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[flo
 
 
 def end_sampling(run: WorkloadRun) -> None:
-    """Record the telemetry and the number of runs behind the last sample."""
+    """Record the telemetry and the number of executions after the last sample."""
     run.is_sampling = False
     run.end_runs = run.rotation.runs
     run.after = run.timer.gpu.telemetry()
 
 
 class ThrottlingFilter:
-    """Decides which readings are samples: not those at an SM clock far below the usual.
+    """Selects the samples among readings: those at an SM clock that is not far below the recent ones.
 
-    ``warmup`` are readings from which the usual clock is learned.
+    The recent clocks begin with those of ``warmup``.
     """
 
     def __init__(self, warmup: Iterable[Reading] = ()) -> None:
         self.kept: list[Reading] = []
         self.discarded: list[Reading] = []
-        self.gave_up = False  # whether low clocks became usual, and count from then on
-        self._clocks: deque[float] = deque(maxlen=_REMEMBERED)
+        self.gave_up = False  # whether all clocks are accepted, because low clocks persisted
+        self._clocks: deque[float] = deque(maxlen=_RECENT_CLOCKS)
         for reading in warmup:
-            self._learn(reading)
+            self._add_clock(reading)
 
     def add(self, reading: Reading) -> bool:
-        """Add a reading; return whether it is a sample."""
-        good = reading.valid and not self._is_throttled(reading)
-        (self.kept if good else self.discarded).append(reading)
-        if good:
-            self._learn(reading)
-        return good
+        """Add a reading, and return whether it is a sample."""
+        is_sample = reading.valid and not self._is_throttled(reading)
+        (self.kept if is_sample else self.discarded).append(reading)
+        if is_sample:
+            self._add_clock(reading)
+        return is_sample
 
-    def _learn(self, reading: Reading) -> None:
+    def _add_clock(self, reading: Reading) -> None:
         if reading.sm_clock_hz is not None:
             self._clocks.append(reading.sm_clock_hz)
 
     def _is_throttled(self, reading: Reading) -> bool:
-        if reading.sm_clock_hz is None or self.gave_up or len(self._clocks) < _LEAST_REMEMBERED:
+        if reading.sm_clock_hz is None or self.gave_up or len(self._clocks) < _MIN_CLOCKS:
             return False
-        low = reading.sm_clock_hz < _LEAST_CLOCK * median(self._clocks)
-        if low and len(self.discarded) >= max(_MOST_THROTTLED, len(self.kept)):
+        is_low = reading.sm_clock_hz < _THROTTLED_SHARE * median(self._clocks)
+        if is_low and len(self.discarded) >= max(_MAX_THROTTLED, len(self.kept)):
             self.gave_up = True
             return False
-        return low
+        return is_low
 
 
 class _Sampling:
-    """The sampling of one run: which readings it keeps, and when it has enough."""
+    """The samples of one run, and its stopping rule."""
 
-    def __init__(self, run: WorkloadRun, pause: Callable[[float], None]) -> None:
-        self.run, self._pause = run, pause
+    def __init__(self, run: WorkloadRun) -> None:
+        self.run = run
         self._pause_s = _FIRST_PAUSE_S
         self._stopping = Stopping(run.method.rule)
         self._filter = ThrottlingFilter(run.warmup)
@@ -93,34 +97,36 @@ class _Sampling:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has enough samples, or no time left."""
+        """Whether the run has enough samples, or reached its timeout."""
         return bool(self.run.stopped)
 
     @property
     def fraction(self) -> float:
-        """An estimate of the fraction of samples that were taken."""
+        """An estimate of the fraction of the samples that were taken."""
         run, rule = self.run, self.run.method.rule
         samples = len(run.kept) / max(rule.min_samples, 1)
         return min(1.0, max(0.9 * min(samples, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9)))
 
-    def take(self) -> None:
-        """Take a reading. After one at a low clock, let the device rest."""
+    def add(self, reading: Reading) -> float:
+        """Add a reading, and return the seconds to pause: the device cools down after a throttled reading."""
         run = self.run
-        reading = run.read()
+        run.count_timeout(reading)
         run.elapsed_s = run.timer.now_s() - run.begin_s
         if self._filter.add(reading):
             self._pause_s = _FIRST_PAUSE_S
-            self._consider(reading)
-        elif run.elapsed_s >= run.method.rule.timeout_s:
+            self._apply_stopping_rule(reading)
+            return 0.0
+        if run.elapsed_s >= run.method.rule.timeout_s:
             run.stopped = run.stopped or "timeout"
-        elif reading.valid:
-            self._pause(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            return 0.0
+        if not reading.valid:
+            return 0.0
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
+        return pause_s
 
-    def _consider(self, reading: Reading) -> None:
-        """Apply the stopping rule to a sample, unless there are enough already."""
+    def _apply_stopping_rule(self, reading: Reading) -> None:
         run = self.run
-        run.throttling_counts = self._filter.gave_up
-        time_s = reading.time_s * run.executions
+        run.accepts_throttled = self._filter.gave_up
+        time_s = reading.time_s * run.work.executions
         if not self.is_done and self._stopping.add(time_s, elapsed_s=run.elapsed_s):
             run.stopped, run.converged = self._stopping.reason, self._stopping.converged

@@ -1,4 +1,4 @@
-"""Statistics of samples: the median, its confidence interval, dependence, trend and bimodality. Pure."""
+"""Statistics of samples: the median and its CI, autocorrelation, trend and bimodality. Pure."""
 
 from __future__ import annotations
 
@@ -14,60 +14,58 @@ from cudakit.core.bench.measurement import Samples
 
 _Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 
-# Binomial tails are summed up to this number of samples; beyond, the normal approximation suffices.
-_SUMMED = 1000
+# Binomial tails are exact up to this number of samples, and a normal approximation beyond it.
+_MAX_EXACT = 1000
 # Fewer samples give no estimate of their autocorrelation.
-_LEAST_FOR_DEPENDENCE = 20
-# A third of the samples must be enough for an interval of 99 %: 2 ** (1 - 8) is less than 1 %.
-_LEAST_FOR_TREND = 24
+_MIN_FOR_AUTOCORRELATION = 20
+# A third of the samples, 8, suffices for a CI of 99 %: 2 ** (1 - 8) is less than 1 %.
+_MIN_FOR_TREND = 24
 _TREND_CONFIDENCE = 0.99
-# Quantiles of Student's t at 97.5 %, by degrees of freedom from 1 on (any table of it).
+# The 97.5 % quantiles of Student's t distribution for 1, 2, 3 ... degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _NORMAL = 1.96
-# Fewer samples than this have peaks by chance; a peak holds at least this share of all.
-_LEAST_FOR_PEAKS = 30
-_LEAST_PEAK = 0.1
-# A valley holds less than this share of the lower peak, by at least this many standard deviations.
+# Fewer samples than this have two peaks by chance. A peak contains at least this share of all samples.
+_MIN_FOR_PEAKS = 30
+_MIN_PEAK = 0.1
+# A valley contains less than this share of the lower peak, by at least this many standard deviations.
 _VALLEY = 0.5
 _VALLEY_DEVIATIONS = 3.0
-# Peaks closer than this many clock steps may be one time, rounded in two ways.
+# Peaks that are closer than this number of clock steps may be one time, rounded up or down.
 _CLOCK_STEPS = 3
-# With thousands of samples every drift is significant; a smaller one does not matter.
-_TREND_MATTERS = 0.01
+# With thousands of samples every drift is significant, so smaller drifts are ignored.
+_MIN_TREND = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The distribution of the times of one case."""
 
-    n: int  # samples
-    minimum_s: float  # the best
-    p5_s: float  # 5 % are below
-    q1_s: float  # a quarter is below
-    median_s: float  # the headline
-    q3_s: float  # three quarters are below
-    p95_s: float  # 95 % are below
-    p99_s: float  # 99 % are below
-    maximum_s: float  # the worst
-    mean_s: float  # the arithmetic mean
-    stdev_s: float  # standard deviation, with n - 1; 0 for one sample
-    mad_s: float  # median distance from the median, not scaled
-    ci95_s: tuple[float, float]  # where the true median is, with 95 % confidence
-    trend: (
-        bool  # whether the last third differs from the first by more than chance, and by over 1 %
-    )
-    bimodal: bool  # whether the times have two peaks with a valley between
+    n: int  # number of samples
+    minimum_s: float
+    p5_s: float  # 5th percentile
+    q1_s: float  # first quartile
+    median_s: float
+    q3_s: float  # third quartile
+    p95_s: float
+    p99_s: float
+    maximum_s: float
+    mean_s: float
+    stdev_s: float  # sample standard deviation; 0 for one sample
+    mad_s: float  # median absolute deviation, not scaled
+    ci95_s: tuple[float, float]  # 95% CI of the median
+    trend: bool  # whether the first and last third differ significantly and by over 1 %
+    bimodal: bool  # whether the distribution has two peaks
 
     @property
     def noise(self) -> float:
-        """Half the width of the interval, relative to the median."""
+        """Half-width of the 95% CI relative to the median."""
         return relative_half_width(self.ci95_s, self.median_s)
 
 
 def summarize(samples: Samples) -> Summary:
     """Summarize the samples of one case. Raises ValueError without samples."""
     times = _array(samples.times_s)
-    level = levelled(times, samples.rounds)
+    shifted = without_round_offsets(times, samples.rounds)
     p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
     return Summary(
         n=len(times),
@@ -82,29 +80,29 @@ def summarize(samples: Samples) -> Summary:
         mean_s=float(times.mean()),
         stdev_s=float(times.std(ddof=1)) if len(times) > 1 else 0.0,
         mad_s=float(np.median(np.abs(times - median))),
-        ci95_s=run_interval(times, samples.rounds),
+        ci95_s=ci_over_rounds(times, samples.rounds),
         trend=has_trend(times),
-        bimodal=is_bimodal(level),
+        bimodal=is_bimodal(shifted),
     )
 
 
-def run_interval(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, float]:
-    """Return a 95 % interval for the median that covers the scatter between rounds.
+def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, float]:
+    """Return a 95% CI of the median that includes the scatter between rounds.
 
-    The address of memory changes the speed of work on it, which no number of samples at one address shows.
-    Each round reallocates its memory, so that the medians of rounds scatter as those of runs do: Student's t
-    gives the interval of their mean. The result is the wider one of that and of ``median_interval``.
+    The speed depends on memory addresses, which samples at one address do not show. Each round has new
+    buffers, so the medians of rounds scatter as those of runs do, and Student's t gives the CI of their mean.
+    The result is the union of that CI, centred on the median, and of ``median_ci``.
     """
     values = _array(times)
-    level = levelled(values, rounds)
-    low, high = median_interval(level, dependence=dependence(level))
-    reach = _reach([float(np.median(part)) for part in _parts(values, rounds)])
+    shifted = without_round_offsets(values, rounds)
+    low, high = median_ci(shifted, correlation=autocorrelation_time(shifted))
+    half_width = _ci_half_width([float(np.median(part)) for part in _parts(values, rounds)])
     middle = float(np.median(values))
-    return max(min(low, middle - reach), 0.0), max(high, middle + reach)
+    return max(min(low, middle - half_width), 0.0), max(high, middle + half_width)
 
 
-def levelled(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Subtract the difference of each round's median from that of all, leaving the scatter within rounds."""
+def without_round_offsets(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Shift the samples of each round so that its median is that of all samples."""
     values = _array(times)
     if len(rounds) < 2:
         return values
@@ -117,8 +115,8 @@ def _parts(values: npt.NDArray[np.float64], rounds: Sequence[int]) -> list[npt.N
     return [part for part in parts if len(part)]
 
 
-def _reach(medians: Sequence[float]) -> float:
-    """Return the half-width of the CI of the mean of medians; 0 for a single one."""
+def _ci_half_width(medians: Sequence[float]) -> float:
+    """Return the half-width of the 95% CI of the mean of medians; 0 for one median."""
     n = len(medians)
     if n < 2:
         return 0.0
@@ -127,31 +125,32 @@ def _reach(medians: Sequence[float]) -> float:
     return float(quantile * spread / n**0.5)
 
 
-def median_interval(
-    times: _Times, confidence: float = 0.95, *, dependence: float = 1.0
+def median_ci(
+    times: _Times, confidence: float = 0.95, *, correlation: float = 1.0
 ) -> tuple[float, float]:
     """Return a distribution-free confidence interval of the median.
 
     The number of samples below the true median is binomial with 1/2, so two order statistics enclose it
     (David and Nagaraja, Order Statistics, 7.1). Fewer than 6 samples cannot give 95 %: the interval is then
-    their range. ``dependence`` widens it for autocorrelated samples. Raises ValueError without samples.
+    their range. ``correlation`` is the autocorrelation time, which widens the interval. Raises ValueError
+    without samples.
     """
     ordered = np.sort(_array(times))
     rank = _lower_rank(len(ordered), confidence)
     middle = (len(ordered) - 1) / 2
-    rank = max(int(middle - (middle - rank) * dependence**0.5), 0)
+    rank = max(int(middle - (middle - rank) * correlation**0.5), 0)
     return float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
 
 
-def dependence(times: _Times) -> float:
-    """Return how many samples are worth one independent sample; 1 for independent ones.
+def autocorrelation_time(times: _Times) -> float:
+    """Return the number of samples that are worth one independent sample; 1 for independent samples.
 
-    Clocks and temperatures correlate consecutive samples. The median depends on which samples lie above it,
-    so this is the integrated autocorrelation of that sign (Sokal, Monte Carlo Methods in Statistical
+    Clocks and temperatures correlate consecutive samples. The median depends on which samples are above it,
+    so this is the integrated autocorrelation time of that sign (Sokal, Monte Carlo Methods in Statistical
     Mechanics, 1996), summed while pairs of lags are positive (Geyer, Statistical Science 7, 1992).
     """
     values = np.asarray(times, np.float64)
-    if len(values) < _LEAST_FOR_DEPENDENCE:
+    if len(values) < _MIN_FOR_AUTOCORRELATION:
         return 1.0
     above = np.sign(values - np.median(values))
     above -= above.mean()
@@ -171,21 +170,21 @@ def relative_half_width(interval: tuple[float, float], median: float) -> float:
 def has_trend(times: _Times) -> bool:
     """Return whether the medians of the first and last third differ significantly and by over 1 %."""
     values = np.asarray(times, np.float64)
-    if len(values) < _LEAST_FOR_TREND:
+    if len(values) < _MIN_FOR_TREND:
         return False
     third = len(values) // 3
     first, last = values[:third], values[-third:]
-    low, high = sorted(median_interval(part, _TREND_CONFIDENCE) for part in (first, last))
+    low, high = sorted(median_ci(part, _TREND_CONFIDENCE) for part in (first, last))
     apart = low[1] < high[0]
     change = abs(float(np.median(last) - np.median(first)))
-    return bool(apart and change > _TREND_MATTERS * float(np.median(values)))
+    return bool(apart and change > _MIN_TREND * float(np.median(values)))
 
 
 def is_bimodal(times: _Times) -> bool:
-    """Return whether the times form two groups with a valley between them.
+    """Return whether the distribution has two peaks with a valley between them.
 
-    The groups are those with the least squares within (Otsu, IEEE SMC 9, 1979). Then the
-    counts in equal windows are compared: around both medians, and half-way between them.
+    The times are split into the two groups with the smallest variance within (Otsu, IEEE SMC 9, 1979). Then
+    the numbers of samples in equal windows are compared: around both medians, and half-way between them.
     """
     ordered = np.sort(np.asarray(times, np.float64))
     split = _best_split(ordered)
@@ -208,10 +207,10 @@ def _array(times: _Times) -> npt.NDArray[np.float64]:
 
 
 def _lower_rank(n: int, confidence: float) -> int:
-    """Return the index of the lower end among n sorted samples: the last whose tail is small enough."""
+    """Return the index of the lower end of the CI among n sorted samples."""
     tail = (1 - confidence) / 2
-    if n > _SUMMED:
-        # The half is the continuity correction.
+    if n > _MAX_EXACT:
+        # 0.5 is the continuity correction.
         return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail) * n**0.5 / 2)
     probability = below = 0.5**n
     rank = 0
@@ -223,7 +222,7 @@ def _lower_rank(n: int, confidence: float) -> int:
 
 
 def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the autocorrelation at every lag, by the Fourier transform of the zero-padded series."""
+    """Return the autocorrelation at all lags, by the Fourier transform of the zero-padded series."""
     size = 1 << (2 * len(centred) - 1).bit_length()
     power = np.abs(np.fft.rfft(centred, size)) ** 2
     products = np.fft.irfft(power, size)[: len(centred)]
@@ -232,13 +231,13 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 
 def _best_split(ordered: npt.NDArray[np.float64]) -> int | None:
-    """Return the split with the least squares within both groups; None for too few samples."""
+    """Return the split with the smallest variance within both groups; None for too few samples."""
     n = len(ordered)
-    least = max(int(n * _LEAST_PEAK), 1)
-    if n < _LEAST_FOR_PEAKS:
+    smallest = max(int(n * _MIN_PEAK), 1)
+    if n < _MIN_FOR_PEAKS:
         return None
-    sizes = np.arange(least, n - least + 1)
-    # Centred: squares of nearly equal large numbers would cancel.
+    sizes = np.arange(smallest, n - smallest + 1)
+    # The values are centred, because squares of nearly equal numbers would cancel.
     sums = np.cumsum(ordered - ordered.mean())
     left, total = sums[sizes - 1], sums[-1]
     between = left**2 / sizes + (total - left) ** 2 / (n - sizes)

@@ -1,4 +1,4 @@
-"""The stopping criterion: the median is known well enough, or will not be known better in time."""
+"""The stopping criterion of sampling."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections import deque
 from typing import Literal
 
 from cudakit.core.bench.method import Rule
-from cudakit.core.bench.stats import dependence, median_interval, relative_half_width
+from cudakit.core.bench.stats import autocorrelation_time, median_ci, relative_half_width
 
-# Each check sorts all samples: checks are so far apart that each costs a sample a constant amount of work.
+# A check sorts all samples. The number of samples between checks grows by this factor, so that the cost of
+# checks per sample stays constant.
 _GROWTH = 1.1
-# This many checks ago there were half as many samples: the spread is stable if doubling did not change it.
+# Over this number of checks the number of samples doubles. The spread is stable if it changed by less than
+# _STABLE meanwhile.
 _CHECKS = 8
 _STABLE = 0.05
-_LEAST_FOR_STABLE = 64
+_MIN_FOR_STABLE = 64
 
 
 class Stopping:
-    """Decides after each sample whether it was the last.
+    """Decides after each sample whether to stop.
 
-    ``reason`` is ``precision`` if that is reached; ``stable`` if the spread is stable and so wide that the
-    precision would take longer than the timeout (as in nvbench's stdrel criterion); ``timeout``; or empty
+    ``reason`` is ``precision`` if the precision is reached; ``stable`` if the spread is stable and the
+    precision cannot be reached before the timeout (as in nvbench's stdrel criterion); ``timeout``; or empty
     while sampling continues.
     """
 
@@ -34,13 +36,13 @@ class Stopping:
 
     @property
     def converged(self) -> bool:
-        """Whether it stopped before the time ran out."""
+        """Whether sampling stopped before the timeout."""
         return self.reason in ("precision", "stable")
 
     def add(self, time_s: float, *, elapsed_s: float | None = None) -> bool:
-        """Add a sample; return whether to stop.
+        """Add a sample, and return whether to stop.
 
-        ``elapsed_s`` is the time since the first sample began, including pauses and flushes; by default the
+        ``elapsed_s`` is the time since the begin of the first sample, with pauses and flushes; by default the
         sum of the samples.
         """
         self._times.append(time_s)
@@ -60,7 +62,7 @@ class Stopping:
             return
         if half_width < self.rule.precision:
             self.reason = "precision"
-        elif self._is_stable() and self._is_out_of_reach(half_width):
+        elif self._is_stable() and self._exceeds_timeout(half_width):
             self.reason = "stable"
 
     def _may_stop(self) -> bool:
@@ -68,21 +70,21 @@ class Stopping:
         return enough and self._elapsed_s >= self.rule.min_time_s
 
     def _noise(self) -> tuple[float, float]:
-        """Return the half-width of the median's CI and of the middle half, relative to the median."""
+        """Return the half-widths of the CI and of the interquartile range, relative to the median."""
         ordered = sorted(self._times)
         n = len(ordered)
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        interval = median_interval(ordered, dependence=dependence(self._times))
-        middle_half = (ordered[n // 4], ordered[n - 1 - n // 4])
-        return relative_half_width(interval, median), relative_half_width(middle_half, median)
+        interval = median_ci(ordered, correlation=autocorrelation_time(self._times))
+        quartiles = (ordered[n // 4], ordered[n - 1 - n // 4])
+        return relative_half_width(interval, median), relative_half_width(quartiles, median)
 
     def _is_stable(self) -> bool:
-        if len(self._spreads) < _CHECKS or len(self._times) < _LEAST_FOR_STABLE:
+        if len(self._spreads) < _CHECKS or len(self._times) < _MIN_FOR_STABLE:
             return False
         mean = sum(self._spreads) / _CHECKS
         return all(abs(spread - mean) <= _STABLE * mean for spread in self._spreads)
 
-    def _is_out_of_reach(self, half_width: float) -> bool:
-        # The interval shrinks with the root of the number of samples.
+    def _exceeds_timeout(self, half_width: float) -> bool:
+        # The half-width of a CI is inversely proportional to the root of the number of samples.
         needed_s = self._elapsed_s * (half_width / self.rule.precision) ** 2
         return needed_s > self.rule.timeout_s

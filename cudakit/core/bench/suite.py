@@ -1,4 +1,4 @@
-"""``bench suite``: a health check, made of cases of the other benches and judged by ``health``."""
+"""``bench suite``: a health check of cases of the other benches, which ``health`` assesses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
+from cudakit.core.bench.health import LeftOut, SuiteResult, assess
 from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import no_progress, run
 from cudakit.core.bench.plan import plan_cases
@@ -30,7 +30,7 @@ from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 
 _QUICK_S = 60.0
-# Long enough to know each median to a few percent.
+# Enough for a CI of a few percent.
 _QUICK_RULE = Rule(min_time_s=0.3, timeout_s=4.0)
 _TYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "int8")
 _CALLS = ("launch", "launch-to-start", "launch-to-finish", "launch-back-to-back")
@@ -38,15 +38,15 @@ _OPERATIONS = ("copy", "triad", "read")
 _DIRECTIONS = ("h2d", "d2h", "d2d")
 
 _MEMORY_BYTES, _COPY_BYTES, _EDGE, _ALLOCATION_BYTES = 1 << 30, 512 << 20, 8192, 1 << 20
-# A simulated device is as fast as its host.
+# Simulated kernels run on the CPU, so sizes are smaller.
 _SIMULATED_MEMORY_BYTES, _SIMULATED_COPY_BYTES, _SIMULATED_EDGE = 64 << 10, 1 << 20, 64
-# A buffer takes at most one in this many parts of the free memory: a case has up to three, and scratch.
-_SHARE_OF_FREE = 8
+# A buffer is at most this fraction of the free memory: a case has up to three buffers, and scratch memory.
+_FREE_FRACTION = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteSpec(Spec):
-    """A health check of a GPU; ``quick`` takes about a minute."""
+    """Options of a health check; ``quick`` takes about a minute."""
 
     bench: ClassVar[str] = "suite"
 
@@ -65,21 +65,21 @@ def check_health(
     *,
     run_context: RunContext | None = None,
 ) -> SuiteResult:
-    """Measure and judge a GPU. Benches whose library is missing are left out, and reported.
+    """Measure and assess a GPU. A bench whose library is missing is not run, and reported.
 
-    Raises what ``pipeline.run`` does.
+    Raises the errors of ``pipeline.run``.
     """
     run_context = run_context or RunContext()
     left_out = missing_libraries(gpu)
     cases = suite_cases(spec, gpu, gemm=not left_out)
     result = run(spec, gpu, progress, run_context=run_context, cases=cases)
     managed: Fields = run_context.nvml_device.fields if run_context.nvml_device else {}
-    moving = gpu.telemetry(("pcie_width",)).fields
-    return conclude(result, quick=spec.quick, left_out=left_out, fields={**managed, **moving})
+    telemetry = gpu.telemetry(("pcie_width",)).fields
+    return assess(result, quick=spec.quick, left_out=left_out, fields={**managed, **telemetry})
 
 
 def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
-    """Return the benches whose library is missing, and how to install it."""
+    """Return the benches whose library is missing, with the command that installs it."""
     try:
         gpu.blas("cublaslt").close()
     except MissingDependency as missing:
@@ -88,7 +88,7 @@ def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
 
 
 def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
-    """Return the cases: those of the host first, GEMMs last, which heat the GPU most."""
+    """Return the cases: latencies first; GEMMs last, because they heat the GPU."""
     specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
     cases = (case for each in specs for case in plan_cases(each, gpu))
     if spec.quick:
@@ -109,7 +109,7 @@ def _specs(spec: SuiteSpec, gpu: Gpu) -> Iterator[Spec]:
 
 def _gemm_spec(spec: SuiteSpec, gpu: Gpu) -> Spec:
     edge, free_bytes = _SIMULATED_EDGE if gpu.simulated else _EDGE, gpu.memory_info().free_bytes
-    while edge > 1 and FP64.size_bytes * edge**2 * _SHARE_OF_FREE > free_bytes:
+    while edge > 1 and FP64.size_bytes * edge**2 * _FREE_FRACTION > free_bytes:
         edge //= 2
     gemms = tuple(Gemm(dtype=dtype, m=edge, n=edge, k=edge) for dtype in _TYPES)
     # A simulated device computes on the host: one execution at a time, on one buffer set.
@@ -123,8 +123,8 @@ def _effort(spec: SuiteSpec) -> dict[str, Any]:
 
 
 def _fitting(gpu: Memory, size_bytes: int) -> int:
-    """Return a size, halved until it fits the free memory."""
+    """Halve a size until it fits the free memory."""
     free_bytes = gpu.memory_info().free_bytes
-    while size_bytes * _SHARE_OF_FREE > free_bytes:
+    while size_bytes * _FREE_FRACTION > free_bytes:
         size_bytes //= 2
     return size_bytes

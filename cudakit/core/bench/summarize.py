@@ -1,4 +1,4 @@
-"""Summarize: from the readings of a run to figures with confidence intervals, limits and warnings."""
+"""Summarize: from the readings of a run to a result with CI, peak and warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from cudakit.core.bench.case import OURSELVES, Case, Implementation
+from cudakit.core.bench.case import CUDAKIT, Case, Implementation
 from cudakit.core.bench.environment import Environment, environment
 from cudakit.core.bench.l2_cache import is_cold
 from cudakit.core.bench.measurement import Measurement, Samples
@@ -16,19 +16,18 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.roofline import Limit, Work, limit
 from cudakit.core.bench.stats import Summary, summarize
 from cudakit.core.bench.verify import reason_to_withhold
-from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, Refused, Verification
+from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, UnsupportedCase, Verification
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-_NO_VALUES = Unavailable("it computes no values")
-_NO_ENERGY = Unavailable("no energy was read")
-_UNKNOWN_LIMIT = Unavailable("no limit was asked for")
-_NOTHING_TO_VERIFY = Unavailable("there are no values to verify")
+_NO_VALUES = Unavailable("the case computes no values")
+_NO_ENERGY = Unavailable("energy was not measured")
+_NO_LIMIT = Unavailable("the peak was not computed")
 
 
 def summarize_run(run: WorkloadRun) -> Measurement:
-    """Return what was measured in one round. Wrong values leave no samples."""
+    """Return the Measurement of one round, without samples if the values are wrong."""
     return Measurement(
         name=run.workload.name,
         axes=dict(run.workload.axes),
@@ -37,7 +36,7 @@ def summarize_run(run: WorkloadRun) -> Measurement:
             run.method,
             warmup_s=run.warmup_s,
             blocker=run.is_blocked,
-            executions=run.executions,
+            executions=run.work.executions,
             buffer_sets=run.rotation.sets,
         ),
         samples=_samples(run),
@@ -62,37 +61,40 @@ def summarize_run(run: WorkloadRun) -> Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device and host that results record."""
+    """The device and its context that results record."""
 
     simulated: bool
-    facts: DeviceFacts  # what CUDA reports of the device
+    facts: DeviceFacts  # from CUDA
     run_context: RunContext
 
     def environment(
         self, before: Telemetry | None = None, after: Telemetry | None = None
     ) -> Environment:
-        """Return what a result records, with the telemetry before its first sample and after its last."""
+        """Return the Environment of a result; telemetry is before its first and after its last sample."""
         return environment(
             self.facts, self.run_context, simulated=self.simulated, before=before, after=after
         )
 
     def limit(self, work: Work | Unavailable, samples: Samples) -> Limit | Unavailable:
-        """Return the roofline limit of the work at the median clock of the samples."""
+        """Return the roofline of the work at the median clock of the samples."""
         if isinstance(work, Unavailable):
             return work
-        managed = self.run_context.nvml_device
+        nvml = self.run_context.nvml_device
         clocks = samples.sm_clock_hz
         clock = median(clocks) if clocks else Unavailable("the clock was not measured")
-        return limit(work, {**(managed.fields if managed else {}), **self.facts.fields}, clock)
+        return limit(work, {**(nvml.fields if nvml else {}), **self.facts.fields}, clock)
 
 
 def summarize_case(
-    machine: Machine, case: Case, implementation: Implementation, outcome: Measurement | Refused
+    machine: Machine,
+    case: Case,
+    implementation: Implementation,
+    outcome: Measurement | UnsupportedCase,
 ) -> CaseResult:
-    """Return the result of one implementation of a case, measured or refused."""
-    if isinstance(outcome, Refused):
-        return _refused_result(machine, case, implementation, outcome)
-    found = outcome.verification
+    """Return the result of one implementation of a case."""
+    if isinstance(outcome, UnsupportedCase):
+        return _unsupported_result(machine, case, implementation, outcome)
+    verification = outcome.verification
     return case_result(
         case.workload.name,
         outcome.axes,
@@ -100,21 +102,21 @@ def summarize_case(
         method=outcome.method,
         environment=machine.environment(outcome.before, outcome.after),
         limit=machine.limit(case.work, outcome.samples),
-        verification=_NO_VALUES if found is NOTHING_TO_VERIFY else found,
+        verification=_NO_VALUES if verification is NOTHING_TO_VERIFY else verification,
         operations=outcome.operations,
         operation=case.operation,
         bytes_moved=outcome.bytes_moved,
         energy_j=outcome.energy_j,
-        contender=implementation.library,
+        library=implementation.library,
         settings=_settings(case, implementation, outcome.settings),
     )
 
 
-def _refused_result(
-    machine: Machine, case: Case, implementation: Implementation, refused: Refused
+def _unsupported_result(
+    machine: Machine, case: Case, implementation: Implementation, reason: UnsupportedCase
 ) -> CaseResult:
-    """Return a result in which every figure states the refusal."""
-    why = Unavailable(refused.message)
+    """Return a result in which all figures are Unavailable for the same reason."""
+    why = Unavailable(reason.message)
     empty = case_result(
         case.workload.name,
         implementation.axes,
@@ -124,8 +126,8 @@ def _refused_result(
         limit=why,
         verification=why,
         operation=case.operation,
-        contender=implementation.library,
-        settings=_settings(case, implementation, refused.settings),
+        library=implementation.library,
+        settings=_settings(case, implementation, reason.settings),
     )
     return replace(
         empty,
@@ -145,16 +147,16 @@ def case_result(
     *,
     method: Method,
     environment: Environment,
-    limit: Limit | Unavailable = _UNKNOWN_LIMIT,
-    verification: Verification | Unavailable = _NOTHING_TO_VERIFY,
+    limit: Limit | Unavailable = _NO_LIMIT,
+    verification: Verification | Unavailable = _NO_VALUES,
     operations: float = 0.0,
     operation: str = "FLOP",
     bytes_moved: float = 0.0,
     energy_j: float | Unavailable = _NO_ENERGY,
-    contender: str = OURSELVES,
+    library: str = CUDAKIT,
     settings: Mapping[str, Axis] | None = None,
 ) -> CaseResult:
-    """Return the result of a case. A failed verification, or a lack of samples, leaves no figures."""
+    """Return the result of a case, without a time if its verification failed or it has no samples."""
     withheld = reason_to_withhold(samples, verification)
     kept = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
     summary = withheld or summarize(kept)
@@ -162,7 +164,7 @@ def case_result(
     return CaseResult(
         name=name,
         axes=dict(axes),
-        contender=contender,
+        library=library,
         median_s=median_s,
         ci95_s=summary.ci95_s if isinstance(summary, Summary) else summary,
         samples_s=kept.times_s,
@@ -211,20 +213,20 @@ def _is_cold(run: WorkloadRun) -> bool:
 def _run_warnings(run: WorkloadRun) -> Iterator[str]:
     """Yield the deviations of a run from its method."""
     if run.timeouts and not run.is_blocked:
-        yield "the blocker was given up: a call waited for the device, so gaps between launches count"
-    if run.throttling_counts:
-        yield "the clock stayed low: samples at a low clock count"
+        yield "samples include launch gaps, because a call waited for the device and the blocker timed out"
+    if run.accepts_throttled:
+        yield "samples include a throttled clock, because the clock stayed low"
     if run.method.cache == "rotate" and not _is_cold(run):
-        yield "too few buffer sets to have the cache overwritten between two runs on one"
+        yield "L2 is not cold, because too few buffer sets fit"
     if not run.settled:
-        yield "clock and times still moved when the warm-up ended"
+        yield "clock and times were not stable at the end of the warm-up"
 
 
 def _settings(
     case: Case, implementation: Implementation, configured: Mapping[str, Axis]
 ) -> Mapping[str, Axis]:
-    """Combine the settings of the case, its library, and what the workload reported."""
-    own = implementation.library == OURSELVES
+    """Combine the settings of the case, its library, and those that the workload reports."""
+    own = implementation.library == CUDAKIT
     return {**case.settings, **({} if own else {"library": implementation.library}), **configured}
 
 
@@ -235,5 +237,5 @@ def _ratio(
         return median_s
     if isinstance(limit, Unavailable):
         return limit
-    least_s = limit.datasheet_s if datasheet else limit.seconds
-    return least_s / median_s if median_s else Unavailable("it took no time")
+    bound_s = limit.datasheet_s if datasheet else limit.seconds
+    return bound_s / median_s if median_s else Unavailable("the measured time is 0")

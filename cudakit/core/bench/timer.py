@@ -1,9 +1,10 @@
-"""The timer: measures work by the device's or the host's clock, and the SM clock meanwhile."""
+"""The timer: measures the time of work by CUDA events or the host clock, and the SM clock meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
 
@@ -11,27 +12,40 @@ import numpy as np
 
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
+from cudakit.core.bench.method import Clock
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.spin import Spin
 from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
 
-# Long compared with enqueueing as much as a queue holds, about 1000 launches of 10 us.
+# Long compared with the time to fill a queue: about 1000 launches of 10 us.
 _LIMIT_S = 2.0
-# A full queue makes the next launch wait: fewer calls than this are enqueued at once.
-MOST_QUEUED = 500
+# A launch blocks if the queue is full, so fewer calls than the queue holds are enqueued at once.
+MAX_QUEUED = 500
 _WORD_BYTES = 4
-# Variables that make every launch wait for its kernel, or kernels wait for a tool.
+# Environment variables that make every launch wait for its kernel, or kernels wait for a tool.
 _DISABLING = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
 
 # Enqueues work on a stream.
-Work: TypeAlias = Callable[[Stream], None]
+Enqueue: TypeAlias = Callable[[Stream], None]
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWork:
+    """The work of one sample, and the clock that times it."""
+
+    enqueue: Enqueue
+    executions: int = 1  # of the workload; the time of a sample is their mean
+    before: Enqueue | None = None  # untimed work before the sample
+    clock: Clock = "device"
+    close: Callable[[], None] = _do_nothing
 
 
 class Timer:
-    """Times work on one stream of a device, with two events, a blocking kernel and the SM clock.
-
-    ``blocking_limit_s`` is the time limit of the blocking kernel's watchdog.
-    """
+    """Times work on one stream of a device; ``blocking_limit_s`` limits the time of the blocking kernel."""
 
     def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _LIMIT_S) -> None:
         self.gpu = gpu
@@ -45,42 +59,40 @@ class Timer:
         self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
         self._begin, self._end = gpu.event(), gpu.event()
 
-    def time(self, work: Work, *, blocked: bool, before: Work | None = None) -> Reading:
-        """Time what ``work`` enqueues between two events; ``before`` is enqueued ahead of them.
+    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
+        """Time one sample. The stream must be idle, and is idle afterwards.
 
-        The stream must be idle, and is idle afterwards. ``blocked`` blocks the stream until all of it is
-        enqueued. The SM clock is read outside of the events.
+        ``blocked`` blocks the stream until all work is enqueued; the host clock needs no blocking. The SM
+        clock is read before and after the timed work.
         """
+        if work.clock != "device":
+            return self._host_time(work)
         gpu, stream = self.gpu, self.stream
-        if before:
-            before(stream)
+        if work.before:
+            work.before(stream)
         with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
             self._clock.begin(stream)
             gpu.record(self._begin, stream)
-            work(stream)
+            work.enqueue(stream)
             gpu.record(self._end, stream)
             self._clock.end(stream)
         gpu.sync_stream(stream)
-        held = not (blocked and self._blocking_kernel.timed_out)
-        return Reading(gpu.elapsed(self._begin, self._end), self._clock.take_hz(), held)
+        valid = not (blocked and self._blocking_kernel.timed_out)
+        time_s = gpu.elapsed(self._begin, self._end) / work.executions
+        return Reading(time_s, self._clock.take_hz(), valid)
 
-    def time_at_host(
-        self, work: Work, *, before: Work | None = None, waits: bool = True
-    ) -> Reading:
-        """Time what ``work`` enqueues by the host's clock, until the device is done.
-
-        Without ``waits``, until ``work`` returns: the device is synchronized outside of the time.
-        """
+    def _host_time(self, work: SampleWork) -> Reading:
+        """Time one sample by the host clock, until the device has finished or the call returns."""
         stream = self.stream
-        if before:
-            before(stream)
+        if work.before:
+            work.before(stream)
         self._clock.begin(stream)
         self.gpu.sync_stream(stream)
         begin_s = self.now_s()
-        work(stream)
-        if waits:
+        work.enqueue(stream)
+        if work.clock == "host":
             self.gpu.sync_stream(stream)
-        time_s = self.now_s() - begin_s
+        time_s = (self.now_s() - begin_s) / work.executions
         self._clock.end(stream)
         self.gpu.sync_stream(stream)
         return Reading(time_s, self._clock.take_hz())
@@ -98,15 +110,15 @@ class Timer:
 
 def disabling_variable(variables: Mapping[str, str]) -> str:
     """Return the environment variable that would make the blocking kernel time out, or ""."""
-    set_ = (name for name in _DISABLING if variables.get(name, "0") not in ("", "0"))
-    return next(set_, "")
+    is_set = (name for name in _DISABLING if variables.get(name, "0") not in ("", "0"))
+    return next(is_set, "")
 
 
 class _BlockingKernel:
-    """Blocks one stream at a time until work is enqueued, so that no launch gap is measured.
+    """Blocks a stream until work is enqueued, so that samples contain no launch gaps.
 
-    As in nvbench, a kernel spins on a flag in pinned memory. Its watchdog ends the kernel if the host cannot
-    set the flag, because one of its calls waits for the device.
+    As in nvbench, a kernel spins on a flag in pinned memory. The kernel ends after a time limit, because the
+    host cannot set the flag while one of its calls waits for the device.
     """
 
     def __init__(self, gpu: ComputeDevice, *, limit_s: float = _LIMIT_S) -> None:
@@ -114,14 +126,14 @@ class _BlockingKernel:
         self._limit_ns = int(limit_s * 1e9)
         self._kernel = Spin(gpu)
         self._go = gpu.host_malloc(2 * _WORD_BYTES)
-        self._late = Ptr(self._go + _WORD_BYTES)
+        self._timed_out = Ptr(self._go + _WORD_BYTES)
         self._words = np.frombuffer(gpu.host_view(self._go, 2 * _WORD_BYTES), np.uint32)
 
     @contextmanager
     def blocking(self, stream: Stream) -> Iterator[None]:
-        """Block a stream while the body enqueues work on it, and release it in any case."""
+        """Block a stream while the ``with`` body enqueues work on it."""
         self._words[:] = 0
-        self._kernel.until(self._go, self._late, self._limit_ns, stream)
+        self._kernel.until(self._go, self._timed_out, self._limit_ns, stream)
         try:
             yield
         finally:
@@ -129,7 +141,7 @@ class _BlockingKernel:
 
     @property
     def timed_out(self) -> bool:
-        """Whether the watchdog ended the last kernel, which must have finished."""
+        """Whether the last kernel, which must have finished, reached its time limit."""
         return bool(self._words[1])
 
     def close(self) -> None:
@@ -140,7 +152,7 @@ class _BlockingKernel:
 
 
 class _SmClock:
-    """Measures the mean SM clock between two places of a stream."""
+    """Measures the mean SM clock between two points of a stream."""
 
     def __init__(self, gpu: ComputeDevice, multiprocessors: int) -> None:
         self._gpu = gpu
@@ -152,7 +164,7 @@ class _SmClock:
         self._bytes = gpu.host_view(self._first, len(self._nothing))
 
     def begin(self, stream: Stream) -> None:
-        """Enqueue the first reading; the previous result must have been taken."""
+        """Enqueue the first reading, after ``take_hz`` of the previous measurement."""
         self._bytes[:] = self._nothing
         self._kernel.stamp(self._first, self._count, stream)
 

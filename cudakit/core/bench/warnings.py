@@ -1,4 +1,4 @@
-"""Warnings: what in the state of the machine makes figures doubtful or worse."""
+"""Warnings: reasons to doubt the figures of a result."""
 
 from __future__ import annotations
 
@@ -11,34 +11,41 @@ from cudakit.units import Unavailable, format_seconds
 
 # Reasons for a lower clock that need no warning.
 _NORMAL = ("idle", "application clocks setting", "display clock setting")
-# Variables that make CUDA slower, with their effect.
+# Environment variables that change the speed of CUDA, and their effect.
 _SLOWING = {
     "CUDA_LAUNCH_BLOCKING": "every launch waits for its kernel",
-    "CUDA_INJECTION64_PATH": "a profiler or checker is in the process",
-    "NVIDIA_TF32_OVERRIDE": "tf32 is forced on or off",
+    "CUDA_INJECTION64_PATH": "a profiler or checker runs in the process",
+    "NVIDIA_TF32_OVERRIDE": "it overrides the use of tf32",
 }
-# Constant bits cost no energy: the clock stays higher than with real data.
+# Constant data needs less power, so the clock stays higher than with real data.
 _CONSTANT_FILLS = ("zeros", "ones")
 
 
 def result_warnings(
     cases: Sequence[CaseResult], deviations: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
-    """Yield the reasons to doubt the figures of cases, each once, as whole sentences.
+    """Yield each reason to doubt the figures once, without a capital letter and a full stop.
 
     ``deviations`` from the method are given with the titles of their cases.
     """
     yield from environment_warnings(environments(cases))
     for fill in dict.fromkeys(case.method.fill for case in cases):
         if fill in _CONSTANT_FILLS:
-            yield f"{fill} draw less power than other data, so that figures are better than in use"
+            yield f"{fill} draw less power than real data, so these rates are too high"
     for deviation, titles in deviations.items():
-        others = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
-        yield f"{deviation} ({titles[0]}{others})"
+        yield deviation + _which(titles, cases)
+
+
+def _which(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
+    """Return the first of the cases and their number; nothing if they are all cases."""
+    total = len({(case.name, str(case.axes)) for case in cases})
+    if len(titles) >= total:
+        return ""
+    return f" ({titles[0]})" if len(titles) == 1 else f" ({len(titles)} cases, first {titles[0]})"
 
 
 def environments(cases: Sequence[CaseResult]) -> list[Environment]:
-    """List the environment of each case once: interleaved implementations have the same."""
+    """Return the environment of each case; interleaved libraries share one."""
     first: dict[tuple[str, str], Environment] = {}
     for case in cases:
         first.setdefault((case.name, str(case.axes)), case.environment)
@@ -46,47 +53,47 @@ def environments(cases: Sequence[CaseResult]) -> list[Environment]:
 
 
 def environment_warnings(environments: Sequence[Environment]) -> tuple[str, ...]:
-    """Return the warnings of several environments, each once; throttled time is added up."""
-    standing = (sentence for each in environments for sentence in _standing(each))
-    return tuple(dict.fromkeys([*standing, *_throttled(environments)]))
+    """Return each warning of several environments once; throttled time is summed."""
+    lasting = (warning for each in environments for warning in _lasting(each))
+    return tuple(dict.fromkeys([*lasting, *_throttled(environments)]))
 
 
 def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ...]:
-    """Return what may have made figures worse, each thing once, as whole sentences.
+    """Return each likely cause of bad figures once.
 
-    ``environments`` are those of the cases in question, ``fields`` the facts and telemetry of NVML.
+    ``environments`` are those of the cases with bad figures, ``fields`` the facts and telemetry of NVML.
     """
     return tuple(dict.fromkeys([*environment_warnings(environments), *_pcie(fields)]))
 
 
-def _standing(environment: Environment) -> Iterator[str]:
+def _lasting(environment: Environment) -> Iterator[str]:
+    """Yield warnings about the state that lasts for the whole run."""
     others = environment.other_processes
     if isinstance(others, int) and others:
-        yield f"{others} other {_plural('process', others)} on the GPU: figures may be too low"
-    yield from _power_limit(environment)
+        processes = "process uses" if others == 1 else "processes use"
+        yield f"{others} other {processes} the GPU, so rates may be too low"
+    limit, default = environment.power_limit_w, environment.power_limit_default_w
+    if (
+        not isinstance(limit, Unavailable)
+        and not isinstance(default, Unavailable)
+        and limit < default
+    ):
+        yield f"the power limit is {limit:.0f} W instead of the default {default:.0f} W"
     if environment.modes.get("mps_enabled") is True:
-        yield "MPS is on: others may share the GPU unseen"
+        yield "MPS is on, so other processes may use the GPU unnoticed"
     for name, effect in _SLOWING.items():
         if environment.variables.get(name, "0") not in ("", "0"):
             yield f"{name} is set: {effect}"
 
 
-def _power_limit(environment: Environment) -> Iterator[str]:
-    limit, default = environment.power_limit_w, environment.power_limit_default_w
-    if isinstance(limit, Unavailable) or isinstance(default, Unavailable):
-        return
-    if limit < default:
-        yield f"the power limit is {limit:.0f} W, not the default of {default:.0f} W"
-
-
 def _throttled(environments: Sequence[Environment]) -> Iterator[str]:
-    """Add up the throttled time by reason; without counters, name the reasons of the last reading."""
+    """Sum the throttled time by reason; without counters, name the reasons of the last telemetry."""
     total: dict[str, float] = {}
     for environment in environments:
         for why, seconds in environment.slowed.items():
             total[why] = total.get(why, 0.0) + seconds
     for why, seconds in total.items():
-        yield f"the clock was held down by {why} for {format_seconds(seconds)}"
+        yield f"the clock was throttled for {format_seconds(seconds)}: {why}"
     if not total:
         for environment in environments:
             yield from sorted(set(_throttling_reasons(environment)))
@@ -97,21 +104,14 @@ def _throttling_reasons(environment: Environment) -> Iterator[str]:
     if last is not None and isinstance(last.clock_reasons, tuple) and not last.slowed_ns:
         for why in last.clock_reasons:
             if why not in _NORMAL:
-                yield f"the clock was held down: {why}"
+                yield f"the clock was throttled: {why}"
 
 
 def _pcie(fields: Fields) -> Iterator[str]:
-    """Compare the width of the link and the generation of the slot with what the GPU supports."""
-    width, most = fields.get("pcie_width"), fields.get("pcie_width_max")
-    if isinstance(width, int) and isinstance(most, int) and 0 < width < most:
-        yield f"PCIe runs with {width} of {most} lanes"
-    generation, own = (
-        fields.get("pcie_generation_max"),
-        fields.get("pcie_generation_device_max"),
-    )
-    if isinstance(generation, int) and isinstance(own, int) and 0 < generation < own:
-        yield f"the slot is of PCIe {generation}.0, and the GPU could {own}.0"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}es"
+    """Compare the link width and the slot's generation with those that the GPU supports."""
+    width, full_width = fields.get("pcie_width"), fields.get("pcie_width_max")
+    if isinstance(width, int) and isinstance(full_width, int) and 0 < width < full_width:
+        yield f"PCIe runs with {width} of {full_width} lanes"
+    slot, own = fields.get("pcie_generation_max"), fields.get("pcie_generation_device_max")
+    if isinstance(slot, int) and isinstance(own, int) and 0 < slot < own:
+        yield f"the slot supports PCIe {slot}.0, and the GPU PCIe {own}.0"

@@ -1,4 +1,4 @@
-"""What is measured: the protocols of a workload, and the verification of what it computed."""
+"""The protocols of a workload, and the verification of the values that it computed."""
 
 from __future__ import annotations
 
@@ -20,57 +20,57 @@ class Verification:
     passed: bool  # whether the error is within the tolerance and every value was written
     error: float  # Frobenius norm of the difference, relative to that of the reference
     tolerance: float  # the largest error that rounding explains
-    against: str  # what the reference is: "float64, 64 rows"
-    detail: str = ""  # what is wrong, where it is: "3 values were never written"
+    against: str  # the reference: "float64, 64 rows"
+    detail: str = ""  # the error, if known: "3 values were never written"
 
 
 def verification(error: float, tolerance: float, against: str, detail: str = "") -> Verification:
-    """Return a verification that passed if the error is within the tolerance and nothing else is wrong."""
+    """Return a Verification that passes if the error is within the tolerance and ``detail`` is empty."""
     return Verification(not detail and error <= tolerance, error, tolerance, against, detail)
 
 
 def worst(found: Iterable[Verification]) -> Verification:
-    """Return the verification that failed, or that has the largest error."""
+    """Return a failed verification or, if all passed, the one with the largest error."""
     return max(found, key=lambda one: (not one.passed, one.error))
 
 
-# Of a workload that computes no values.
+# The verification of a workload that computes no values.
 NOTHING_TO_VERIFY = Verification(True, 0.0, 0.0, "nothing")
 
 
 class Prepared(Protocol):
-    """A workload in the memory of a device, its inputs filled and its outputs poisoned."""
+    """A workload whose buffers are allocated, its inputs filled and its outputs poisoned."""
 
     @property
     def footprint_bytes(self) -> int:
-        """Memory that one run touches: one buffer set."""
+        """Bytes of one buffer set: the memory that one execution accesses."""
         ...
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes of the device's memory that one run reads and writes at least."""
+        """Minimum number of bytes that one execution reads and writes in device memory."""
         ...
 
     @property
     def operations(self) -> int:
-        """Arithmetic operations of one run, a multiplication and its addition are two; 0 for bytes only."""
+        """Arithmetic operations of one execution: a multiply-add counts as two."""
         ...
 
     def rotate(self, sets: int) -> None:
-        """Grow to ``sets`` buffer sets, each filled and poisoned like the one that ``prepare`` made.
+        """Allocate, fill and poison further buffer sets, up to ``sets``.
 
-        Called at most once, before anything is enqueued.
+        It is called at most once, before the first ``enqueue``.
         """
         ...
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        """Enqueue one run on buffer set ``index`` modulo their number. Must not wait for the device."""
+        """Enqueue one execution on buffer set ``index`` modulo their number. It must not block."""
         ...
 
     def verify(self) -> Verification:
-        """Check the outputs of every buffer set, and poison them again.
+        """Check the outputs of all buffer sets, and poison them again.
 
-        Called when the device has finished and each set was run since the previous call.
+        It is called when the device has finished and each set was used since the previous call.
         """
         ...
 
@@ -81,82 +81,82 @@ class Prepared(Protocol):
 
 @runtime_checkable
 class Configured(Protocol):
-    """A Prepared that reports how it was set up, for the record."""
+    """A Prepared with settings that the result records."""
 
     @property
     def settings(self) -> Mapping[str, Axis]: ...
 
 
 class Workload(Protocol):
-    """One case of a bench."""
+    """Work that can be prepared and measured on a device."""
 
     @property
     def name(self) -> str:
-        """Name in results, as ``gemm``."""
+        """Name in results: ``gemm``."""
         ...
 
     @property
     def axes(self) -> Mapping[str, Axis]:
-        """The parameters that distinguish this case from others of its name."""
+        """The parameters that identify the case among those of its name."""
         ...
 
     def prepare(self, gpu: Gpu, seed: int) -> Prepared:
-        """Allocate memory and fill it; the seed determines every value."""
+        """Allocate memory and fill it with data that only depends on the seed."""
         ...
 
 
 class Baseline(Workload, Protocol):
-    """The same work, done by another library."""
+    """The same work in another library."""
 
     @property
     def library(self) -> str:
-        """Name of that library."""
+        """Name of the library."""
         ...
 
 
-class Refused(Unsupported):
-    """The device or a library does not offer a workload, or not in the mode that was asked."""
+class UnsupportedCase(Unsupported):
+    """The device or a library does not support a workload, or not in the chosen mode."""
 
     def __init__(
-        self, workload: Workload, refusal: Unsupported, settings: Mapping[str, Axis]
+        self, workload: Workload, reason: Unsupported, settings: Mapping[str, Axis]
     ) -> None:
-        super().__init__(refusal.message, hint=refusal.hint)
+        super().__init__(reason.message, hint=reason.hint)
         self.workload, self.settings = workload, settings
 
 
-def owned_memory(gpu: Memory, owned: ExitStack, size_bytes: int) -> Ptr:
-    """Allocate device memory; ``owned`` frees it."""
+def allocate(gpu: Memory, cleanup: ExitStack, size_bytes: int) -> Ptr:
+    """Allocate device memory that ``cleanup`` frees."""
     memory = gpu.malloc(size_bytes)
-    owned.callback(gpu.free, memory)
+    cleanup.callback(gpu.free, memory)
     return memory
 
 
-def owned_stream(gpu: Streams, owned: ExitStack) -> Stream:
-    """Create a non-blocking stream; ``owned`` destroys it."""
+def create_stream(gpu: Streams, cleanup: ExitStack) -> Stream:
+    """Create a non-blocking stream that ``cleanup`` destroys."""
     stream = gpu.stream(blocking=False)
-    owned.callback(gpu.destroy_stream, stream)
+    cleanup.callback(gpu.destroy_stream, stream)
     return stream
 
 
-def owned_event(gpu: Streams, owned: ExitStack) -> Event:
-    """Create an event without a time; ``owned`` destroys it."""
+def create_event(gpu: Streams, cleanup: ExitStack) -> Event:
+    """Create an event without timing that ``cleanup`` destroys."""
     event = gpu.event(timing=False)
-    owned.callback(gpu.destroy_event, event)
+    cleanup.callback(gpu.destroy_event, event)
     return event
 
 
 class PreparedLatency:
-    """A Prepared without data: nothing to rotate, move or verify. ``owned`` is released by ``close``."""
+    """A Prepared without data, for latencies. ``close`` releases what is in ``cleanup``."""
 
     footprint_bytes = 0
     bytes_moved = 0
     operations = 0
 
     def __init__(self) -> None:
-        self.owned = ExitStack()
+        self.cleanup = ExitStack()
 
     def rotate(self, sets: int) -> None:
-        """Do nothing: a workload without a footprint has one buffer set."""
+        """Do nothing: a workload without memory has one buffer set."""
 
     def verify(self) -> Verification:
         """Return NOTHING_TO_VERIFY."""
@@ -164,4 +164,4 @@ class PreparedLatency:
 
     def close(self) -> None:
         """Release everything."""
-        self.owned.close()
+        self.cleanup.close()

@@ -25,13 +25,16 @@ ReportedPair: TypeAlias = tuple[MemoryAccess, MemoryAccess]
 class AccessState:
     """The accesses to some bytes. Collections are tuples, so copies can share them."""
 
-    __slots__ = ("already_reported", "approximate", "atomics", "reads", "write")
+    __slots__ = ("already_reported", "approximate", "atomics", "merged", "reads", "write")
 
     def __init__(self) -> None:
         self.write: MemoryAccess | None = None
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
         self.already_reported: tuple[ReportedPair, ...] = ()
+        # Whether the state is of several merged segments: each of its accesses is to some of the bytes.
+        self.merged = False
+        # Whether the state is of a part of a merged segment: an access may be to other parts only.
         self.approximate = False
 
     def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
@@ -40,7 +43,7 @@ class AccessState:
         Does the work of ``unordered`` and ``store`` in one call, because nearly every access ends here.
         """
         write, reads = self.write, self.reads
-        if self.atomics or access.mode & ATOMIC:
+        if self.atomics or self.merged or access.mode & ATOMIC:
             return False
         if access.mode & WRITE:
             if reads:
@@ -51,6 +54,7 @@ class AccessState:
                 return False
             self.write = access
             self.reads = self.already_reported = ()
+            self.merged = self.approximate = False
             return True
         if write is not None and write.tick > past[write.slot]:
             return False
@@ -66,7 +70,7 @@ class AccessState:
         """List the stored accesses that conflict with an access of a mode and do not happen before it.
 
         Reads and atomics are ordered after the last write, or were reported. So if any of them conflicts, the
-        write needs no check.
+        write needs no check, except in a merged state, whose accesses may be to different bytes.
         """
         if mode & ATOMIC:
             others = self.reads
@@ -74,12 +78,12 @@ class AccessState:
             others = self.reads + self.atomics if self.atomics else self.reads
         else:
             others = self.atomics
-        if others:
-            return [other for other in others if other.tick > past[other.slot]]
-        write = self.write
-        if write is not None and write.tick > past[write.slot]:
-            return [write]
-        return ()
+        found = [other for other in others if other.tick > past[other.slot]] if others else []
+        if not others or self.merged:
+            write = self.write
+            if write is not None and write.tick > past[write.slot]:
+                found.append(write)
+        return found
 
     def store(self, access: MemoryAccess, past: Clock) -> None:
         """Store an access, replacing those that it is ordered after."""
@@ -91,13 +95,15 @@ class AccessState:
         elif mode & WRITE:
             self.write = access
             self.reads = self.atomics = self.already_reported = ()
+            self.merged = self.approximate = False
         else:
             self.reads = without(self.reads, past, access)
 
     def copy_from(self, other: AccessState) -> None:
         """Become a copy of another state."""
         self.write, self.reads, self.atomics = other.write, other.reads, other.atomics
-        self.already_reported, self.approximate = other.already_reported, other.approximate
+        self.already_reported = other.already_reported
+        self.merged, self.approximate = other.merged, other.approximate
 
     def is_equivalent(self, other: AccessState) -> bool:
         """Return whether two states give the same conflicts and the same reports."""
@@ -107,7 +113,7 @@ class AccessState:
             and _are_all_equivalent(self.atomics, other.atomics)
             and not self.already_reported
             and not other.already_reported
-            and self.approximate == other.approximate
+            and (self.merged, self.approximate) == (other.merged, other.approximate)
         )
 
 
@@ -198,6 +204,7 @@ class Segments:
         index = bisect_left(self._los, place) - 1
         left = self._all[index]
         if left.hi > place:
+            left.approximate |= left.merged
             right = Segment(place, left.hi)
             right.copy_from(left)
             left.hi = place
@@ -236,7 +243,7 @@ class Pointer:
 
     __slots__ = ("address", "already_reported", "readers", "writers")
 
-    approximate = False
+    merged = approximate = False
 
     def __init__(self, address: int) -> None:
         self.address = address

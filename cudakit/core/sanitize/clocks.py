@@ -85,6 +85,7 @@ READ: Final = int(Mode.READ)
 WRITE: Final = int(Mode.WRITE)
 ATOMIC: Final = int(Mode.ATOMIC)
 EXACT: Final = int(Known.EXACT)
+SUMMARY: Final = int(Known.SUMMARY)
 ASSUMED: Final = int(Known.ASSUMED)
 UNCERTAIN: Final = int(Known.UNCERTAIN)
 

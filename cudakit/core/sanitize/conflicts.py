@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cudakit.core.sanitize.access_state import ReportedPair
-from cudakit.core.sanitize.clocks import ASSUMED, EXACT, UNCERTAIN, Clock, MemoryAccess
+from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, UNCERTAIN, Clock, MemoryAccess
 from cudakit.core.sanitize.races import Confidence
 
 _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
@@ -19,8 +19,8 @@ class ReportedState(Protocol):
     already_reported: tuple[ReportedPair, ...]
 
     @property
-    def approximate(self) -> bool:
-        """Whether the state may have accesses to adjacent bytes only, because segments were merged."""
+    def merged(self) -> bool:
+        """Whether the state has accesses to a part of its bytes, because segments were merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class ConflictChecker:
         past: Clock,
         shared: tuple[int, int],
         *,
-        near: bool = False,
+        share_bytes: bool = True,
     ) -> None:
         """Check a later access against earlier ones of a state that no clock orders before it.
 
-        ``near``: the accesses need not share bytes.
+        ``share_bytes``: the accesses share bytes, as far as their own ranges are exact.
         """
         for access in previous:
             if not (
@@ -68,8 +68,8 @@ class ConflictChecker:
                 or self._is_already_reported(state, access, current, past)
             ):
                 state.already_reported = (*state.already_reported, (access, current))
-                confidence = Confidence.POSSIBLE if near else _confidence(state, access, current)
-                self._add(Conflict(access, current, *shared, confidence, state.approximate))
+                confidence = _confidence(access, current) if share_bytes else Confidence.POSSIBLE
+                self._add(Conflict(access, current, *shared, confidence, state.merged))
 
     def report(self) -> None:
         """Report the conflicts of the current access."""
@@ -121,12 +121,21 @@ class ConflictChecker:
         )
 
 
-def _confidence(state: ReportedState, one: MemoryAccess, other: MemoryAccess) -> Confidence:
-    """Return the confidence that two accesses share bytes."""
+def _confidence(one: MemoryAccess, other: MemoryAccess) -> Confidence:
+    """Return the confidence that two accesses, whose ranges overlap, share bytes.
+
+    Merged ranges have bytes that were not accessed. They never make a race certain or likely, unless the
+    other access is to all of their bytes.
+    """
     known = {one.known, other.known}
-    if known == {ASSUMED} or UNCERTAIN in known:
+    if known == {ASSUMED} or UNCERTAIN in known or not (_meets(one, other) and _meets(other, one)):
         return Confidence.POSSIBLE
-    return Confidence.CERTAIN if known == {EXACT} and not state.approximate else Confidence.LIKELY
+    return Confidence.LIKELY if ASSUMED in known else Confidence.CERTAIN
+
+
+def _meets(one: MemoryAccess, other: MemoryAccess) -> bool:
+    """Return whether another access to overlapping bytes is certain to meet bytes of the first."""
+    return one.known != SUMMARY or (other.lo <= one.lo and one.hi <= other.hi)
 
 
 def _is_one_launch(conflict: Conflict) -> bool:

@@ -52,6 +52,8 @@ class RaceDetector:
         exit_status: int | None = None,
         stopped: bool = False,
         notes: Sequence[str] = (),
+        incomplete: Sequence[str] = (),
+        no_gpu_work: str | None = None,
     ) -> SanitizeResult:
         """Return the result of a report, with the coverage of all batches so far."""
         return report.result(
@@ -61,7 +63,28 @@ class RaceDetector:
             simulated=any(chain.last.simulated for chain in self._chains.values()),
             stopped=stopped,
             notes=notes,
+            incomplete=incomplete,
+            no_gpu_work=no_gpu_work,
         )
+
+    @property
+    def initialized_cuda(self) -> bool:
+        """Whether a process used CUDA on a real device."""
+        return any(not chain.last.simulated for chain in self._chains.values())
+
+    @property
+    def recorded_gpu_work(self) -> bool:
+        """Whether work of a real device was recorded."""
+        return any(
+            chain.engine.coverage.has_work
+            for chain in self._chains.values()
+            if not chain.last.simulated
+        )
+
+    @property
+    def recorded_work(self) -> bool:
+        """Whether work of a real or a simulated device was recorded."""
+        return any(chain.engine.coverage.has_work for chain in self._chains.values())
 
     def _coverage(self) -> dict[int, Coverage]:
         total: defaultdict[int, Coverage] = defaultdict(Coverage)

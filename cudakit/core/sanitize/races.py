@@ -23,9 +23,9 @@ class RaceKind(StrEnum):
 class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
-    CERTAIN = "certain"  # both accesses are exact
+    CERTAIN = "certain"  # both accesses are exact, or the merged ranges of one lie within the other
     LIKELY = "likely"  # one access is exact, the other assumed from a pointer into its bytes
-    POSSIBLE = "possible"  # both are assumed, or the assumed pointer is at a lower address
+    POSSIBLE = "possible"  # both are assumed, the assumed pointer is lower, or ranges were merged
 
     @property
     def is_finding(self) -> bool:
@@ -126,6 +126,11 @@ class Coverage:
     graph_launches: int = 0  # launches of CUDA graphs
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any GPU work was recorded."""
+        return bool(self.launches or self.copies or self.fills or self.graph_launches)
 
     def count(self, grade: int, launches: int = 1) -> None:
         """Add launches of one precision."""

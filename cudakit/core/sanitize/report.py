@@ -203,6 +203,8 @@ class Report:
         simulated: bool = False,
         stopped: bool = False,
         notes: Sequence[str] = (),
+        incomplete: Sequence[str] = (),
+        no_gpu_work: str | None = None,
     ) -> SanitizeResult:
         """Return the result; ``coverage`` has one entry per process, ``gaps`` any number."""
         whole = sum(coverage.values(), Coverage())
@@ -219,6 +221,8 @@ class Report:
                 for process in sorted(coverage)
             ),
             notes=tuple(notes),
+            incomplete=tuple(incomplete),
+            no_gpu_work=no_gpu_work,
         )
 
     def _add(self, decoder: RaceDecoder, race: Race) -> bool:

@@ -125,3 +125,5 @@ class SanitizeResult:
     suppressed: tuple[Suppressed, ...]  # every suppression, including unused ones
     processes: tuple[Process, ...]  # the processes that used CUDA
     notes: tuple[str, ...]  # further limits of the result
+    incomplete: tuple[str, ...]  # why recorded events are missing; any reason fails the run
+    no_gpu_work: str | None  # why no GPU work was recorded; null if some was

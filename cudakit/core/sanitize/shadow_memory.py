@@ -21,6 +21,7 @@ from cudakit.core.sanitize.access_state import (
 from cudakit.core.sanitize.clocks import (
     ASSUMED,
     NEVER,
+    SUMMARY,
     UNCERTAIN,
     WRITE,
     Call,
@@ -126,7 +127,9 @@ class Shadow:
         check, mode = self.checker.check, access.mode
         for segment in self.segments.within(rows.lo, rows.hi):
             if shared := rows.shared_with_range(segment.lo, segment.hi):
-                check(segment, segment.unordered(mode, past), access, past, shared)
+                found = segment.unordered(mode, past)
+                exact = not segment.merged and all(one.known != SUMMARY for one in found)
+                check(segment, found, access, past, shared, share_bytes=exact)
         for state, shared in self.strided.sharing_rows(rows):
             check(state, state.unordered(mode, past), access, past, shared)
         for pointer in self.pointers.within(rows.lo, rows.hi):
@@ -147,7 +150,9 @@ class Shadow:
             pointer.store(access, past)
         segment = self.segments.at(lo)
         if segment.hi > lo and (found := segment.unordered(access.mode, past)):
-            self.checker.check(segment, found, access, past, (lo, min(segment.hi, access.hi)))
+            shared = (lo, min(segment.hi, access.hi))
+            exact = not segment.merged
+            self.checker.check(segment, found, access, past, shared, share_bytes=exact)
         if self._rows:
             for state, shared in self.strided.sharing_range(lo, lo + 1):
                 self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
@@ -181,13 +186,17 @@ class Shadow:
         """Check and store an access to several segments, and join those that become equivalent."""
         for segment in self.segments.cut(access.lo, access.hi):
             if found := segment.unordered(access.mode, past):
-                self.checker.check(segment, found, access, past, (segment.lo, segment.hi))
+                shared = (segment.lo, segment.hi)
+                exact = not segment.approximate
+                self.checker.check(segment, found, access, past, shared, share_bytes=exact)
             segment.store(access, past)
         self.segments.join(access.lo, access.hi)
 
     def _check_strided(self, access: MemoryAccess, past: Clock) -> None:
+        exact = access.known != SUMMARY
         for state, shared in self.strided.sharing_range(access.lo, access.hi):
-            self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
+            found = state.unordered(access.mode, past)
+            self.checker.check(state, found, access, past, shared, share_bytes=exact)
         if access.mode & WRITE:
             self.strided.clear(access.lo, access.hi)
 
@@ -203,14 +212,16 @@ class Shadow:
     def _check_pointers_before(self, access: MemoryAccess, past: Clock) -> None:
         for pointer in self.pointers.within(0, access.lo):
             found = [one for one in pointer.unordered(access.mode, past) if one.hi > access.lo]
-            self.checker.check(pointer, found, access, past, (access.lo, access.hi), near=True)
+            self.checker.check(
+                pointer, found, access, past, (access.lo, access.hi), share_bytes=False
+            )
 
     def _check_ranges_behind(self, access: MemoryAccess, past: Clock) -> None:
         for segment in self.segments.within(access.lo + 1, access.hi):
             if segment.lo > access.lo:
                 found = segment.unordered(access.mode, past)
                 self.checker.check(
-                    segment, found, access, past, (segment.lo, segment.hi), near=True
+                    segment, found, access, past, (segment.lo, segment.hi), share_bytes=False
                 )
 
 
@@ -219,7 +230,7 @@ def _part(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
 
 
 # Above this count, the segments of one allocation are joined to half as many.
-MOST_SEGMENTS: Final = 4096
+MOST_SEGMENTS: Final = 1 << 15
 
 # Returns whether all work enqueued from now on happens after a tick of a slot.
 PrecedesFuture = Callable[[int, int], bool]
@@ -235,9 +246,10 @@ def prune(shadow: Shadow, precedes_future: PrecedesFuture) -> None:
 
 
 def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -> None:
-    """Merge segments of the allocations that have too many; races there become approximate.
+    """Merge segments of the allocations that have too many.
 
-    Outside known allocations, the oldest segments are removed instead.
+    A later access to a part of a merged segment makes a race possible at most. Outside known
+    allocations, the oldest segments are removed instead.
     """
 
     def change(segments: list[Segment]) -> list[Segment]:
@@ -288,7 +300,8 @@ def _joined(segments: list[Segment]) -> Iterator[Segment]:
         joined.reads = _last_of_each([access for one in adjacent for access in one.reads])
         joined.atomics = _last_of_each([access for one in adjacent for access in one.atomics])
         joined.already_reported = tuple(pair for one in adjacent for pair in one.already_reported)
-        joined.approximate = True
+        joined.merged = True
+        joined.approximate = any(one.approximate for one in adjacent)
         yield joined
 
 

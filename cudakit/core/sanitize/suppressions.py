@@ -43,7 +43,9 @@ class Suppression:
         return in_file and fnmatchcase(frame.name, self.function)
 
 
-def suppressions(arguments: Iterable[str]) -> tuple[Suppression, ...]:
+def suppressions(
+    arguments: Iterable[str], *, origin: str = COMMAND_LINE
+) -> tuple[Suppression, ...]:
     """Parse suppressions: a pattern each, or ``@FILE`` with one pattern per line and ``#`` comments.
 
     ``kernel:GLOB`` matches the demangled, the shortened or the mangled name of a kernel.
@@ -54,7 +56,9 @@ def suppressions(arguments: Iterable[str]) -> tuple[Suppression, ...]:
         suppression
         for argument in arguments
         for suppression in (
-            _in_file(argument[1:]) if argument.startswith("@") else (parse(argument),)
+            _in_file(argument[1:])
+            if argument.startswith("@")
+            else (parse(argument, origin=origin),)
         )
     )
 

@@ -360,7 +360,7 @@ class Graphs(Protocol):
     def capture_id(self, stream: Stream) -> int | None:
         """Return the unique id of a stream's valid capture, or None (cuStreamGetCaptureInfo)."""
 
-    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
+    def capture_dependencies(self, stream: Stream) -> tuple[GraphNode, ...]:
         """Return the dependencies of the next captured node (cuStreamGetCaptureInfo)."""
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:

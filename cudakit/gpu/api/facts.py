@@ -15,6 +15,7 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
+_NOT_RECORDED = Unavailable("not recorded")
 NOT_ASKED = Unavailable("not queried")
 
 
@@ -46,8 +47,10 @@ class Process:
     pid: int
     kind: str  # "compute", "graphics"
     used_bytes: int | Unavailable
-    name: str | Unavailable
+    name: str | Unavailable  # the command line
     user: str | Unavailable
+    sm_percent: int | Unavailable = _NOT_RECORDED  # share of time with a kernel of this process
+    runtime_s: float | Unavailable = _NOT_RECORDED  # since the process started
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +100,20 @@ class Machine(Protocol):
     @property
     def simulated(self) -> bool:
         """Whether the GPUs are simulated."""
-        ...
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
         """Return the NVML view; ``links`` adds the connections between GPUs, which takes longer."""
-        ...
 
     def cuda(self) -> CudaView | Unavailable:
         """Return the CUDA driver view, after waiting for the child process that queries it."""
-        ...
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
         """Read telemetry fields, all or only ``names``; Unavailable if the device is lost."""
-        ...
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
         """Read the activity since the previous call (NVML GPM: Hopper and newer)."""
-        ...
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         """List the processes that use the device."""
-        ...

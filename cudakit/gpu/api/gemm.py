@@ -122,8 +122,8 @@ class Gemm:
         _check_name("layout", self.layout, LAYOUTS)
         _check_name("epilogue", self.epilogue, EPILOGUES)
         for name in ("m", "n", "k", "batch"):
-            _check_least(name, getattr(self, name), 1)
-        _check_least("padding", self.padding, 0)
+            _check_minimum(name, getattr(self, name), 1)
+        _check_minimum("padding", self.padding, 0)
         kind = DATA_TYPES[self.dtype]
         outputs = tuple(element.name for element in kind.outputs)
         object.__setattr__(self, "output", self.output or outputs[0])
@@ -223,20 +223,16 @@ class GemmPlan(Protocol):
     @property
     def algorithm(self) -> Algorithm | Unavailable:
         """The chosen algorithm, if the library reports it."""
-        ...
 
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings in effect, as text recorded with results."""
-        ...
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue the GEMM; the call may be captured into a graph."""
-        ...
 
     def close(self) -> None:
         """Free the workspace and all other resources. Has no effect the second time."""
-        ...
 
 
 def never() -> bool:
@@ -253,17 +249,14 @@ class Blas(Protocol):
     @property
     def version(self) -> str:
         """The version of the library: "13.1.0"."""
-        ...
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> GemmPlan:
         """Prepare a GEMM, by default with the library's preferred algorithm."""
-        ...
 
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """Return at most ``most`` algorithms in the library's order of preference."""
-        ...
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
+        """Return at most ``limit`` algorithms in the library's order of preference."""
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
@@ -272,16 +265,15 @@ class Blas(Protocol):
 
         The search stops once ``is_over`` returns True, which is checked also while no match is found.
         """
-        ...
 
     def close(self) -> None: ...
 
 
-def _check_name(what: str, name: str, known: Mapping[str, object] | Sequence[str]) -> None:
+def _check_name(kind: str, name: str, known: Mapping[str, object] | Sequence[str]) -> None:
     if name not in known:
-        raise InputError(f"unknown {what} {name!r}", hint=f"choose from {', '.join(known)}")
+        raise InputError(f"unknown {kind} {name!r}", hint=f"choose from {', '.join(known)}")
 
 
-def _check_least(what: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{what} is {value}, must be at least {least}")
+def _check_minimum(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise InputError(f"{name} is {value}, must be at least {minimum}")

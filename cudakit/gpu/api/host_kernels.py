@@ -51,45 +51,37 @@ class Launch(Protocol):
     @property
     def threads(self) -> int:
         """The number of threads of all blocks."""
-        ...
 
     @property
     def begin_ns(self) -> int:
         """The virtual time at which the kernel began."""
-        ...
 
     @property
     def begin_cycles(self) -> int:
         """The cycle counters of the SMs when the kernel began."""
-        ...
 
     def read(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
         """Return a read-only view of elements that the kernel reads."""
-        ...
 
     def write(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
         """Return a view of elements that the kernel writes, all of them, and does not read."""
-        ...
 
     def update(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
         """Return a view of elements that the kernel reads and writes."""
-        ...
 
     def atomic(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
         """Return a view of elements that the kernel reads and writes by atomic operations only."""
-        ...
 
     def busy(self, nanoseconds: int) -> None:
         """Add to the duration of the kernel, beyond that of its accesses."""
-        ...
 
     def poll(
         self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]
@@ -98,4 +90,3 @@ class Launch(Protocol):
 
         After ``timeout_ns`` of virtual time, ``on_timeout`` is called and the kernel ends.
         """
-        ...

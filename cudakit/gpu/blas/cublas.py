@@ -17,7 +17,7 @@ from cudakit.gpu.blas.refusals import (
     refuse_for_cublas,
     refused_call,
 )
-from cudakit.gpu.blas.types import numbered, type_names
+from cudakit.gpu.blas.types import type_names
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import Unavailable, format_bytes
 
@@ -38,13 +38,13 @@ class Cublas(WithoutAlgorithms):
         self.cuda, self.vendor = cuda, vendor
         cublas = vendor.cublas
         self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
-        self._handle: int = self.call(cublas.create, what="cublasCreate")
+        self._handle: int = self.call(cublas.create, name="cublasCreate")
         # Atomics make results irreproducible (cuBLAS Library, "Reproducibility").
         self.call(
             cublas.set_atomics_mode,
             self._handle,
             cublas.AtomicsMode.NOT_ALLOWED,
-            what="cublasSetAtomicsMode",
+            name="cublasSetAtomicsMode",
         )
         self._state: tuple[int, ...] = ()
 
@@ -55,12 +55,12 @@ class Cublas(WithoutAlgorithms):
             raise closed(self.library)
         return self._handle
 
-    def call(self, function: Any, *args: object, what: str) -> Any:
+    def call(self, function: Any, *args: object, name: str) -> Any:
         """Call the library with the device's context current. Raises Unsupported or CudaError."""
         try:
-            return self.cuda.ask(function, *args)
+            return self.cuda.in_context(function, *args)
         except self.vendor.cublas.cuBLASError as error:
-            raise refused_call(error.status, what) from error
+            raise refused_call(error.status, name) from error
 
     def set_state(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
         """Set stream, workspace and math mode of the handle for the next call, unless unchanged.
@@ -72,11 +72,11 @@ class Cublas(WithoutAlgorithms):
             return
         cublas, handle = self.vendor.cublas, self.handle
         self._state = ()
-        self.call(cublas.set_stream, handle, stream, what="cublasSetStream")
+        self.call(cublas.set_stream, handle, stream, name="cublasSetStream")
         self.call(
-            cublas.set_workspace, handle, workspace, workspace_bytes, what="cublasSetWorkspace"
+            cublas.set_workspace, handle, workspace, workspace_bytes, name="cublasSetWorkspace"
         )
-        self.call(cublas.set_math_mode, handle, math_mode, what="cublasSetMathMode")
+        self.call(cublas.set_math_mode, handle, math_mode, name="cublasSetMathMode")
         self._state = state
 
     def invalidate_state(self) -> None:
@@ -97,7 +97,7 @@ class Cublas(WithoutAlgorithms):
     def close(self) -> None:
         """Destroy the handle. Has no effect the second time, or after the device was closed."""
         if self._handle and not self.cuda.closed:
-            self.cuda.ask(self.vendor.cublas.destroy, self._handle)
+            self.cuda.in_context(self.vendor.cublas.destroy, self._handle)
         self._handle = 0
 
 
@@ -138,7 +138,7 @@ class CublasGemm:
             self._math_mode,
         )
         call = self._call
-        blas.call(call.function, *call.arguments(handle, operands), what=call.name)
+        blas.call(call.function, *call.arguments(handle, operands), name=call.name)
 
     def close(self) -> None:
         """Free the workspace. Has no effect the second time, or after the device was closed."""
@@ -155,7 +155,7 @@ class _Call:
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
-        types = numbered(type_names(gemm), cublas.ComputeType, vendor.data_types)
+        names = type_names(gemm)
         batched = gemm.batch > 1
         plain = "gemm_strided_batched_ex" if batched else "gemm_ex"
         self.name = "cublasGemmStridedBatchedEx" if batched else "cublasGemmEx"
@@ -163,11 +163,11 @@ class _Call:
         transposed = (cublas.Operation[letter.upper()] for letter in gemm.layout)
         alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
         self._sizes = (*transposed, gemm.m, gemm.n, gemm.k, alpha)
-        self._a = _shape(gemm.a, types.a, batched=batched)
-        self._b = (*_shape(gemm.b, types.b, batched=batched), beta)
-        self._d = _shape(gemm.d, types.d, batched=batched)
+        self._a = _shape(gemm.a, vendor.data_type(names.a), batched=batched)
+        self._b = (*_shape(gemm.b, vendor.data_type(names.b), batched=batched), beta)
+        self._d = _shape(gemm.d, vendor.data_type(names.d), batched=batched)
         count = (gemm.batch,) if batched else ()
-        self._rest = (*count, types.compute, cublas.GemmAlgo.DFALT)
+        self._rest = (*count, vendor.compute_type(names.compute), cublas.GemmAlgo.DFALT)
 
     def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
         """Return the arguments in the order of the function's parameters."""

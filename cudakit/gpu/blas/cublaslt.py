@@ -46,8 +46,8 @@ class CublasLt:
         lt = vendor.lt
         self.version = ".".join(str(lt.get_property(part)) for part in range(3))
         self.configurations = Configurations(lt)
-        self._handle: int = self.call(lt.create, what="cublasLtCreate")
-        self._one: Ptr | None = None
+        self._handle: int = self.call(lt.create, name="cublasLtCreate")
+        self._unit_scale: Ptr | None = None
 
     @property
     def handle(self) -> int:
@@ -56,12 +56,12 @@ class CublasLt:
             raise closed(self.library)
         return self._handle
 
-    def call(self, function: Any, *args: object, what: str) -> Any:
+    def call(self, function: Any, *args: object, name: str) -> Any:
         """Call the library with the device's context current. Raises Unsupported or CudaError."""
         try:
-            return self.cuda.ask(function, *args)
+            return self.cuda.in_context(function, *args)
         except self.vendor.lt.cuBLASLtError as error:
-            raise refused_call(error.status, what) from error
+            raise refused_call(error.status, name) from error
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
@@ -78,10 +78,10 @@ class CublasLt:
             owned.pop_all()  # now owned by the prepared GEMM
             return product
 
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
         """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, best estimate first."""
         with closing(self._problem(gemm, settings)) as problem:
-            return [algorithm for _, algorithm in self._heuristic_results(problem, most)]
+            return [algorithm for _, algorithm in self._heuristic_results(problem, limit)]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
@@ -93,35 +93,35 @@ class CublasLt:
     def close(self) -> None:
         """Destroy the handle. Has no effect the second time, or after the device was closed."""
         if self._handle and not self.cuda.closed:
-            self.cuda.ask(self.vendor.lt.destroy, self._handle)
-            if self._one is not None:
-                self.cuda.free(self._one)
+            self.cuda.in_context(self.vendor.lt.destroy, self._handle)
+            if self._unit_scale is not None:
+                self.cuda.free(self._unit_scale)
         self._handle = 0
 
     def _problem(self, gemm: Gemm, settings: GemmSettings) -> Problem:
         refuse_for_cublaslt(gemm, self._capability)
         if not self._handle:
             raise closed(self.library)
-        if self._one is None:
-            self._one = _upload_one(self.cuda)
+        if self._unit_scale is None:
+            self._unit_scale = _upload_unit_scale(self.cuda)
         try:
-            return Problem(self.vendor, gemm, settings, self._one)
+            return Problem(self.vendor, gemm, settings, self._unit_scale)
         except self.vendor.lt.cuBLASLtError as error:
             raise refused_call(error.status, "the description of the GEMM") from error
 
-    def _heuristic_results(self, problem: Problem, most: int) -> list[tuple[Any, Algorithm]]:
+    def _heuristic_results(self, problem: Problem, limit: int) -> list[tuple[Any, Algorithm]]:
         """Return heuristic results as structures and Algorithms. Raises Unsupported if there is none."""
         lt = self.vendor.lt
-        results = np.zeros(most, lt.matmul_heuristic_result_dtype)
+        results = np.zeros(limit, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
         try:
-            self.cuda.ask(
+            self.cuda.in_context(
                 lt.matmul_algo_get_heuristic,
                 self.handle,
                 problem.operation,
                 *problem.layouts,
                 problem.preference(),
-                most,
+                limit,
                 results.ctypes.data,
                 count.ctypes.data,
             )
@@ -159,15 +159,14 @@ class CublasLt:
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]
     ) -> Iterator[Algorithm]:
         with closing(self._problem(gemm, settings)) as problem:
-            types = problem.types
             ids = self.call(
                 self.vendor.lt.matmul_algo_get_ids,
                 self.handle,
-                types.compute,
-                types.scale,
-                *types.matrices,
+                problem.compute,
+                problem.scale,
+                *problem.matrix_types,
                 _MAX_IDS,
-                what="cublasLtMatmulAlgoGetIds",
+                name="cublasLtMatmulAlgoGetIds",
             )
             searches = (self._configurations_of(problem, number) for number in ids)
             yield from round_robin(searches, is_over)
@@ -184,7 +183,7 @@ class CublasLt:
             check.address,
             allowed,
             self._capability,
-            what="cublasLtMatmulAlgoCapGetAttribute",
+            name="cublasLtMatmulAlgoCapGetAttribute",
         )
         yield from configurations(supported, check.accepts)
 
@@ -243,7 +242,7 @@ class LtGemm:
             self._workspace,
             self._workspace_bytes,
             cuda.stream_address(stream),
-            what="cublasLtMatmul",
+            name="cublasLtMatmul",
         )
 
     def close(self) -> None:
@@ -299,7 +298,7 @@ class _AlgorithmCheck:
             return None
         try:
             blas.configurations.write(self.address, algorithm)
-            blas.cuda.ask(lt.matmul_algo_check, blas.handle, *self._arguments)
+            blas.cuda.in_context(lt.matmul_algo_check, blas.handle, *self._arguments)
         except lt.cuBLASLtError:
             return None
         needed = int(self._result["workspace_size"][0])
@@ -308,14 +307,14 @@ class _AlgorithmCheck:
         return replace(algorithm, workspace_bytes=needed)
 
     def _initialize(self, number: int) -> bool:
-        lt, types = self._blas.vendor.lt, self._problem.types
+        lt, problem = self._blas.vendor.lt, self._problem
         try:
-            self._blas.cuda.ask(
+            self._blas.cuda.in_context(
                 lt.matmul_algo_init,
                 self._blas.handle,
-                types.compute,
-                types.scale,
-                *types.matrices,
+                problem.compute,
+                problem.scale,
+                *problem.matrix_types,
                 number,
                 self.address,
             )
@@ -324,7 +323,7 @@ class _AlgorithmCheck:
         return True
 
 
-def _upload_one(cuda: CudaDevice) -> Ptr:
+def _upload_unit_scale(cuda: CudaDevice) -> Ptr:
     """Return the address of a new fp32 1.0 in device memory."""
     value = np.float32(1).tobytes()
     place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))

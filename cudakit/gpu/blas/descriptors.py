@@ -13,7 +13,7 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Matrix
 from cudakit.gpu.blas.search import NO_REDUCTION, SPLITS, Choices, allowed_reductions
-from cudakit.gpu.blas.types import TypeNames, Types, is_fp8_output, numbered, type_names
+from cudakit.gpu.blas.types import TypeNames, is_fp8_output, type_names
 from cudakit.gpu.blas.vendor import Nvmath
 
 # Names of cublasLtEpilogue_t, whose gelu is the tanh form (cuBLAS Library, "cublasLtEpilogue_t").
@@ -83,7 +83,11 @@ class Problem:
         self._vendor = vendor
         self.gemm, self.settings = gemm, settings
         self.names: TypeNames = type_names(gemm)
-        self.types: Types = numbered(self.names, vendor.cublas.ComputeType, vendor.data_types)
+        names = self.names
+        self.compute, self.scale = vendor.compute_type(names.compute), vendor.data_type(names.scale)
+        self.matrix_types = [
+            vendor.data_type(name) for name in (names.a, names.b, names.c, names.d)
+        ]
         self._scalars = np.array([1, 0], self.names.scalar)
         self.alpha: int = self._scalars[:1].ctypes.data
         self.beta: int = self._scalars[1:].ctypes.data
@@ -93,10 +97,9 @@ class Problem:
         with ExitStack() as owned:
             self._owned = owned
             self.operation = self._operation(one)
-            self.a = self._layout(gemm.a, self.types.a)
-            self.b = self._layout(gemm.b, self.types.b)
-            self.c = self._layout(gemm.d, self.types.c)
-            self.d = self._layout(gemm.d, self.types.d)
+            self.a, self.b, self.c, self.d = map(
+                self._layout, (gemm.a, gemm.b, gemm.d, gemm.d), self.matrix_types
+            )
             self._owned = owned.pop_all()
 
     @property
@@ -141,14 +144,14 @@ class Problem:
     def _operation(self, one: Ptr) -> int:
         lt, gemm = self._lt, self.gemm
         attributes, kind = lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype
-        operation: int = lt.matmul_desc_create(self.types.compute, self.types.scale)
+        operation: int = lt.matmul_desc_create(self.compute, self.scale)
         self._owned.callback(lt.matmul_desc_destroy, operation)
         put = self._attribute_setter(operation, lt.matmul_desc_set_attribute, attributes, kind)
         for letter, name in zip(gemm.layout, ("TRANSA", "TRANSB"), strict=True):
             put(name, self._vendor.cublas.Operation[letter.upper()])
         put("EPILOGUE", lt.Epilogue[_EPILOGUES[gemm.epilogue]])
         if gemm.has_bias:
-            put("BIAS_DATA_TYPE", self.types.bias)
+            put("BIAS_DATA_TYPE", self._vendor.data_type(self.names.bias))
             put("BIAS_POINTER", one)
         if gemm.dtype.startswith("fp8"):
             self._put_fp8(put, one)

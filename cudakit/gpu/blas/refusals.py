@@ -45,7 +45,7 @@ class WithoutAlgorithms:
 
     title: str  # in messages
 
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:  # noqa: ARG002
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:  # noqa: ARG002
         """Raise Unsupported: the library does not list algorithms."""
         raise self.no_choice()
 
@@ -102,20 +102,20 @@ def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupporte
     )
 
 
-def refused_call(status: int, what: str) -> CudakitError:
+def refused_call(status: int, call: str) -> CudakitError:
     """Return the error for a failed status: Unsupported, or CudaError for other failures."""
-    known = status in list(BlasStatus)
-    name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if known else f"CUBLAS_STATUS {status}"
+    is_known = status in list(BlasStatus)
+    name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if is_known else f"CUBLAS_STATUS {status}"
     if status in UNSUPPORTED:
         return Unsupported(
-            f"{what} is not supported: {name}", hint="try another type, layout, size or workspace"
+            f"{call} is not supported: {name}", hint="try another type, layout, size or workspace"
         )
-    return CudaError(status, name, f"{what} failed")
+    return CudaError(status, name, f"{call} failed")
 
 
-def closed(what: str) -> CudaError:
+def closed(name: str) -> CudaError:
     """Return CUDA_ERROR_INVALID_HANDLE for the use of a closed object."""
-    return cuda_error(Status.INVALID_HANDLE, seen=f"{what} was closed")
+    return cuda_error(Status.INVALID_HANDLE, seen=f"{name} was closed")
 
 
 def describe(gemm: Gemm) -> str:

@@ -49,18 +49,18 @@ class Tensors:
         self._torch, self._device = torch, device
         self._views = views(gemm)
         self._has_bias = gemm.has_bias
-        self._known: dict[tuple[Ptr, ...], TensorSet] = {}
+        self._cache: dict[tuple[Ptr, ...], TensorSet] = {}
 
     def of(self, operands: Operands) -> TensorSet:
         """Return tensors over operands, without ownership or copies."""
         addresses = (operands.a, operands.b, operands.d, operands.bias)
-        known = self._known.get(addresses)
-        if known is None:
-            known = self._known[addresses] = self._create(operands)
-        return known
+        tensors = self._cache.get(addresses)
+        if tensors is None:
+            tensors = self._cache[addresses] = self._create(operands)
+        return tensors
 
     def clear(self) -> None:
-        self._known.clear()
+        self._cache.clear()
 
     def _create(self, operands: Operands) -> TensorSet:
         operand_views = self._views

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -72,32 +71,3 @@ def type_names(gemm: Gemm) -> TypeNames:
 def is_fp8_output(gemm: Gemm) -> bool:
     """Return whether D is fp8."""
     return gemm.output.startswith("fp8")
-
-
-@dataclass(frozen=True, slots=True)
-class Types:
-    """Enumeration values of the types of a GEMM."""
-
-    compute: int
-    scale: int
-    a: int
-    b: int
-    c: int
-    d: int
-    bias: int
-
-    @property
-    def matrices(self) -> tuple[int, int, int, int]:
-        """The data types of A, B, C and D."""
-        return self.a, self.b, self.c, self.d
-
-
-def numbered(names: TypeNames, compute_types: Any, data_types: Any) -> Types:
-    """Return the enumeration values of type names, from the bindings."""
-    return Types(
-        compute=int(compute_types[names.compute]),
-        **{
-            part: int(data_types[getattr(names, part)])
-            for part in ("scale", "a", "b", "c", "d", "bias")
-        },
-    )

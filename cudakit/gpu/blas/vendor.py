@@ -28,7 +28,7 @@ class CudaDevice(Memory, Streams, Protocol):
     def closed(self) -> bool:
         """Whether the device was closed, which frees its memory."""
 
-    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+    def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with the device's context current in this thread."""
 
     def stream_address(self, stream: Stream) -> int:
@@ -42,6 +42,14 @@ class Nvmath:
     lt: Any
     cublas: Any
     data_types: Any
+
+    def data_type(self, name: str) -> int:
+        """Return the value of a cudaDataType_t, such as ``CUDA_R_16F``."""
+        return int(self.data_types[name])
+
+    def compute_type(self, name: str) -> int:
+        """Return the value of a cublasComputeType_t, such as ``COMPUTE_32F``."""
+        return int(self.cublas.ComputeType[name])
 
 
 def load_nvmath() -> Nvmath:

@@ -39,7 +39,7 @@ class Context:
         """Whether ``close`` was called."""
         return self._address == _CLOSED
 
-    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+    def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this context current in this thread; restore the previous context."""
         status, current = cu.cuCtxGetCurrent()
         if not status and int(current) == self._address:
@@ -57,7 +57,7 @@ class Context:
         seen: Callable[[], str] | None = None,
     ) -> Any:
         """Call a driver function in this context, and return its results. Raises CudaError."""
-        return check(self.ask(function, *args), seen)
+        return check(self.in_context(function, *args), seen)
 
     def close(self) -> None:
         """Release the context; the last release in the process destroys it and its resources."""

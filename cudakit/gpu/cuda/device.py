@@ -99,28 +99,28 @@ class Cuda(Device):
 
         return open_blas(self, library, self.context.capability)
 
-    def ask(self, function: Callable[..., _T], *args: object) -> _T:
+    def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this device's context current; restore the previous context."""
-        return self.context.ask(function, *args)
+        return self.context.in_context(function, *args)
 
     def stream_address(self, stream: Stream) -> int:
         """Return the driver handle of a stream as an int, for other libraries."""
         return self.streams.address(stream)
 
     def close(self) -> None:
-        """Wait for the work that uses what is left, and release it. A second time has no effect.
+        """Wait for work that uses remaining resources, and release them. Has no effect the second time.
 
-        With plain memory, streams and events alone, graph captures of other libraries go on: the driver waits
-        in cuMemFree by itself, and cuCtxSynchronize, which ends every capture, is not called.
+        cuCtxSynchronize would invalidate stream captures of other libraries, and is called only if modules,
+        mappings, IPC memory, or registered or pageable host memory remain: cuMemFree waits by itself.
         """
         if self.closed:
             return
-        waits = self.ipc.in_use or self.virtual.in_use or self.kernels.in_use
+        must_sync = self.ipc.in_use or self.virtual.in_use or self.kernels.in_use
         with ExitStack() as stack:
             with suppress(CudaError):  # a sticky error of the context
                 stack.enter_context(self.streams.relaxed())
-            if waits or self.memory.is_registered:
-                self.ask(cu.cuCtxSynchronize)
+            if must_sync or self.memory.has_unsynchronized_host_memory:
+                self.in_context(cu.cuCtxSynchronize)
             self.ipc.close()
             self.virtual.close()
             self.memory.close()

@@ -75,7 +75,7 @@ def capability(device: Any) -> Capability:
 
 
 def _failure(status: Any, seen: str) -> CudaError:
-    name, text = (_text(ask(status)) for ask in (cu.cuGetErrorName, cu.cuGetErrorString))
+    name, text = (_text(get(status)) for get in (cu.cuGetErrorName, cu.cuGetErrorString))
     return cuda_error(int(status), seen=seen, name=name, text=text)
 
 

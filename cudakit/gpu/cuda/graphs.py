@@ -49,10 +49,11 @@ class CudaGraphs:
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         both = self._executables[executable], self._graphs[graph]
-        result = self._context.ask(cu.cuGraphExecUpdate, *both)
+        result = self._context.in_context(cu.cuGraphExecUpdate, *both)
         failed_update = int(result[0]) == Status.GRAPH_EXEC_UPDATE_FAILURE
         check(
-            result, (lambda: self._context.ask(_update_failure, *both)) if failed_update else None
+            result,
+            (lambda: self._context.in_context(_update_failure, *both)) if failed_update else None,
         )
 
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
@@ -79,7 +80,7 @@ class CudaGraphs:
             return None
         return self._capture(stream)[0]
 
-    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
+    def capture_dependencies(self, stream: Stream) -> tuple[GraphNode, ...]:
         return () if stream == LEGACY else self._capture(stream)[1]
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
@@ -90,9 +91,9 @@ class CudaGraphs:
     def close(self) -> None:
         """Destroy all remaining graphs and executables."""
         for executable in self._executables.clear():
-            self._context.ask(cu.cuGraphExecDestroy, executable)
+            self._context.in_context(cu.cuGraphExecDestroy, executable)
         for graph in self._graphs.clear():
-            self._context.ask(cu.cuGraphDestroy, graph)
+            self._context.in_context(cu.cuGraphDestroy, graph)
 
     def _capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
         """Return the id of a stream's valid capture and the dependencies of its next node."""
@@ -101,7 +102,7 @@ class CudaGraphs:
 
     def _call_newest(self, names: tuple[str, str], *args: object) -> Any:
         newer, older = names
-        result = self._context.ask(optional, newer, *args)
+        result = self._context.in_context(optional, newer, *args)
         return self._context.call(getattr(cu, older), *args) if result is None else check(result)
 
 

@@ -128,7 +128,7 @@ class CudaIpc:
     def close(self) -> None:
         """Close all mappings, and end all exports."""
         for ptr in self._opened.elements():
-            self._context.ask(cu.cuIpcCloseMemHandle, ptr)
+            self._context.in_context(cu.cuIpcCloseMemHandle, ptr)
         self._opened.clear()
         for exported in [*self._exported]:
             self.withdraw(exported)
@@ -136,7 +136,7 @@ class CudaIpc:
     def _own_descriptor(self, exported: Descriptor) -> int:
         """Return a new descriptor of this process for an exported one; the caller closes it."""
         if exported not in self._exported:
-            return file_descriptors.take(exported)
+            return file_descriptors.duplicate(exported)
         return os.dup(exported.number)
 
     def _import(self, system_handle: int | bytes, kind: HandleKind) -> Backing:

@@ -62,7 +62,7 @@ class CudaKernels:
             seen=lambda: f'kernel {name}; declare it extern "C" so that its name is kept',
         )
         # Load now: lazy loading at the first launch synchronizes, and could deadlock with a polling kernel.
-        self._context.ask(optional, "cuFuncLoad", function)
+        self._context.in_context(optional, "cuFuncLoad", function)
         return Kernel(
             self._kernels.add(_LoadedKernel(module, name, function, self._sizes(function)))
         )
@@ -104,15 +104,15 @@ class CudaKernels:
         """Unload all modules."""
         self._kernels.clear()
         for module in self._modules.clear():
-            self._context.ask(cu.cuModuleUnload, module)
+            self._context.in_context(cu.cuModuleUnload, module)
 
     def _sizes(self, function: Any) -> tuple[int, ...] | None:
         # Older drivers do not report the count: query parameters until an error.
-        known = self._context.ask(optional, "cuFuncGetParamCount", function)
+        known = self._context.in_context(optional, "cuFuncGetParamCount", function)
         count = check(known) if known else sys.maxsize
         sizes: list[int] = []
         while len(sizes) < count:
-            answer = self._context.ask(optional, "cuFuncGetParamInfo", function, len(sizes))
+            answer = self._context.in_context(optional, "cuFuncGetParamInfo", function, len(sizes))
             if answer is None:
                 return None
             if answer[0]:

@@ -80,7 +80,7 @@ class CudaMemory:
             raise
 
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
-        memory = _pop_host(self._pageable, ptr, "no pageable host allocation")
+        memory = pop_allocation(self._pageable, ptr, "no pageable host allocation")
         try:
             _populate(memory, threads)
             self._register(ptr, len(memory))
@@ -90,7 +90,7 @@ class CudaMemory:
         self._registered[ptr] = memory
 
     def host_unregister(self, ptr: Ptr) -> None:
-        memory = _pop_host(self._registered, ptr, "no registered host allocation")
+        memory = pop_allocation(self._registered, ptr, "no registered host allocation")
         try:
             self._streams.sync()  # cuMemHostUnregister is not documented to wait for device work
             self._context.call(cu.cuMemHostUnregister, ptr)
@@ -145,18 +145,18 @@ class CudaMemory:
         return f"{requested}, {free} of {total} free on {self._context.name}"
 
     @property
-    def is_registered(self) -> bool:
-        """Whether host memory is registered, or pageable."""
+    def has_unsynchronized_host_memory(self) -> bool:
+        """Whether host memory remains whose release does not wait for device work."""
         return bool(self._registered or self._pageable)
 
     def close(self) -> None:
         """Free all remaining allocations."""
         for ptr in self.allocated:
-            self._context.ask(cu.cuMemFree, ptr)
+            self._context.in_context(cu.cuMemFree, ptr)
         for ptr in self._pinned:
-            self._context.ask(cu.cuMemFreeHost, ptr)
+            self._context.in_context(cu.cuMemFreeHost, ptr)
         for ptr in self._registered:
-            self._context.ask(cu.cuMemHostUnregister, ptr)
+            self._context.in_context(cu.cuMemHostUnregister, ptr)
         self.allocated.clear()
         self._pinned.clear()
         self._registered.clear()
@@ -206,14 +206,6 @@ class CudaMemory:
         ptr = Ptr(ctypes.addressof(memory))
         self._pageable[ptr] = memory
         return ptr
-
-
-def _pop_host(known: dict[Ptr, ctypes.Array[Any]], ptr: Ptr, what: str) -> ctypes.Array[Any]:
-    """Remove and return a host allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
-    memory = known.pop(ptr, None)
-    if memory is None:
-        raise cuda_error(Status.INVALID_VALUE, seen=f"{what} begins at {ptr:#x}")
-    return memory
 
 
 def _populate(memory: ctypes.Array[Any], threads: int) -> None:

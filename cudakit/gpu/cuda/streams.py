@@ -50,7 +50,7 @@ class CudaStreams:
         return _DEFAULT.get(stream) or self._streams[stream]
 
     def query_stream(self, stream: Stream) -> bool:
-        return _is_complete(self._context.ask(cu.cuStreamQuery, self.handle(stream)))
+        return _is_complete(self._context.in_context(cu.cuStreamQuery, self.handle(stream)))
 
     def sync_stream(self, stream: Stream) -> None:
         self._context.call(cu.cuStreamSynchronize, self.handle(stream))
@@ -77,7 +77,7 @@ class CudaStreams:
         self._context.call(cu.cuStreamWaitEvent, self.handle(stream), self._events[event], 0)
 
     def query_event(self, event: Event) -> bool:
-        return _is_complete(self._context.ask(cu.cuEventQuery, self._events[event]))
+        return _is_complete(self._context.in_context(cu.cuEventQuery, self._events[event]))
 
     def sync_event(self, event: Event) -> None:
         self._context.call(cu.cuEventSynchronize, self._events[event])
@@ -125,12 +125,12 @@ class CudaStreams:
     def close(self) -> None:
         """Destroy all remaining streams and events that this object created."""
         for event in self._events.clear():
-            self._context.ask(cu.cuEventDestroy, event)
+            self._context.in_context(cu.cuEventDestroy, event)
         for stream in self._borrowed.values():
             self._streams.remove(stream)
         self._borrowed.clear()
         for handle in self._streams.clear():
-            self._context.ask(cu.cuStreamDestroy, handle)
+            self._context.in_context(cu.cuStreamDestroy, handle)
 
 
 class HandleStreams(CudaStreams):

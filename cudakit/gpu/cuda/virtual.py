@@ -90,7 +90,7 @@ class CudaVirtualMemory:
         try:
             self._set_access(ptr, size_bytes, self._location(), _READ_AND_WRITE)
         except CudaError:
-            self._context.ask(cu.cuMemUnmap, ptr, size_bytes)
+            self._context.in_context(cu.cuMemUnmap, ptr, size_bytes)
             raise
         self._mapped[ptr] = size_bytes
 
@@ -119,11 +119,11 @@ class CudaVirtualMemory:
     def close(self) -> None:
         """Unmap and release all physical memory, and free all reservations."""
         for ptr, size_bytes in self._mapped.items():
-            self._context.ask(cu.cuMemUnmap, ptr, size_bytes)
+            self._context.in_context(cu.cuMemUnmap, ptr, size_bytes)
         for handle in self.backings.clear():
-            self._context.ask(cu.cuMemRelease, handle)
+            self._context.in_context(cu.cuMemRelease, handle)
         for ptr, size_bytes in self._reserved.items():
-            self._context.ask(cu.cuMemAddressFree, ptr, size_bytes)
+            self._context.in_context(cu.cuMemAddressFree, ptr, size_bytes)
         self._mapped.clear()
         self._reserved.clear()
 

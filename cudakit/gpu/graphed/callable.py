@@ -36,7 +36,7 @@ class Graphed(Generic[_T]):
         self._graph = graph
         self._function = function
         self._given = buffers  # keeps the memory alive that the graph uses
-        self._buffers = tuple(buffer_of(given, place) for place, given in enumerate(buffers))
+        self._buffers = tuple(buffer_of(given, index) for index, given in enumerate(buffers))
         self._close = close
         self._closed = False
         if warmup:
@@ -108,9 +108,9 @@ class Graphed(Generic[_T]):
                 f"{len(self._buffers)} buffers were captured, {len(contents)} given",
                 hint="pass one array per buffer, or call replay() to keep the contents",
             )
-        new = tuple(buffer_of(given, place) for place, given in enumerate(contents))
-        for place, pair in enumerate(zip(new, self._buffers, strict=True)):
-            check_contents(*pair, place)
+        new = tuple(buffer_of(given, index) for index, given in enumerate(contents))
+        for index, pair in enumerate(zip(new, self._buffers, strict=True)):
+            check_contents(*pair, index)
         return new
 
     def _check_open(self) -> None:
@@ -219,8 +219,8 @@ def _ordinal_of(buffers: tuple[object, ...]) -> int:
 
     initialize()
     which = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    for place, given in enumerate(buffers[:1]):
-        status, ordinal = cu.cuPointerGetAttribute(which, buffer_of(given, place).ptr)
+    for index, given in enumerate(buffers[:1]):
+        status, ordinal = cu.cuPointerGetAttribute(which, buffer_of(given, index).ptr)
         if not status:
             return int(ordinal)
     return current_device()

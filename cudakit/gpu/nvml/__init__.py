@@ -1,7 +1,7 @@
-"""NVML, the management library: facts, telemetry, processes and links of GPUs, read and never changed.
+"""Read facts, telemetry, processes and links of GPUs through NVML, with nvidia-ml-py (``pynvml``).
 
-Through nvidia-ml-py (``pynvml``). A field that NVML refuses is Unavailable with the reason, and harms no
-other. Nothing here makes a CUDA context, and a process that has used NVML can still fork.
+Nothing is changed and no CUDA context is created; a process that has used NVML can still fork. A field that
+NVML refuses is Unavailable with the reason, and the other fields are still read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Ca
 from cudakit.gpu.nvml.readings import FACTS, INSTANCE, OLD_MEMORY, TELEMETRY
 from cudakit.units import Unavailable
 
-_WSL = {UNKNOWN: "the driver for WSL does not say (NVML: Unknown Error)"}
-_OF_ITS_GPU = "not known of a MIG instance: see its GPU"
+_WSL = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
+_OF_ITS_GPU = "not reported for a MIG instance: see its GPU"
 _MIG = {NOT_SUPPORTED: _OF_ITS_GPU, INVALID_ARGUMENT: _OF_ITS_GPU}
 
 
 def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
-    """Initialise NVML, or return the reason why that fails; ``lib`` replaces nvidia-ml-py's module."""
+    """Initialize NVML, or return the reason for the failure; ``lib`` replaces the module pynvml."""
     if lib is None:
         try:
             lib = import_module("pynvml")
@@ -45,24 +45,24 @@ def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable
 def _init_failure(error: Any) -> str:
     # nvmlReturn_t of nvmlInit (nvml.h).
     return {
-        4: "NVML may not open the devices (no permission on /dev/nvidia*)",
+        4: "no permission to open /dev/nvidia*",
         9: "the NVIDIA kernel driver is not loaded",
-        12: "the library of NVML cannot be loaded: libnvidia-ml.so.1 is not found",
-        18: "the kernel driver and the library of NVML are of different versions",
-    }.get(error.value, f"NVML cannot start: {error}")
+        12: "libnvidia-ml.so.1 (NVML) cannot be loaded",
+        18: "the kernel driver and libnvidia-ml have different versions",
+    }.get(error.value, f"NVML cannot be initialized: {error}")
 
 
 @dataclass(slots=True)
 class Nvml:
-    """The initialised NVML; it stays initialised until the process ends."""
+    """The initialized NVML; it stays initialized until the process ends."""
 
     lib: Any
-    reasons: Mapping[int, str]  # codes with another meaning on this system
+    reasons: Mapping[int, str]  # texts of error codes on this system, in place of the usual ones
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
     def view(self) -> NvmlView:
-        """Return the devices and their constant facts, without links."""
+        """Return the devices with their constant facts, without links."""
         system = Reader(self.lib, None)
         return NvmlView(
             driver_version=system.attempt(self.lib.nvmlSystemGetDriverVersion),
@@ -72,7 +72,7 @@ class Nvml:
         )
 
     def capabilities(self) -> frozenset[tuple[int, int]] | Unavailable:
-        """Return the compute capabilities of the GPUs; Unavailable if that of one is."""
+        """Return the compute capabilities of the GPUs; Unavailable if one of them is."""
         found = set()
         for index in range(self._count()):
             reader = Reader(self.lib, None, self.reasons)
@@ -87,7 +87,7 @@ class Nvml:
         return frozenset(found)
 
     def links(self, view: NvmlView) -> tuple[Link, ...]:
-        """Return the connections between the GPUs of a view."""
+        """Return the links between the GPUs of a view."""
         gpus = [device for device in view.devices if device.parent is None]
         return tuple(
             links(self.lib, {gpu.index: self._handles.get((None, gpu.index)) for gpu in gpus})
@@ -96,7 +96,7 @@ class Nvml:
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        """Read the telemetry, or ``names`` of it; Unavailable as a whole if the device is lost."""
+        """Read the telemetry, limited to ``names``; Unavailable if the device is lost."""
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
@@ -104,11 +104,11 @@ class Nvml:
         if isinstance(fields.get("memory_used_bytes"), Unavailable) and not reader.lost:
             fields |= reader.read(OLD_MEMORY, names)
         if reader.lost:
-            return Unavailable("the GPU is lost: it fell off the bus")
+            return Unavailable("the GPU has fallen off the bus")
         return Telemetry(time.time_ns(), fields)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Read the activity since the last such call, or ``names`` of it."""
+        """Read the activity since the previous call, limited to ``names``."""
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
@@ -119,7 +119,7 @@ class Nvml:
         return self._activity[key].since_last(reader, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        """List the processes that use the device."""
+        """Return the processes on a device."""
         reader = self._reader(device)
         return reader if isinstance(reader, Unavailable) else processes(reader)
 
@@ -149,13 +149,13 @@ class Nvml:
 
     def _instances(self, gpu: DeviceFacts) -> Iterator[DeviceFacts]:
         parent = self._handles[None, gpu.index]
-        most = gpu.fields.get("mig_instances_max")
-        for index in range(most if isinstance(most, int) else 0):
+        maximum = gpu.fields.get("mig_instances_max")
+        for index in range(maximum if isinstance(maximum, int) else 0):
             reader = Reader(self.lib, None, {**self.reasons, **_MIG})
             find = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             handle = reader.attempt(find)
             if isinstance(handle, Unavailable):
-                continue  # no instance has this number
+                continue  # no instance has this index
             self._handles[gpu.index, index] = reader.handle = handle
             yield DeviceFacts(
                 index,
@@ -169,7 +169,11 @@ class Nvml:
         handle = self._handles.get((device.parent, device.index))
         if handle is None:
             uuid = device.uuid
-            return uuid if isinstance(uuid, Unavailable) else Unavailable("NVML has no such device")
+            return (
+                uuid
+                if isinstance(uuid, Unavailable)
+                else Unavailable("NVML does not report the device")
+            )
         return Reader(
             self.lib, handle, self.reasons if device.parent is None else {**self.reasons, **_MIG}
         )
@@ -181,7 +185,7 @@ def _instance(device: DeviceFacts) -> int | None:
 
 
 def _bus_id(info: Any) -> str | Unavailable:
-    """Format a PCI address like Linux and CUDA; NVML writes eight digits of the domain."""
+    """Return a PCI address in the form of Linux and CUDA; NVML writes eight digits of the domain."""
     if isinstance(info, Unavailable):
         return info
     text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()

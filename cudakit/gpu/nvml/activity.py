@@ -1,7 +1,7 @@
-"""The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer.
+"""The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer GPUs.
 
-The ``utilization`` of older GPUs is only the share of time in which any kernel ran; these are the shares
-of the hardware in use. GPM shares counters with other monitors (DCGM): it is read only while shown.
+Activity is the share of the hardware in use; the ``utilization`` of older GPUs is only the share of time in
+which at least one kernel ran. GPM uses the same counters as DCGM, so it is sampled only while it is shown.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
 _MIB = 2**20
-_FIRST = Unavailable("it takes two samples")
+_FIRST = Unavailable("needs a second sample")
 
-# The fields by name. NVML counts bytes per second in MiB.
+# The fields by name. NVML returns rates in MiB per second.
 METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.kind == "activity"}
 
 
 @dataclass(slots=True)
 class Activity:
-    """The last sample of one device; ``instance`` is the GPU instance of a MIG device."""
+    """The previous sample of one device; ``instance`` is the GPU instance of a MIG device."""
 
-    handle: Any  # of the GPU, also for an instance of it
+    handle: Any  # of the GPU, also for a MIG instance
     instance: int | None = None
     sample: Any = None
 
     def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Take a sample, and return the metrics since the last one, or ``names`` of them."""
+        """Take a sample and return the metrics since the previous one, limited to ``names``."""
         wanted = [field for name, field in METRICS.items() if not names or name in names]
         support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
         if isinstance(support, Unavailable):
             return support
         if not support.isSupportedDevice:
-            return Unavailable("the GPU does not count it (NVML GPM: Hopper and newer)")
+            return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
         before, now = self.sample, self._take(reader)
         if isinstance(now, Unavailable):
             return now

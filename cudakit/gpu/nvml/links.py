@@ -1,4 +1,4 @@
-"""The connections between each pair of GPUs, as NVML reports them."""
+"""The link of each pair of GPUs, as NVML reports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SWITCH = "switch"
 
 
 def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
-    """Describe each pair of GPUs, given by NVML index and handle, once."""
+    """Yield the link of each pair of GPUs once; ``gpus`` maps NVML indices to handles."""
     known = {index: handle for index, handle in gpus.items() if handle is not None}
     ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in known.items()}
     buses = {index: _bus(Reader(lib, handle)) for index, handle in known.items()}
@@ -46,7 +46,7 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
 def _named(
     reader: Reader, function: str, names: Mapping[int, str], *arguments: Any
 ) -> str | Unavailable:
-    """Call a function, and return the name of its result."""
+    """Call a function and return the name of its result."""
     answer = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
     return answer if isinstance(answer, Unavailable) else name_from(names)(answer)
 
@@ -62,7 +62,7 @@ def _nvlink_ends(reader: Reader) -> list[str]:
     for link in range(reader.lib.NVML_NVLINK_MAX_LINKS):
         state = reader.attempt(partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link))
         if isinstance(state, Unavailable):
-            break  # the GPU has no further links
+            break  # the GPU has no more links
         if state == _ACTIVE:
             ends.append(_end(reader, link))
     return ends

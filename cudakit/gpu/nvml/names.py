@@ -1,4 +1,4 @@
-"""Names of the values of NVML's enumerations (nvml.h); a newer value is "unknown"."""
+"""Names of the values of NVML's enumerations (nvml.h); a value that is not listed is "unknown"."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ P2P_STATES = {
     4: "disabled by a registry key",
     5: "not supported",
 }
-# nvmlGpuTopologyLevel_t, in the letters of nvidia-smi topo.
+# nvmlGpuTopologyLevel_t, abbreviated as in nvidia-smi topo.
 PATHS = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
-# nvmlClocksEventReason*, bit by bit.
+# nvmlClocksEventReason*, by bit.
 CLOCK_EVENT_REASONS = {
     0x1: "idle",
     0x2: "application clocks setting",
@@ -79,7 +79,7 @@ CLOCK_EVENT_REASONS = {
 
 
 def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
-    """Return a conversion of a number to its name."""
+    """Return a function that converts a number to its name."""
 
     def convert(number: int) -> str:
         return names.get(int(number), f"unknown ({number})")
@@ -88,7 +88,7 @@ def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
 
 
 def clock_event_reasons(mask: int) -> tuple[str, ...]:
-    """Return the reasons for the current clocks, one for each bit."""
+    """Return the name of each bit that is set: the reasons for the current clocks."""
     known = [text for bit, text in CLOCK_EVENT_REASONS.items() if mask & bit]
-    rest = mask & ~sum(CLOCK_EVENT_REASONS)
-    return (*known, f"unknown ({rest:#x})") if rest else tuple(known)
+    unknown = mask & ~sum(CLOCK_EVENT_REASONS)
+    return (*known, f"unknown ({unknown:#x})") if unknown else tuple(known)

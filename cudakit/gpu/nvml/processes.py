@@ -1,9 +1,10 @@
-"""The processes that use a device."""
+"""The processes on a device, with their SM utilization, memory and runtime."""
 
 from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,35 +14,42 @@ from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
 # The functions of current drivers, of 2021 and of earlier: nvidia-ml-py does not choose between them.
-_FORMS = ("_v3", "_v2", "")
+_VERSIONS = ("_v3", "_v2", "")
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
     "MPS": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
-_ELSEWHERE = Unavailable("the pid is not in this namespace (of the host, or of another container)")
-_NOT_COUNTED = Unavailable("the driver does not count memory by process (WDDM or WSL)")
+_OTHER_NAMESPACE = Unavailable("the pid belongs to the host or to another container")
+_NO_MEMORY = Unavailable("the driver does not report memory by process (WDDM or WSL)")
+# NVML_SUCCESS and NVML_ERROR_NOT_FOUND: no process has used the SMs since the last sample.
+_NO_SAMPLES = (0, 6)
+# Field 22 of /proc/PID/stat is the start time in clock ticks after boot; the numbering begins at 1, and
+# the text after the command, field 2, begins with field 3 (proc_pid_stat(5)).
+_START_TIME = 22 - 3
 
 
 def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, ...] | Unavailable:
-    """List processes by kind and number; Unavailable if NVML refuses every kind."""
-    found: list[Process] = []
+    """Return the processes sorted by kind and pid; Unavailable if NVML refuses every kind."""
+    found: list[tuple[str, Any]] = []
     refused: list[Unavailable] = []
     for kind, function in _KINDS.items():
         answer = _listed(reader, function)
         if isinstance(answer, Unavailable):
             refused.append(answer)
         else:
-            found += (_process(kind, each, proc) for each in answer)
+            found += ((kind, each) for each in answer)
     if len(refused) == len(_KINDS):
         return refused[0]
-    return tuple(sorted(found, key=lambda process: (process.kind, process.pid)))
+    utilization = _sm_utilization(reader) if found else {}
+    listed = (_process(kind, each, utilization, proc) for kind, each in found)
+    return tuple(sorted(listed, key=lambda process: (process.kind, process.pid)))
 
 
 def _listed(reader: Reader, function: str) -> Any:
-    answer: Any = Unavailable("this driver does not say")
-    for form in _FORMS:
-        call = getattr(reader.lib, function + form, None)
+    answer: Any = Unavailable("this driver does not report processes")
+    for version in _VERSIONS:
+        call = getattr(reader.lib, function + version, None)
         if call is not None:
             answer = reader.attempt(partial(call, reader.handle))
             if not isinstance(answer, Unavailable):
@@ -49,15 +57,36 @@ def _listed(reader: Reader, function: str) -> Any:
     return answer
 
 
-def _process(kind: str, found: Any, proc: Path) -> Process:
+def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
+    """Return the SM utilization in percent of each process that has used the SMs, by pid.
+
+    NVML returns a sample for each process with a nonzero utilization (nvmlDeviceGetProcessUtilization).
+    """
+    try:
+        samples = reader.lib.nvmlDeviceGetProcessUtilization(reader.handle, 0)
+    except reader.lib.NVMLError as error:
+        return {} if error.value in _NO_SAMPLES else reader.reason(error.value)
+    except AttributeError:
+        return Unavailable("this nvidia-ml-py does not report utilization by process")
+    newest_last = sorted(samples, key=lambda sample: sample.timeStamp)
+    return {sample.pid: sample.smUtil for sample in newest_last}
+
+
+def _process(
+    kind: str, found: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
+) -> Process:
     place = proc / str(found.pid)
     used = found.usedGpuMemory
     return Process(
         pid=found.pid,
         kind=kind,
-        used_bytes=_NOT_COUNTED if used is None else used,
+        used_bytes=_NO_MEMORY if used is None else used,
         name=_command(place),
         user=_owner(place),
+        sm_percent=utilization
+        if isinstance(utilization, Unavailable)
+        else utilization.get(found.pid, 0),
+        runtime_s=_runtime(place, proc),
     )
 
 
@@ -65,16 +94,27 @@ def _command(place: Path) -> str | Unavailable:
     try:
         words = place.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return _ELSEWHERE
-    return " ".join(filter(None, words)) or _ELSEWHERE
+        return _OTHER_NAMESPACE
+    return " ".join(filter(None, words)) or _OTHER_NAMESPACE
 
 
 def _owner(place: Path) -> str | Unavailable:
     try:
         number = os.stat(place).st_uid
     except OSError:
-        return _ELSEWHERE
+        return _OTHER_NAMESPACE
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
+
+
+def _runtime(place: Path, proc: Path) -> float | Unavailable:
+    """Return the seconds since a process started."""
+    try:
+        # The command in parentheses may contain spaces and parentheses itself.
+        after_command = place.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
+        started = int(after_command.split()[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+        return float(proc.joinpath("uptime").read_text().split()[0]) - started
+    except (OSError, ValueError, IndexError):
+        return _OTHER_NAMESPACE

@@ -1,4 +1,4 @@
-"""Ask NVML for fields: one call may answer several, and a failing one costs no other."""
+"""Read fields from NVML; one call may return several fields, and a failed call affects only its own."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ UNKNOWN = 999
 
 _REASONS = {
     1: "NVML is not initialized",
-    INVALID_ARGUMENT: "this driver does not know the question",
+    INVALID_ARGUMENT: "this driver does not support the query",
     NOT_SUPPORTED: "not supported by this device",
     NO_PERMISSION: "no permission",
     6: "not found",
-    FUNCTION_NOT_FOUND: "this driver's NVML has no such function",
-    GPU_IS_LOST: "the GPU is lost: it fell off the bus",
-    16: "the GPU must be reset first",
-    17: "the operating system refuses it",
+    FUNCTION_NOT_FOUND: "this driver's NVML lacks the function",
+    GPU_IS_LOST: "the GPU has fallen off the bus",
+    16: "the GPU needs a reset",
+    17: "the operating system refuses access",
     21: "no data",
     25: "this driver's NVML has another version of the function",
     27: "not ready",
-    UNKNOWN: "NVML says Unknown Error",
+    UNKNOWN: "NVML returns Unknown Error",
 }
-# Which member of nvmlValue_t holds the value, by nvmlValueType_t.
+# The member of nvmlValue_t that contains the value, by nvmlValueType_t.
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
-# Functions that fill a structure: its class, and the constant for its member ``version``.
+# Functions that fill a structure: its class, and the constant for its ``version``.
 STRUCTURES = {
     "nvmlDeviceGetGpuFabricInfoV": ("c_nvmlGpuFabricInfoV_t", "nvmlGpuFabricInfo_v2"),
     "nvmlDeviceGetSramEccErrorStatus": (
@@ -48,7 +48,7 @@ STRUCTURES = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of nvidia-ml-py; text arguments are names of its constants."""
+    """A call of nvidia-ml-py; arguments that are text are names of its constants."""
 
     function: str
     arguments: tuple[str | int, ...] = ()
@@ -56,30 +56,30 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class FieldValue:
-    """A value that NVML identifies by number; values are read in batches."""
+    """A value that NVML identifies by a field id; values are read in batches."""
 
     identifier: str
     scope: int = 0
-    alone: bool = False  # whether the driver omits it from a batch
+    alone: bool = False  # the driver omits it from a batch, so it is read alone
 
 
 Convert: TypeAlias = Callable[[Any], Any]
-# A field's name, the call, and the conversion of its result.
+# The name of a field, its call, and the conversion of the result.
 Readings: TypeAlias = Mapping[str, tuple[Call | FieldValue, Convert]]
 
 
 @dataclass(slots=True)
 class Reader:
-    """Calls NVML for one device, each call once; a new Reader repeats them."""
+    """Calls NVML for one device and keeps the results; a new Reader reads again."""
 
-    lib: Any  # nvidia-ml-py's module, or a replacement with its functions
+    lib: Any  # the module pynvml, or a replacement with the same functions
     handle: Any
-    reasons: Mapping[int, str] = field(default_factory=dict)  # codes with another meaning here
-    lost: bool = False  # whether a call returned that the GPU is lost
+    reasons: Mapping[int, str] = field(default_factory=dict)  # texts in place of _REASONS
+    lost: bool = False  # whether a call reported that the GPU has fallen off the bus
     _answers: dict[Call | FieldValue, Any] = field(default_factory=dict)
 
     def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
-        """Return the fields of a table, or ``names`` of them; a missing value as Unavailable."""
+        """Return the fields of a table, limited to ``names``; a missing value is Unavailable."""
         wanted = {name: pair for name, pair in readings.items() if not names or name in names}
         self._read_values(
             [source for source, _ in wanted.values() if isinstance(source, FieldValue)]
@@ -93,7 +93,7 @@ class Reader:
         return self._answers[call]
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """Return the result of a function; NVML's errors and missing functions as Unavailable."""
+        """Return the result of a function, or Unavailable after an error or if it does not exist."""
         try:
             return call()
         except self.lib.NVMLError as error:
@@ -101,14 +101,14 @@ class Reader:
         except self.lib.NVMLLibraryMismatchError:
             return self.reason(FUNCTION_NOT_FOUND)
         except (AttributeError, TypeError, ctypes.ArgumentError):
-            # nvidia-ml-py changes names and signatures between releases.
-            return Unavailable("this nvidia-ml-py asks in another way")
+            # Names and signatures differ between releases of nvidia-ml-py.
+            return Unavailable("this nvidia-ml-py lacks the function")
 
     def reason(self, code: int) -> Unavailable:
-        """Return the meaning of an error code."""
+        """Return the reason for an error code."""
         self.lost = self.lost or code == GPU_IS_LOST
         text = self.reasons.get(code) or _REASONS.get(code)
-        return Unavailable(text or f"NVML says {self.lib.NVMLError(code)}")
+        return Unavailable(text or f"NVML returns {self.lib.NVMLError(code)}")
 
     def _field(self, call: Call | FieldValue, convert: Convert) -> Field:
         answer = self._answers[call] if isinstance(call, FieldValue) else self.result(call)
@@ -117,7 +117,7 @@ class Reader:
         try:
             converted: Field = convert(answer)
         except (ValueError, TypeError, IndexError) as error:
-            return Unavailable(f"NVML's answer cannot be read: {error}")
+            return Unavailable(f"the result of NVML cannot be converted: {error}")
         return converted
 
     def _call(self, call: Call) -> Any:
@@ -135,11 +135,11 @@ class Reader:
         return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
     def _read_values(self, wanted: list[FieldValue]) -> None:
-        absent = Unavailable("this nvidia-ml-py does not know the value")
-        self._answers |= dict.fromkeys(wanted, absent)
+        missing = Unavailable("this nvidia-ml-py lacks the field id")
+        self._answers |= dict.fromkeys(wanted, missing)
         known = [one for one in wanted if hasattr(self.lib, one.identifier)]
-        together = [one for one in known if not one.alone]
-        for batch in (together, *([one] for one in known if one.alone)):
+        batched = [one for one in known if not one.alone]
+        for batch in (batched, *([one] for one in known if one.alone)):
             if batch:
                 self._read_batch(batch)
 
@@ -154,5 +154,5 @@ class Reader:
         if value.nvmlReturn:
             return self.reason(value.nvmlReturn)
         if value.valueType >= len(_MEMBERS):
-            return Unavailable(f"a value of the unknown type {value.valueType}")
+            return Unavailable(f"the value has the unknown type {value.valueType}")
         return getattr(value.value, _MEMBERS[value.valueType])

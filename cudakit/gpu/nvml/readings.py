@@ -1,4 +1,4 @@
-"""The fields of NVML as calls, and the conversion of each result."""
+"""The fields of NVML: the call of each, and the conversion of its result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cudakit.units import Unavailable
 _KIB = 2**10
 _MIB = 2**20
 _FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
-# NVML's "not available" of a 64-bit and of a 32-bit value (nvml.h: NVML_VALUE_NOT_AVAILABLE).
-_ABSENT = (2**64 - 1, 2**32 - 1)
+# NVML_VALUE_NOT_AVAILABLE (nvml.h) as a 64-bit and as a 32-bit value.
+_NOT_AVAILABLE = (2**64 - 1, 2**32 - 1)
 
 
 def cpu_ranges(words: Iterable[int]) -> str:
-    """Format a set of CPUs, given as 64-bit words: ``0-15,32-47``."""
+    """Return a set of CPUs, given as 64-bit masks, as ranges: ``0-15,32-47``."""
     cpus = {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1}
     starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
     ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
@@ -33,7 +33,7 @@ def _same(value: Any) -> Any:
 
 
 def _thousandth(value: float) -> float:
-    # Division is exact where multiplication by 0.001 is not: 700000 mW are 700.0 W.
+    # Dividing by 1000 is exact, multiplying by 0.001 is not: 700000 mW are 700.0 W.
     return value / 1000
 
 
@@ -89,7 +89,7 @@ def _call(field: NvmlField) -> Call | FieldValue:
         texts = field.arguments
         return Call(source, tuple(int(text) if text.isdecimal() else text for text in texts))
     scope = int(field.arguments[0]) if field.arguments else 0
-    # The driver omits margins of temperature from a batch of values.
+    # The driver omits temperature margins from a batch of values.
     return FieldValue(source, scope, alone=source.endswith("_TLIMIT"))
 
 
@@ -98,12 +98,12 @@ def _conversion(field: NvmlField) -> Convert:
     convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _same)
 
     def read(answer: Any) -> Any:
-        # The fabric manager sets the other members of the structure last.
-        awaits_fabric = name.startswith("fabric_") and name != "fabric_state"
-        if awaits_fabric and answer.state != _FABRIC_COMPLETED:
+        # The other members of the structure are valid once the fabric is set up.
+        needs_fabric = name.startswith("fabric_") and name != "fabric_state"
+        if needs_fabric and answer.state != _FABRIC_COMPLETED:
             return Unavailable(f"fabric: {_BY_NAME['fabric_state'](answer.state)}")
         found = _part(answer, part)
-        return Unavailable("NVML has no value") if found in _ABSENT else convert(found)
+        return Unavailable("NVML reports no value") if found in _NOT_AVAILABLE else convert(found)
 
     return read
 
@@ -115,11 +115,11 @@ def _part(answer: Any, part: str) -> Any:
 
 
 FACTS = _readings("fact")
-# Additional facts of a MIG instance.
+# The facts that only MIG instances have.
 INSTANCE = _readings("fact", of_instance=True)
 TELEMETRY = _readings("telemetry")
 
-# Drivers before 510 lack the second version of the call; they count reserved memory as used.
+# Drivers before 510 lack version 2 of the call, and count reserved memory as used.
 OLD_MEMORY: Readings = {
     name: (Call("nvmlDeviceGetMemoryInfo"), TELEMETRY[name][1])
     for name in ("memory_used_bytes", "memory_free_bytes")

@@ -89,18 +89,18 @@ class SimBlas:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check(gemm)
         if algorithm is not None:
-            chosen = self._known(gemm, settings, algorithm)
+            chosen = self._find(gemm, settings, algorithm)
         else:
             chosen = self._by_estimate(gemm, settings)[0]
         shown = Unavailable(_NO_CHOICE) if self.library == "cublas" else chosen
         described = _describe_settings(settings, chosen, given=algorithm is not None)
         return SimGemm(self._memory, self._kernels, self._products, gemm, chosen, shown, described)
 
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        """Return at most ``most`` algorithms by estimated duration; the first is not always the fastest."""
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
+        """Return at most ``limit`` algorithms by estimated duration; the first is not always the fastest."""
         self._check(gemm)
         self._check_choice()
-        return self._by_estimate(gemm, settings)[:most]
+        return self._by_estimate(gemm, settings)[:limit]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
@@ -121,15 +121,15 @@ class SimBlas:
         rates = rates_of(self._context.facts, gemm.dtype)
         return sort_by_estimate(gemm, self._allowed(gemm, settings), rates)
 
-    def _known(self, gemm: Gemm, settings: GemmSettings, asked: Algorithm) -> Algorithm:
+    def _find(self, gemm: Gemm, settings: GemmSettings, wanted: Algorithm) -> Algorithm:
         """Return the algorithm with these parameters, ignoring their workspace size."""
         self._check_choice()
         for each in algorithms(gemm):
-            if replace(each, workspace_bytes=asked.workspace_bytes) == asked:
+            if replace(each, workspace_bytes=wanted.workspace_bytes) == wanted:
                 if reason := rejection_reason(each, settings):
                     raise Unsupported(f"algorithm {each.id} {reason}", hint=_CHOOSE_ANOTHER)
                 return each
-        raise Unsupported(f"no such algorithm for this GEMM: {asked}", hint=_CHOOSE_ANOTHER)
+        raise Unsupported(f"no such algorithm for this GEMM: {wanted}", hint=_CHOOSE_ANOTHER)
 
     def _check(self, gemm: Gemm) -> None:
         self._check_open()
@@ -245,12 +245,12 @@ def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> Non
 
 
 def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
-    have, least = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
-    if have < least:
+    have, minimum = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
+    if have < minimum:
         name = facts.fields.get("name")
         possible = [dtype for dtype in DATA_TYPES if have >= _MIN_CAPABILITY.get(dtype, (0, 0))]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {least}, {name} has {have}",
+            f"{gemm.dtype} needs compute capability {minimum}, {name} has {have}",
             hint=f"supported here: {', '.join(possible)}",
         )
 

@@ -123,15 +123,15 @@ class SimGraphs:
         return capture.graph if capture else None
 
     @driver_call
-    def capture_ends(self, stream: Stream) -> tuple[GraphNode, ...]:
+    def capture_dependencies(self, stream: Stream) -> tuple[GraphNode, ...]:
         queue = self._streams.queue_of(stream)
         capture = _active(queue)
-        return _known(capture.graph, queue.nodes) if capture else ()
+        return _node_ids(capture.graph, queue.nodes) if capture else ()
 
     @driver_call
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         graph, number = divmod(node, _NODES_PER_GRAPH)
-        return _known(graph, self._graphs[graph].nodes[number - 1].dependencies)
+        return _node_ids(graph, self._graphs[graph].nodes[number - 1].dependencies)
 
     def close(self) -> None:
         """Remove all graphs and executables."""
@@ -189,6 +189,6 @@ def _active(queue: Queue) -> Capture | None:
     return queue.capture if queue.capture and not queue.capture.invalidated else None
 
 
-def _known(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:
+def _node_ids(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:
     """Return ids that are unique among all graphs."""
     return tuple(GraphNode(graph * _NODES_PER_GRAPH + node.number) for node in nodes)

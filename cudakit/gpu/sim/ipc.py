@@ -120,20 +120,20 @@ class SimIpc:
     @driver_call
     def ipc_open(self, handle: bytes) -> Ptr:
         self._streams.refuse_in_capture()
-        known = self.registry.handles.get(handle)
-        if known is None:
+        exported_handle = self.registry.handles.get(handle)
+        if exported_handle is None:
             seen = (
                 "unknown handle; the exporting process may have freed the memory or ended, and simulated"
                 " devices of another Python process cannot be opened"
             )
             raise cuda_error(Status.INVALID_VALUE, seen=seen)
-        if known.process == self._process:
+        if exported_handle.process == self._process:
             raise cuda_error(Status.INVALID_CONTEXT, seen="this process exported the memory itself")
         for begin, (opened, _) in self.opened.items():
             if opened == handle:
                 self._open_counts[begin] += 1
                 return Ptr(begin)
-        return self._open(handle, known)
+        return self._open(handle, exported_handle)
 
     @driver_call
     def ipc_close(self, ptr: Ptr) -> None:
@@ -206,23 +206,23 @@ class SimIpc:
         """Invalidate the handle and the mappings of a freed allocation."""
         handle = self._handles.pop(ptr, None)
         if handle is not None:
-            known = self.registry.handles.pop(handle)
-            for mapping in known.mappings:
+            exported_handle = self.registry.handles.pop(handle)
+            for mapping in exported_handle.mappings:
                 mapping.live = False
 
-    def _open(self, handle: bytes, known: _Handle) -> Ptr:
-        peer = None if known.ordinal == self.context.ordinal else known.ordinal
-        region = self._heap.add(known.region.data, peer=peer)
-        known.mappings.append(region)
+    def _open(self, handle: bytes, exported_handle: _Handle) -> Ptr:
+        peer = None if exported_handle.ordinal == self.context.ordinal else exported_handle.ordinal
+        region = self._heap.add(exported_handle.region.data, peer=peer)
+        exported_handle.mappings.append(region)
         self.opened[region.begin] = handle, region
         self._open_counts[region.begin] = 1
         self.context.emit(Alloc(region.begin, len(region.data)))
         return Ptr(region.begin)
 
     def _remove_mapping(self, handle: bytes, region: Region) -> None:
-        known = self.registry.handles.get(handle)
-        if known is not None:
-            known.mappings.remove(region)
+        exported_handle = self.registry.handles.get(handle)
+        if exported_handle is not None:
+            exported_handle.mappings.remove(region)
 
     def _withdraw(self, exported: Exported) -> None:
         if isinstance(exported, Descriptor):

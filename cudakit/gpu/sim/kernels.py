@@ -60,7 +60,9 @@ class SimKernels:
         self.context = context
         self._streams, self._heap = streams, heap
         self._own_host_kernels = dict(host_kernels or {})
-        self._limits = {name: context.integer_fact(name, known) for name, known in _LIMITS.items()}
+        self._limits = {
+            name: context.integer_fact(name, default) for name, default in _LIMITS.items()
+        }
         self._clock_khz = context.integer_fact("clock_rate_khz", 1_000_000)
         self._modules: Handles[Signatures] = Handles("module")
         self._kernels: Handles[_LoadedKernel] = Handles("kernel")
@@ -161,17 +163,17 @@ class SimKernels:
         return Outcome(duration_ns, tuple(launch.accesses), launch.poll_loop)
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
-        most = self._limits
+        limits = self._limits
         fits = [
-            0 < extent <= most[f"max_{what}_dim_{axis}"]
-            for what, extents in (("grid", grid), ("block", block))
+            0 < extent <= limits[f"max_{kind}_dim_{axis}"]
+            for kind, extents in (("grid", grid), ("block", block))
             for axis, extent in zip("xyz", extents, strict=True)
         ]
         threads = block[0] * block[1] * block[2]
         if (
             not all(fits)
-            or threads > most["max_threads_per_block"]
-            or not 0 <= shared_bytes <= most["max_shared_memory_per_block_optin_bytes"]
+            or threads > limits["max_threads_per_block"]
+            or not 0 <= shared_bytes <= limits["max_shared_memory_per_block_optin_bytes"]
         ):
             shape = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
             raise cuda_error(Status.INVALID_VALUE, seen=shape)

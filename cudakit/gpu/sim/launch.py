@@ -36,13 +36,11 @@ class SimLaunch:
 
     @property
     def threads(self) -> int:
-        """The number of threads of all blocks."""
         return prod(self.grid) * prod(self.block)
 
     def read(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to read."""
         array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ)
         array.flags.writeable = False
         return array
@@ -50,35 +48,29 @@ class SimLaunch:
     def write(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to write, all of them, and not read."""
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.WRITE)
 
     def update(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to read and write."""
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ | Mode.WRITE)
 
     def atomic(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return elements to read and write by atomic operations only."""
         mode = Mode.READ | Mode.WRITE | Mode.ATOMIC
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, mode)
 
     def busy(self, nanoseconds: int) -> None:
-        """Add to the duration of the kernel, beyond that of its accesses."""
         self.busy_ns += int(nanoseconds)
 
     def poll(
         self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]
     ) -> None:
-        """Keep the kernel running until a condition is met, or call ``on_timeout`` after ``timeout_ns``."""
         self.poll_loop = Poll(is_done, timeout_ns, on_timeout)
 
     @property
     def begin_cycles(self) -> int:
-        """The cycle counters of the SMs when the kernel began."""
         return self.begin_ns * self.clock_khz // 1_000_000
 
     def finish(self) -> None:

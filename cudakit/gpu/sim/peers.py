@@ -94,8 +94,8 @@ class SimPeers:
             raise cuda_error(
                 Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
             )
-        known = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
-        capacity_bytes = known if isinstance(known, int) else DEFAULT_CAPACITY_BYTES
+        fact = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
+        capacity_bytes = fact if isinstance(fact, int) else DEFAULT_CAPACITY_BYTES
         free_bytes = capacity_bytes - self._used_bytes_of[ordinal]
         if rounded(size_bytes) > free_bytes:
             seen = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"

@@ -105,26 +105,26 @@ def _truncate_mantissa(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDA
 class Products:
     """A cache of GEMM results by operand bits: a benchmark repeats the same GEMM hundreds of times."""
 
-    def __init__(self, most_bytes: int = _CACHE_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._known: dict[tuple[Gemm, bytes], Bits] = {}
+    def __init__(self, capacity_bytes: int = _CACHE_BYTES) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._results: dict[tuple[Gemm, bytes], Bits] = {}
 
     def multiply(self, gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
         """Return the cached result of ``multiply``; callers must not modify it."""
         operands = (a, b) if bias is None else (a, b, bias)
         key = (gemm, _digest(*operands))
-        if key not in self._known:
+        if key not in self._results:
             self._store(key, multiply(gemm, a, b, bias))
-        return self._known[key]
+        return self._results[key]
 
     def _store(self, key: tuple[Gemm, bytes], product: Bits) -> None:
         """Store a result, and evict the oldest ones."""
-        self._known[key] = product
-        left_bytes = sum(known.nbytes for known in self._known.values())
-        for oldest in [*self._known][:-1]:
-            if left_bytes <= self._most_bytes:
+        self._results[key] = product
+        total_bytes = sum(result.nbytes for result in self._results.values())
+        for oldest in [*self._results][:-1]:
+            if total_bytes <= self._capacity_bytes:
                 break
-            left_bytes -= self._known.pop(oldest).nbytes
+            total_bytes -= self._results.pop(oldest).nbytes
 
 
 def _digest(*operands: Bits) -> bytes:

@@ -30,14 +30,14 @@ class Node:
 Nodes: TypeAlias = tuple[Node, ...]
 
 
-def update_error(these: Nodes, others: Nodes) -> str:
+def update_error(old: Nodes, new: Nodes) -> str:
     """Return the CUgraphExecUpdateResult that prevents an update between two graphs, or "".
 
     Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
     """
-    if [node.edges for node in these] != [node.edges for node in others]:
+    if [node.edges for node in old] != [node.edges for node in new]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED"
-    if [node.job.work for node in these] != [node.job.work for node in others]:
+    if [node.job.work for node in old] != [node.job.work for node in new]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED"
     return ""
 

@@ -81,17 +81,19 @@ class StackNumbers:
 
     def __init__(self, number: Callable[[Stack], int]) -> None:
         self._number = number
-        self._known: dict[tuple[int, ...], int] = {}
-        self._kept: list[CodeType] = []  # kept alive, so that ids of code objects stay unique
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._code_objects: list[
+            CodeType
+        ] = []  # kept alive, so that ids of code objects stay unique
 
     def __call__(self) -> int:
         """Return the number of the caller's stack, without frames of this package."""
         frames = _frames()
         key = tuple(part for frame in frames for part in (id(frame.f_code), frame.f_lasti))
-        if key not in self._known:
-            self._kept += (frame.f_code for frame in frames)
-            self._known[key] = self._number(tuple(map(_to_frame, frames)))
-        return self._known[key]
+        if key not in self._numbers:
+            self._code_objects += (frame.f_code for frame in frames)
+            self._numbers[key] = self._number(tuple(map(_to_frame, frames)))
+        return self._numbers[key]
 
 
 def _frames() -> list[FrameType]:

@@ -107,8 +107,8 @@ def _size(parameter: str, types: Mapping[str, int]) -> int | None:
 
 
 def _plain(words: str) -> str:
-    kept = [word for word in words.split() if word not in _QUALIFIERS]
+    remaining = [word for word in words.split() if word not in _QUALIFIERS]
     # "short int" is "short"; "signed" alone is "int".
-    if len(kept) > 1 and kept[-1] == "int" and kept[-2] != "unsigned":
-        kept.pop()
-    return " ".join(kept) or "int"
+    if len(remaining) > 1 and remaining[-1] == "int" and remaining[-2] != "unsigned":
+        remaining.pop()
+    return " ".join(remaining) or "int"

@@ -185,19 +185,20 @@ class Heap:
         self.space.add(region)
         return region
 
-    def span(self, ptr: int, size_bytes: int, what: str) -> Span:
+    def span(self, ptr: int, size_bytes: int, accessor: str) -> Span:
         """Return the bytes that a kernel accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
-        regions = self._live_regions(ptr, size_bytes, what)
+        regions = self._live_regions(ptr, size_bytes, accessor)
         if not all(map(self._is_accessible, regions)):
-            whose = "pageable host memory, or memory of a device without peer access"
+            kind = "pageable host memory, or memory of a device without peer access"
             raise cuda_error(
-                Status.ILLEGAL_ADDRESS, seen=f"{what}: {size_bytes} bytes at {ptr:#x} are {whose}"
+                Status.ILLEGAL_ADDRESS,
+                seen=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {kind}",
             )
         return span(regions, ptr, size_bytes)
 
-    def copy_span(self, ptr: int, size_bytes: int, what: str) -> Span:
+    def copy_span(self, ptr: int, size_bytes: int, accessor: str) -> Span:
         """Return the bytes that a copy or fill accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
-        return span(self._live_regions(ptr, size_bytes, what), ptr, size_bytes)
+        return span(self._live_regions(ptr, size_bytes, accessor), ptr, size_bytes)
 
     def check_allocated(self, ptr: int, size_bytes: int, seen: str) -> list[Region]:
         """Return the regions of a range at enqueue time. Raises CUDA_ERROR_INVALID_VALUE for a gap."""
@@ -208,12 +209,12 @@ class Heap:
             )
         return regions
 
-    def _live_regions(self, ptr: int, size_bytes: int, what: str) -> list[Region]:
+    def _live_regions(self, ptr: int, size_bytes: int, accessor: str) -> list[Region]:
         regions = self.space.regions_covering(ptr, size_bytes)
         if regions is None or not all(region.live for region in regions):
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                seen=f"{what}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
+                seen=f"{accessor}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
             )
         return regions
 

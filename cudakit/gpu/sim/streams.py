@@ -144,9 +144,9 @@ class SimStreams:
     def checked_queue(self, stream: Stream) -> Queue:
         """Return the queue of a stream for new work. LEGACY invalidates captures of blocking streams."""
         queue = self.queue_of(stream)
-        held = self.queues.captures() if queue is self.queues.legacy else []
-        if held:
-            raise _invalidated(held, Status.STREAM_CAPTURE_IMPLICIT)
+        invalid = self.queues.captures() if queue is self.queues.legacy else []
+        if invalid:
+            raise _invalidated(invalid, Status.STREAM_CAPTURE_IMPLICIT)
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:
@@ -245,10 +245,7 @@ def _join_capture(queue: Queue, capture: Capture, state: EventState) -> None:
         raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {state.number}")
     if queue.capture not in (None, capture):
         raise cuda_error(
-            902,  # not in Status
-            name="CUDA_ERROR_STREAM_CAPTURE_MERGE",
-            text="the event belongs to another capture than the stream",
-            seen=f"event {state.number}, stream {queue.number}",
+            Status.STREAM_CAPTURE_MERGE, seen=f"event {state.number}, stream {queue.number}"
         )
     queue.capture = capture
     queue.nodes = tuple(dict.fromkeys((*queue.nodes, *state.nodes)))

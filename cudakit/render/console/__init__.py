@@ -1,4 +1,4 @@
-"""A Document as text for a terminal or a pipe. Pure: prints nothing and asks no environment."""
+"""Render a Document as text for a terminal or a pipe, independent of the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Sectio
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.text import ascii_drawing, cut, escaped, wrapped
+from cudakit.render.console.text import ascii_drawing, cut, escape, wrap
 from cudakit.render.values import SYMBOLS
 
 _INDENT = 2
@@ -20,27 +20,27 @@ _ARROW = "→ "
 
 
 def render(document: Document, *, width: int, color: bool, ascii_only: bool = False) -> str:
-    """Write a document in lines of at most ``width`` cells, each ended by a newline.
+    """Return a document as lines of at most ``width`` cells, each with a newline at its end.
 
-    Without ``color`` the text has no escape sequence at all; with it, only those that set one of the
-    sixteen colours, bold or dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of
-    the document is escaped.
+    Without ``color`` the text has no escape sequences; with ``color`` only those of the sixteen colors, bold
+    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of the document is
+    escaped.
     """
-    title = Text(cut(escaped(document.title), width), theme.TITLE)
-    lines = [title, Text("━" * width, theme.FAINT), *_stacked(document.nodes, width, level=1)]
+    title = Text(cut(escape(document.title), width), theme.TITLE)
+    lines = [title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
-    text = _colored(lines) if color else "".join(f"{line.plain}\n" for line in lines)
+    text = _colorize(lines) if color else "".join(f"{line.plain}\n" for line in lines)
     return ascii_drawing(text) if ascii_only else text
 
 
-def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
-    """Draw nodes under one another, with an empty line between them except between adjacent notes."""
+def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
+    """Return the lines of nodes, with an empty line between nodes except between adjacent notes."""
     lines: list[Text] = []
     above: Node | None = None
     for node in nodes:
-        block = _drawn(node, width, level=level)
+        block = _draw_node(node, width, level=level)
         if not block:
             continue
         if above is not None and not (isinstance(node, Note) and isinstance(above, Note)):
@@ -50,71 +50,71 @@ def _stacked(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
     return lines
 
 
-def _drawn(node: Node, width: int, *, level: int) -> list[Text]:
-    room = width - _INDENT
+def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
+    available = width - _INDENT
     match node:
         case Section():
             return _section(node, width, level=level)
         case Note():
             return _note_lines(node, width)
         case Facts():
-            return _indented(facts_lines(node, room))
+            return _indent(facts_lines(node, available))
         case Table():
-            return _indented(table_lines(node, room))
+            return _indent(table_lines(node, available))
         case Chart():
-            return _indented(_chart_lines(node, room))
+            return _indent(_chart_lines(node, available))
         case View():
-            return _drawn(node.fallback, width, level=level)
+            return _draw_node(node.fallback, width, level=level)
         case Columns() | Tree():
             return []
 
 
 def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # Imported here: only charts need numpy, which is slow to import.
+    # Only charts need numpy, which is slow to import.
     from cudakit.render.console.chart import chart_lines
 
     return chart_lines(chart, width)
 
 
 def _note_lines(note: Note, width: int) -> list[Text]:
-    """Draw a note; its symbol is in the margin, visible without colour."""
+    """Return the lines of a note, with its symbol in the margin."""
     symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
-    first, *rest = wrapped(escaped(note.text), width - _INDENT)
+    first, *rest = wrap(escape(note.text), width - _INDENT)
     lines = [Text.assemble(symbol, (first, style))]
     lines += [Text(" " * _INDENT + part, style) for part in rest]
     for remedy in note.remedies:
-        lines += _remedy_lines(escaped(remedy), width)
+        lines += _remedy_lines(escape(remedy), width)
     return lines
 
 
 def _remedy_lines(remedy: str, width: int) -> list[Text]:
-    first, *rest = wrapped(remedy, width - _INDENT - len(_ARROW))
+    first, *rest = wrap(remedy, width - _INDENT - len(_ARROW))
     margin = " " * _INDENT
     lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
     return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
-    """Draw a heading and the nodes under it; nothing for an empty section."""
-    body = _stacked(section.nodes, width, level=level + 1)
+    """Return a heading and the nodes of a section; nothing for an empty section."""
+    body = _stack_nodes(section.nodes, width, level=level + 1)
     return [_heading(section.title, width, level=level), *body] if body else []
 
 
 def _heading(title: str, width: int, *, level: int) -> Text:
-    words = cut(escaped(title), width - 6)
+    words = cut(escape(title), width - 6)
     if level > 1:
         return Text(words, theme.HEADING)
     rule = "─" * max(width - cell_len(words) - 4, 0)
     return Text.assemble(("── ", theme.FAINT), (words, theme.HEADING), (f" {rule}", theme.FAINT))
 
 
-def _indented(lines: list[Text]) -> list[Text]:
+def _indent(lines: list[Text]) -> list[Text]:
     return [Text(" " * _INDENT).append_text(line) for line in lines]
 
 
-def _colored(lines: Sequence[Text]) -> str:
-    # Imported here: a pipe needs no colours, and a Console is slow to import.
+def _colorize(lines: Sequence[Text]) -> str:
+    # A pipe needs no colors, and a Console is slow to import.
     from rich.color import ColorSystem
     from rich.console import Console
 
@@ -124,6 +124,6 @@ def _colored(lines: Sequence[Text]) -> str:
         if segment.style
         else segment.text
         for line in lines
-        # Text.render ignores the style of the line itself; appended to another line it becomes a span.
+        # Text.render ignores the style of the line itself. After append_text the style is a span.
         for segment in Text().append_text(line).render(console, end="\n")
     )

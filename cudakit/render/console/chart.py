@@ -1,4 +1,4 @@
-"""Charts: curves as a picture with axes and markers."""
+"""Render charts: curves with axes and markers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudakit.render.console.curves import (
     legend,
     picture,
 )
-from cudakit.render.console.text import cut, escaped, format_value, padded, wrapped
+from cudakit.render.console.text import cut, escape, format_value, pad, wrap
 from cudakit.render.values import x_value, y_value
 
 _ROWS = 8
@@ -29,16 +29,16 @@ _MARKER_GAP = 2
 
 
 def chart_lines(chart: Chart, width: int) -> list[Text]:
-    """Draw a chart under its title, or "(no data)"."""
-    title = escaped(chart.title)
-    lines = [Text(line, theme.HEADER) for line in wrapped(title, width)] if title else []
+    """Return the lines of a chart: its title, and the picture or "(no data)"."""
+    title = escape(chart.title)
+    lines = [Text(line, theme.HEADER) for line in wrap(title, width)] if title else []
     if len(chart.x) == 0 or not chart.series:
         return [*lines, Text("(no data)", theme.FAINT)]
     return lines + _plot_lines(chart, width)
 
 
 def _plot_lines(chart: Chart, width: int) -> list[Text]:
-    """Draw a chart that has at least one series and one x."""
+    """Return the lines of a chart that has at least one series and one x."""
     low, high = _extremes(chart.series[:MOST_CURVES])
     labels = _y_labels(chart, low, high)
     gutter = max(map(cell_len, labels.values())) + 1
@@ -56,14 +56,14 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
-    """Return the range of the y axis, which contains 0."""
+    """Return the range of the y axis, which always contains 0."""
     known = [np.asarray(one.y, np.float64) for one in series]
     known = [y[np.isfinite(y)] for y in known]
     return min(y.min(initial=0) for y in known), max(y.max(initial=0) for y in known)
 
 
 def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
-    """Label the upper edges of the first and the middle row, and the axis."""
+    """Return the labels of the upper edges of the first and the middle row, and of the axis, by row."""
     at = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
     return {row: format_value(y_value(chart, height)) for row, height in at.items()}
 
@@ -75,9 +75,9 @@ def _edge(label: str, gutter: int) -> str:
 def _x_range(chart: Chart, columns: int) -> Text:
     ends = [format_value(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
     first, last = (cut(end, columns // 2 - 1) for end in ends)
-    room = max(columns - cell_len(first) - cell_len(last) - 2, 0)
-    label = cut(escaped(chart.x_label), room)
-    middle = padded(Text(" " * ((room - cell_len(label)) // 2) + label), room)
+    available = max(columns - cell_len(first) - cell_len(last) - 2, 0)
+    label = cut(escape(chart.x_label), available)
+    middle = pad(Text(" " * ((available - cell_len(label)) // 2) + label), available)
     return Text(f"{first} {middle.plain} {last}", theme.FAINT)
 
 
@@ -85,13 +85,13 @@ def _x_range(chart: Chart, columns: int) -> Text:
 
 
 def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Text]:
-    """Draw each marker under its x position, in the fewest lines where no labels overlap."""
+    """Return lines with each marker below its x position; overlapping labels use further lines."""
     lines: list[Text] = []
     left_out = 0
     ordered = sorted(markers, key=lambda marker: marker.x)
     places = columns_of(np.array([marker.x for marker in ordered]), x, columns=columns)
     for marker, place in zip(ordered, places.tolist(), strict=True):
-        start, text = _placed(marker, place, columns)
+        start, text = _place_marker(marker, place, columns)
         line = next((line for line in lines if _is_free(line, start)), None)
         if line is None and len(lines) == _MOST_MARKER_LINES:
             left_out += 1
@@ -105,10 +105,10 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
     return lines
 
 
-def _placed(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
-    """Place the label right of the pointer, or left of it if it does not fit."""
+def _place_marker(marker: Marker, column: int, columns: int) -> tuple[int, Text]:
+    """Return the first column and the text of a marker: its label is right of the pointer if it fits."""
     pointer, style = _POINTERS[marker.level], theme.LEVELS[marker.level]
-    label = escaped(marker.label)
+    label = escape(marker.label)
     if column + 2 + cell_len(label) <= columns or column < columns // 2:
         return column, Text(pointer, style).append(f" {cut(label, columns - column - 2)}", style)
     label = cut(label, column - 1)

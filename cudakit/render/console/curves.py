@@ -1,4 +1,4 @@
-"""Curves of a chart: heights by column, pens that differ without colour, the picture, and the legend."""
+"""Draw the curves of a chart, with glyphs that differ without color, and the legend."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rich.text import Text
 
 from cudakit.document import Array, Chart, Series
 from cudakit.render.console import theme
-from cudakit.render.console.text import cut, escaped, format_value, wrapped
+from cudakit.render.console.text import cut, escape, format_value, wrap
 from cudakit.render.values import y_value
 
 Heights: TypeAlias = npt.NDArray[np.float64]
 
-# More curves are not distinguishable without colour.
+# More curves cannot be distinguished without color.
 MOST_CURVES = 3
 _BETWEEN = "   "
 
-# The glyphs of each curve by the fill level of its cell: Braille dots, heavy, medium and light.
+# The glyphs of each curve by the height in a cell: Braille dots, heavy, medium and light.
 _LINES = ("⣤⠶⠛", "⣀⠤⠒⠉", "⡀⠄⠂⠁")
 
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """The glyphs of a curve by the fill level of its cell, and its colour."""
+    """The glyphs of a curve by the height in a cell, and its color."""
 
     glyphs: str
     style: str
@@ -40,7 +40,7 @@ _EMPTY = Pen(" ", "")
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """The values at the lowest and highest edge of a chart, and its size in cells."""
+    """The values at the lower and upper edge of a chart, and its size in cells."""
 
     low: float
     high: float
@@ -48,14 +48,14 @@ class Plane:
     rows: int
 
     def scaled(self, y: Array) -> Heights:
-        """Return heights from 0 to 1."""
+        """Return y values as heights from 0 to 1."""
         heights: Heights = (np.asarray(y, np.float64) - self.low) / ((self.high - self.low) or 1)
         return heights
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A series with its heights by column; ``like`` names a coinciding series."""
+    """A series with its heights by column; ``like`` names another series that has the same cells."""
 
     series: Series
     heights: Heights
@@ -64,19 +64,19 @@ class Curve:
 
 
 def curves(chart: Chart, plane: Plane) -> list[Curve]:
-    """Prepare the first MOST_CURVES series; one that falls into the same cells as another has no pen."""
+    """Return the first MOST_CURVES series as curves; a series with the same cells as another has no pen."""
     found: list[Curve] = []
     for series in chart.series[:MOST_CURVES]:
         maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
         heights = plane.scaled(maxima)
-        twin = _twin(heights, found, plane)
-        found.append(Curve(series, heights, like=twin.series.name if twin else ""))
+        other = _coinciding_curve(heights, found, plane)
+        found.append(Curve(series, heights, like=other.series.name if other else ""))
     pens = map(Pen, _LINES, theme.SERIES)
     return [curve if curve.like else replace(curve, pen=next(pens)) for curve in found]
 
 
 def picture(found: Sequence[Curve], plane: Plane) -> list[Text]:
-    """Draw curves, the lower in front, as rows from the top down."""
+    """Return the rows of the picture, from the top down; a lower curve hides a higher one."""
     cells = [[(" ", _EMPTY)] * plane.columns for _ in range(plane.rows)]
     for column in range(plane.columns):
         tops = [
@@ -100,20 +100,20 @@ def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
 
 
 def legend(chart: Chart, found: Sequence[Curve], width: int) -> list[Text]:
-    """Name each curve and its highest value, as many on a line as fit."""
+    """Return lines with the name and the highest value of each curve."""
     lines: list[Text] = []
-    for entry in [_entry(chart, curve, width) for curve in found if not curve.like]:
+    for entry in [_legend_entry(chart, curve, width) for curve in found if not curve.like]:
         if lines and lines[-1].cell_len + len(_BETWEEN) + entry.cell_len <= width:
             lines[-1].append(_BETWEEN).append_text(entry)
         else:
             lines.append(entry)
     remarks = [_remark(chart, curve) for curve in found if curve.like]
-    others = ", ".join(escaped(series.name) for series in chart.series[MOST_CURVES:])
+    others = ", ".join(escape(series.name) for series in chart.series[MOST_CURVES:])
     remarks += [f"Not drawn: {others}."] if others else []
-    return lines + [Text(line, theme.FAINT) for text in remarks for line in wrapped(text, width)]
+    return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
-def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
+def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
     for curve in earlier:
         apart = np.abs(curve.heights - heights)
         same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
@@ -122,16 +122,16 @@ def _twin(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | N
     return None
 
 
-def _entry(chart: Chart, curve: Curve, width: int) -> Text:
+def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
     highest = f"  max {_highest(chart, curve)}"
-    name = cut(escaped(curve.series.name), max(width - len(highest) - 2, 8))
+    name = cut(escape(curve.series.name), max(width - len(highest) - 2, 8))
     glyphs = curve.pen.glyphs
     sample = (glyphs[len(glyphs) // 2], curve.pen.style)
     return Text.assemble(sample, f" {name}", (highest, theme.FAINT))
 
 
 def _remark(chart: Chart, curve: Curve) -> str:
-    name, like = escaped(curve.series.name), escaped(curve.like)
+    name, like = escape(curve.series.name), escape(curve.like)
     return f"{name}, max {_highest(chart, curve)}, is too close to {like} to be drawn."
 
 
@@ -142,10 +142,10 @@ def _highest(chart: Chart, curve: Curve) -> str:
 
 
 def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
-    """Reduce a curve to the maximum that it reaches within each column, so that every peak is visible.
+    """Return the maximum of a curve in each column, so that every peak is visible.
 
-    ``x`` ascends. A column without a sample shows the value held (``step``) or interpolated at its
-    left edge; NaN where the curve has no value.
+    ``x`` is ascending. A column without a sample has the last value (``step``) or the value interpolated at
+    its left edge, or NaN if the curve has no value there.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     known = np.isfinite(x)
@@ -160,7 +160,7 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
 
 
 def columns_of(positions: Array, x: Array, *, columns: int) -> npt.NDArray[np.int64]:
-    """Return the columns of positions on the x axis; the nearest for positions outside it."""
+    """Return the columns of x values; values outside of the axis get the nearest column."""
     first, last = float(x[0]), float(x[-1])
     shares = (np.asarray(positions, np.float64) - first) / ((last - first) or 1.0)
     return np.clip(np.nan_to_num(shares) * columns, 0, columns - 1).astype(np.int64)

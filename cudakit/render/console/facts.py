@@ -1,4 +1,4 @@
-"""Facts: labels and values in aligned columns, side by side where there is room."""
+"""Render Facts: labels and values in aligned columns, in two pairs of columns on a wide terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from cudakit.document import (
 )
 from cudakit.render.console import theme
 from cudakit.render.console.frames import callers, stack_line
-from cudakit.render.console.text import beside, cut, escaped, format_value, style_of, wrapped
+from cudakit.render.console.text import (
+    cut,
+    escape,
+    format_value,
+    place_side_by_side,
+    style_of,
+    wrap,
+)
 from cudakit.render.values import NOT_AVAILABLE
 from cudakit.units import Unavailable
 
@@ -24,18 +31,18 @@ _MOST_CALLERS = 4
 
 
 def facts_lines(facts: Facts, width: int) -> list[Text]:
-    """Draw labelled values; two columns of them, read downwards, from a width of 120 on."""
+    """Return the lines of labelled values, in two columns on terminals of at least 120 columns."""
     rows = facts.rows
     if width < _SIDE_BY_SIDE_FROM or len(rows) < _SIDE_BY_SIDE_ROWS:
         return _column(rows, width)
     half = (len(rows) + 1) // 2
     left = _column(rows[:half], (width - _GUTTER) // 2)
     at = max(line.cell_len for line in left) + _GUTTER
-    return beside(left, _column(rows[half:], width - at), at=at)
+    return place_side_by_side(left, _column(rows[half:], width - at), at=at)
 
 
 def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
-    labels = [cut(escaped(label), width // 2) for label, _ in rows]
+    labels = [cut(escape(label), width // 2) for label, _ in rows]
     indent = max(map(cell_len, labels), default=0) + _GAP
     lines = []
     for label, (_, value) in zip(labels, rows, strict=True):
@@ -46,18 +53,18 @@ def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
     return lines
 
 
-def _value_lines(value: Value, room: int) -> list[Text]:
+def _value_lines(value: Value, width: int) -> list[Text]:
     match value:
         case Stack():
-            return _stack_lines(value, room)
+            return _stack_lines(value, width)
         case Unavailable(reason) if reason:
-            text = f"{NOT_AVAILABLE} ({escaped(reason)})"
-            return [Text(line, theme.FAINT) for line in wrapped(text, room)]
+            text = f"{NOT_AVAILABLE} ({escape(reason)})"
+            return [Text(line, theme.FAINT) for line in wrap(text, width)]
         case _:
-            return [Text(line, style_of(value)) for line in wrapped(format_value(value), room)]
+            return [Text(line, style_of(value)) for line in wrap(format_value(value), width)]
 
 
-def _stack_lines(stack: Stack, room: int) -> list[Text]:
-    site = stack_line(stack, room=room, with_callers=False)
-    behind = [cut(f"← {caller}", room) for caller in callers(stack)[:_MOST_CALLERS]]
+def _stack_lines(stack: Stack, width: int) -> list[Text]:
+    site = stack_line(stack, width=width, with_callers=False)
+    behind = [cut(f"← {caller}", width) for caller in callers(stack)[:_MOST_CALLERS]]
     return [site, *(Text(caller, theme.FAINT) for caller in behind)]

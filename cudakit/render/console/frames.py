@@ -1,4 +1,4 @@
-"""Call stacks in one line: the site first, then its callers."""
+"""Format call stacks on one line: the call site first, then its callers."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ from rich.text import Text
 
 from cudakit.document import Frame, Stack
 from cudakit.render.console import theme
-from cudakit.render.console.text import escaped
+from cudakit.render.console.text import escape
 from cudakit.render.values import NO_STACK, format_frame, leaf, site
 
-# Paths of library code: its frames are left out between frames of the program.
+# Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
 _MOST_CALLERS = 12  # more than fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:
-    """Format a stack: its site, the innermost frame, and the callers.
+    """Format a stack: the call site, the innermost frame and the callers.
 
     ``model.py:8 forward (functional.py:7 relu) ← train.py:20 step``
     """
     if not stack.frames:
         return NO_STACK
-    first = escaped(format_frame(site(stack))) + next(iter(leaf_forms(stack)), "")
+    first = escape(format_frame(site(stack))) + next(iter(format_leaf(stack)), "")
     return _CALLED_FROM.join((first, *(callers(stack) if with_callers else ())))
 
 
 def callers(stack: Stack) -> list[str]:
-    """Format the callers of the site, nearest first; library frames only if the site is one."""
+    """Return the callers, innermost first; library frames only if the call site is one."""
     if not stack.frames:
         return []
     only_own = not _is_library(site(stack))
     beyond = stack.frames[max(stack.site, 0) + 1 :]
     wanted = (frame for frame in beyond if not (only_own and _is_library(frame)))
-    return [escaped(format_frame(frame)) for frame in islice(wanted, _MOST_CALLERS)]
+    return [escape(format_frame(frame)) for frame in islice(wanted, _MOST_CALLERS)]
 
 
-def leaf_forms(stack: Stack) -> tuple[str, ...]:
-    """Format the innermost frame, in ever shorter forms: ``(functional.py:7 relu)``."""
+def format_leaf(stack: Stack) -> tuple[str, ...]:
+    """Return forms of the innermost frame, from long to short: ``(functional.py:7 relu)``."""
     frame = leaf(stack)
     if frame is None:
         return ()
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
     forms = (frame, Frame(frame.name, file, frame.line), Frame(frame.name, "", 0))
-    return tuple(f" ({escaped(format_frame(form))})" for form in forms)
+    return tuple(f" ({escape(format_frame(form))})" for form in forms)
 
 
-def stack_line(stack: Stack, *, room: int, with_callers: bool) -> Text:
-    """Format a stack in ``room`` columns: site and innermost frame, then the callers that fit, faint."""
+def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
+    """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
-        return _cut(Text(NO_STACK, theme.FAINT), room)
-    line = _cut(Text(_site_words_within(site(stack), room)), room)
-    left = room - line.cell_len
+        return _cut(Text(NO_STACK, theme.FAINT), width)
+    line = _cut(Text(_shorten_site(site(stack), width)), width)
+    left = width - line.cell_len
     line.append(
-        next((form for form in leaf_forms(stack) if cell_len(form) <= left), ""), theme.PLAIN
+        next((form for form in format_leaf(stack) if cell_len(form) <= left), ""), theme.PLAIN
     )
     for caller in callers(stack) if with_callers else ():
-        if line.cell_len + cell_len(_CALLED_FROM + caller) > room:
+        if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
         line.append(_CALLED_FROM + caller, theme.FAINT)
     return line
 
 
-def _site_words_within(frame: Frame, room: int) -> str:
-    words = escaped(format_frame(frame))
-    if cell_len(words) <= room:
+def _shorten_site(frame: Frame, width: int) -> str:
+    words = escape(format_frame(frame))
+    if cell_len(words) <= width:
         return words
-    # The folder is the least important part: file, line and function are kept.
+    # Drop the directory, the least important part.
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    return escaped(format_frame(Frame(frame.name, file, frame.line)))
+    return escape(format_frame(Frame(frame.name, file, frame.line)))
 
 
-def _cut(line: Text, room: int) -> Text:
-    line.truncate(max(room, 1), overflow="ellipsis")
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(max(width, 1), overflow="ellipsis")
     return line
 
 

@@ -1,4 +1,4 @@
-"""Tables: aligned columns under a thin rule, never wider than the terminal."""
+"""Render tables with aligned columns that are never wider than the terminal."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cudakit.render.console import theme
 from cudakit.render.console.frames import format_stack, stack_line
 from cudakit.render.console.text import (
     cut,
-    escaped,
+    escape,
     format_value,
-    padded,
+    pad,
     style_of,
-    styled,
-    wrapped,
+    style_value,
+    wrap,
 )
 
 _CALLERS_FROM = 116  # columns inside the margins of a terminal of 120
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
-# The order in which columns shrink: a wrapped header loses nothing, callers are optional, a bar keeps its
-# number, a cut stack keeps its site.
+# The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
+# their number, then stacks are cut after the call site, last text wraps.
 _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("number", "least"),
     ("stack", "enough"),
@@ -36,7 +36,8 @@ _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("stack", "least"),
     ("text", "least"),
 )
-# The order in which columns are left out if the minimal widths do not fit; of one kind, the rightmost first.
+# The order in which columns are left out if the minimal widths do not fit; the rightmost of a kind goes
+# first.
 _DROPPED: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
 _BAR = 10
@@ -50,34 +51,34 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def table_lines(table: Table, width: int) -> list[Text]:
-    """Draw a table; columns that do not fit are named below it."""
+    """Return the lines of a table; columns that do not fit are named below it."""
     widths = _widths(table, width)
     rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
     for number, row in enumerate(table.rows):
         drawn = _row(table.columns, row, widths, width)
-        lines += _faint(drawn) if number in table.faint else drawn
+        lines += _make_faint(drawn) if number in table.faint else drawn
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
     if table.total_row is not None:
-        lines += [rule, *_total(table.columns, table.total_row, widths, width)]
-    return lines + _below(table, widths, width)
+        lines += [rule, *_total_lines(table.columns, table.total_row, widths, width)]
+    return lines + _lines_below(table, widths, width)
 
 
 def _widths(table: Table, width: int) -> dict[int, int]:
     rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
     needs = [
-        _need(column, [row[index] for row in rows], with_callers=width >= _CALLERS_FROM)
+        _measure_column(column, [row[index] for row in rows], with_callers=width >= _CALLERS_FROM)
         for index, column in enumerate(table.columns)
     ]
-    return _fitted(needs, width)
+    return _fit_widths(needs, width)
 
 
 def _header(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
     cells = {index: _header_lines(columns[index], width) for index, width in widths.items()}
     height = max(map(len, cells.values()), default=0)
     sunk = {index: [Text()] * (height - len(lines)) + lines for index, lines in cells.items()}
-    return _joined(columns, sunk, widths)
+    return _join_cells(columns, sunk, widths)
 
 
 def _row(
@@ -85,22 +86,22 @@ def _row(
 ) -> list[Text]:
     with_callers = width >= _CALLERS_FROM
     cells = {
-        index: _cell_lines(columns[index], row[index], room, with_callers=with_callers)
-        for index, room in widths.items()
+        index: _cell_lines(columns[index], row[index], available, with_callers=with_callers)
+        for index, available in widths.items()
     }
-    return _joined(columns, cells, widths)
+    return _join_cells(columns, cells, widths)
 
 
-def _faint(lines: list[Text]) -> list[Text]:
+def _make_faint(lines: list[Text]) -> list[Text]:
     for line in lines:
         line.stylize(theme.FAINT)
     return lines
 
 
-def _total(
+def _total_lines(
     columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
 ) -> list[Text]:
-    # The bar of a total is always full: the number is enough.
+    # The bar of a total would always be full.
     plain = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
@@ -110,14 +111,14 @@ def _total(
     return lines
 
 
-def _joined(
+def _join_cells(
     columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
 ) -> list[Text]:
-    """Place the cells of a row side by side; the highest cell has as many lines as the row."""
+    """Join the cells of a row to lines."""
     lines = []
     for level in range(max(map(len, cells.values()), default=0)):
         parts = [
-            padded(
+            pad(
                 cells[index][level].copy() if level < len(cells[index]) else Text(),
                 width,
                 right=columns[index].kind == "number",
@@ -128,19 +129,19 @@ def _joined(
     return lines
 
 
-def _below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
-    missing = [escaped(column.name) for i, column in enumerate(table.columns) if i not in widths]
+def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
+    missing = [escape(column.name) for i, column in enumerate(table.columns) if i not in widths]
     said = [f"Too narrow to show: {', '.join(missing)}."] if missing else []
-    said += [escaped(table.caption)] if table.caption else []
-    return [Text(line, theme.FAINT) for text in said for line in wrapped(text, width)]
+    said += [escape(table.caption)] if table.caption else []
+    return [Text(line, theme.FAINT) for text in said for line in wrap(text, width)]
 
 
 # --- widths of columns
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
-    """The widths of a column in terminal cells: natural, sufficient without loss, and minimal."""
+class _ColumnWidths:
+    """The widths of a column in cells: ``natural``, ``enough`` to show all but callers, and ``least``."""
 
     kind: _Kind
     natural: int
@@ -148,18 +149,18 @@ class _Need:
     least: int
 
 
-def _fitted(needs: Sequence[_Need], width: int) -> dict[int, int]:
-    """Return the width of each column so that all fit with their gaps; a column left out has none."""
-    shown = _shown(needs, width)
-    room = width - _GAP * (len(shown) - 1)
-    widths = {index: min(needs[index].natural, room) for index in shown}
+def _fit_widths(needs: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
+    """Return the width of each column that fits, by index; a column left out has no entry."""
+    shown = _shown_columns(needs, width)
+    available = width - _GAP * (len(shown) - 1)
+    widths = {index: min(needs[index].natural, available) for index in shown}
     for kind, floor in _YIELDING:
         members = [index for index in shown if needs[index].kind == kind]
-        _shrink(widths, {index: getattr(needs[index], floor) for index in members}, room)
+        _shrink(widths, {index: getattr(needs[index], floor) for index in members}, available)
     return widths
 
 
-def _shown(needs: Sequence[_Need], width: int) -> list[int]:
+def _shown_columns(needs: Sequence[_ColumnWidths], width: int) -> list[int]:
     shown = list(range(len(needs)))
     order = sorted(shown, key=lambda index: (_DROPPED.index(needs[index].kind), -index))
     for index in order[:-1]:
@@ -169,9 +170,9 @@ def _shown(needs: Sequence[_Need], width: int) -> list[int]:
     return shown
 
 
-def _shrink(widths: dict[int, int], least: dict[int, int], room: int) -> None:
+def _shrink(widths: dict[int, int], least: dict[int, int], available: int) -> None:
     """Shrink the widest of the columns in ``least`` until all columns fit or none can shrink."""
-    while sum(widths.values()) > room:
+    while sum(widths.values()) > available:
         giving = [index for index, floor in least.items() if widths[index] > floor]
         if not giving:
             return
@@ -181,20 +182,22 @@ def _shrink(widths: dict[int, int], least: dict[int, int], room: int) -> None:
 # --- cells
 
 
-def _need(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _Need:
-    """Measure the widths of a column."""
-    header = escaped(column.name)
+def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _ColumnWidths:
+    """Return the widths that a column needs."""
+    header = escape(column.name)
     longest_word = _longest_word([header])
-    content = max((_natural(column, cell, with_callers=with_callers) for cell in cells), default=0)
+    content = max(
+        (_natural_width(column, cell, with_callers=with_callers) for cell in cells), default=0
+    )
     natural = max(content, cell_len(header), 1)
-    enough = max((_natural(column, cell, with_callers=False) for cell in cells), default=0)
+    enough = max((_natural_width(column, cell, with_callers=False) for cell in cells), default=0)
     least = {
         "number": max(content, longest_word, 1),
         "bar": max(_FIGURE, longest_word),
         "text": max(_LEAST_TEXT, min(_longest_word(map(format_value, cells)), _LONGEST_WORD)),
         "stack": _LEAST_STACK,
     }
-    return _Need(
+    return _ColumnWidths(
         column.kind,
         natural,
         enough=max(enough, min(natural, least[column.kind])),
@@ -203,29 +206,29 @@ def _need(column: Column, cells: Sequence[Value], *, with_callers: bool) -> _Nee
 
 
 def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) -> list[Text]:
-    """Draw a cell in ``width`` columns; only text takes more than one line."""
+    """Return the lines of a cell; only text can have more than one line."""
     match column.kind, cell:
         case "bar", Ratio(ratio) if math.isfinite(ratio):
             return [_bar(ratio, width)]
         case "stack", Stack() | Frame():
-            return [stack_line(_as_stack(cell), room=width, with_callers=with_callers)]
+            return [stack_line(_as_stack(cell), width=width, with_callers=with_callers)]
         case "text", _:
-            lines = wrapped(format_value(cell), width, most=_MOST_LINES)
+            lines = wrap(format_value(cell), width, most=_MOST_LINES)
             return [Text(line, style_of(cell)) for line in lines]
         case _:
-            line = styled(cell)
+            line = style_value(cell)
             line.truncate(width, overflow="ellipsis")
             return [line]
 
 
 def _header_lines(column: Column, width: int) -> list[Text]:
-    """Draw a column's name, wrapped where its cells are narrower."""
-    name = escaped(column.name)
-    return [Text(cut(line, width), theme.HEADER) for line in wrapped(name, width, most=_MOST_LINES)]
+    """Return the lines of the name of a column."""
+    name = escape(column.name)
+    return [Text(cut(line, width), theme.HEADER) for line in wrap(name, width, most=_MOST_LINES)]
 
 
 def _bar_glyphs(ratio: float, width: int) -> str:
-    """Draw a share of ``width`` cells, to an eighth of a cell; a nonzero share is always visible."""
+    """Return a bar of at most ``width`` cells, with a resolution of 1/8 cell; nonzero is always visible."""
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
     if ratio > 0:
         eighths = max(eighths, 1)
@@ -233,7 +236,7 @@ def _bar_glyphs(ratio: float, width: int) -> str:
     return "█" * whole + _EIGHTHS[part].strip()
 
 
-def _natural(column: Column, cell: Value, *, with_callers: bool) -> int:
+def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
     match column.kind, cell:
         case "bar", Ratio():
             return _BAR + 1 + _FIGURE
@@ -249,10 +252,10 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 def _bar(ratio: float, width: int) -> Text:
     figure = format_value(Ratio(ratio)).rjust(_FIGURE)
-    room = width - len(figure) - 1
-    if room < _LEAST_BAR:
+    available = width - len(figure) - 1
+    if available < _LEAST_BAR:
         return Text(cut(figure.strip(), width).rjust(width))
-    return Text.assemble((_bar_glyphs(ratio, room).ljust(room), theme.BAR), f" {figure}")
+    return Text.assemble((_bar_glyphs(ratio, available).ljust(available), theme.BAR), f" {figure}")
 
 
 def _as_stack(cell: Stack | Frame) -> Stack:

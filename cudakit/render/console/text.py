@@ -1,4 +1,4 @@
-"""Text for a terminal: escaped, wrapped, cut and padded; and values as such text."""
+"""Escape, wrap, cut and pad text for a terminal; format values as such text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.text import Text
 from cudakit.document import Change, Value
 from cudakit.render import values
 from cudakit.render.console import theme
-from cudakit.render.escape import escape_sequence, shortened, visible
+from cudakit.render.escape import escape_invisible, escape_sequence, shorten
 from cudakit.units import Unavailable
 
-# Longer than any sentence of a report; a longer name would flood the terminal.
+# Longer than any sentence of a report. Longer names would fill the terminal.
 LIMIT = 600
 
-# Printable to Python, but they change the width or the look of the character before them.
+# Python counts these as printable, but they change the width or the look of the character before them.
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
@@ -30,33 +30,34 @@ _ASCII = str.maketrans(
         **dict.fromkeys("│├└┤┼", "|"),
         **dict.fromkeys("█▉▊▋▌", "#"),
         **dict.fromkeys("▍▎▏", "-"),
+        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
         **dict.fromkeys("⣤⠶⠛", "#"),
         **dict.fromkeys("⣀⠤⠒⠉", "-"),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),
-        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~'u", strict=True)),
+        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~ u", strict=True)),
     }
 )
 
 
-def escaped(text: str, *, limit: int = LIMIT) -> str:
-    """Return text as one line without invisible characters, of at most ``limit`` characters."""
-    head = visible(text[: limit + 1])
-    return shortened(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
+def escape(text: str, *, limit: int = LIMIT) -> str:
+    """Escape line ends and invisible characters, and cut the text to ``limit`` characters."""
+    head = escape_invisible(text[: limit + 1])
+    return shorten(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
 
 
-def wrapped(text: str, width: int, *, most: int | None = None) -> list[str]:
-    """Break text at spaces into lines of at most ``width`` cells; an over-long word is folded.
+def wrap(text: str, width: int, *, most: int | None = None) -> list[str]:
+    """Break text at spaces into lines of at most ``width`` cells; a longer word is broken too.
 
-    With ``most``, the last line allowed ends in an ellipsis if words were left out.
+    With ``most`` lines, the last one ends with an ellipsis if words were left out.
     """
-    lines = list(_broken(text, max(width, 2)))
+    lines = list(_break_lines(text, max(width, 2)))
     if most is None or len(lines) <= most:
         return lines
     return [*lines[: most - 1], cut(f"{lines[most - 1]} {lines[most]}", max(width, 2))]
 
 
 def cut(text: str, width: int) -> str:
-    """Cut text to ``width`` cells, with an ellipsis where something went."""
+    """Cut text to ``width`` cells, with an ellipsis at the end."""
     if width < 1:
         return ""
     line = Text(text)
@@ -64,7 +65,7 @@ def cut(text: str, width: int) -> str:
     return line.plain
 
 
-def _broken(text: str, width: int) -> Iterator[str]:
+def _break_lines(text: str, width: int) -> Iterator[str]:
     line = ""
     for word in text.split():
         joined = f"{line} {word}" if line else word
@@ -80,17 +81,17 @@ def _broken(text: str, width: int) -> Iterator[str]:
 
 
 def format_value(value: Value) -> str:
-    """Write a value on one line; a stack is the frame that a reader should see first."""
-    return escaped(values.format_value(value))
+    """Format a value on one line; a stack is its call site."""
+    return escape(values.format_value(value))
 
 
-def styled(value: Value) -> Text:
-    """Write a value as a Text of rich, in its style."""
+def style_value(value: Value) -> Text:
+    """Return a value as a Text of rich, in its style."""
     return Text(format_value(value), style_of(value))
 
 
 def style_of(value: Value) -> str:
-    """Return the style of a value: growth, shrinking and absence are coloured."""
+    """Return the style of a value: changes are colored, unavailable values faint."""
     match value:
         case Unavailable():
             return theme.FAINT
@@ -102,8 +103,8 @@ def style_of(value: Value) -> str:
             return theme.PLAIN
 
 
-def padded(line: Text, width: int, *, right: bool = False) -> Text:
-    """Pad a line with spaces to ``width`` cells, on the right or (``right`` alignment) on the left."""
+def pad(line: Text, width: int, *, right: bool = False) -> Text:
+    """Pad a line with spaces to ``width`` cells; ``right`` aligns it to the right."""
     missing = max(width - line.cell_len, 0)
     if right:
         line.pad_left(missing)
@@ -112,11 +113,11 @@ def padded(line: Text, width: int, *, right: bool = False) -> Text:
     return line
 
 
-def beside(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
-    """Place two blocks of lines side by side; the second begins in column ``at``."""
+def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
+    """Join two blocks of lines; the right one begins in column ``at``."""
     pairs = zip_longest(left, right, fillvalue=None)
     return [
-        padded(first.copy() if first else Text(), at).append_text(second or Text())
+        pad(first.copy() if first else Text(), at).append_text(second or Text())
         for first, second in pairs
     ]
 

@@ -1,4 +1,4 @@
-"""Styles from the sixteen colours of the terminal's theme; colour is never the only signal."""
+"""Styles with the sixteen colors of the terminal; color is never the only difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Document as one HTML file that works offline and is safe to open."""
+"""Render a Document as one HTML file that needs no network and no scripts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from hashlib import sha256
 from importlib.resources import files
 
 from cudakit.document import Document, Section
-from cudakit.render.html.nodes import Place, columns_of, drawn, is_empty
-from cudakit.render.markup import Markup, element, escaped
+from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
+from cudakit.render.markup import Markup, element, escape
 
 _NEWLINE = Markup("\n")
 
 
 def render(document: Document) -> str:
-    """Write a document as a page without scripts and without any reference to the outside.
+    """Return a document as a page without scripts and without external references.
 
-    Its content-security policy admits the page's own stylesheet only, by hash (CSP Level 3, section
+    The content-security policy allows only the stylesheet of the page, by its hash (CSP Level 3, section
     2.3.1), so that no text of the document can load, run or restyle anything.
     """
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def _body(document: Document) -> Markup:
     content = element(
         "main",
         element("h1", document.title),
-        *(line for part in drawn(document.nodes, place) for line in (_NEWLINE, part)),
+        *(line for part in draw_nodes(document.nodes, place) for line in (_NEWLINE, part)),
         _NEWLINE,
     )
     contents = _table_of_contents(document)
@@ -66,9 +66,9 @@ def _body(document: Document) -> Markup:
 
 
 def _table_of_contents(document: Document) -> Markup | None:
-    """Link the sections, by the anchors that ``drawn`` gives them."""
+    """Return links to the sections, or None for fewer than two; ``draw_nodes`` sets the anchors."""
     links = [
-        element("li", element("a", escaped(node.title, limit=80), href=f"#part-{i}"))
+        element("li", element("a", escape(node.title, limit=80), href=f"#part-{i}"))
         for i, node in enumerate(document.nodes)
         if isinstance(node, Section) and not is_empty(node)
     ]
@@ -78,7 +78,7 @@ def _table_of_contents(document: Document) -> Markup | None:
 
 
 def _patterns() -> Markup:
-    """Define the patterns that the stylesheet refers to: hatching, and heads of arrows."""
+    """Return the patterns that the stylesheet refers to: hatching and arrow heads."""
     heads = (_arrow_head(kind) for kind in ("order", "missing"))
     return element(
         "svg",

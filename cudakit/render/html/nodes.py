@@ -1,4 +1,4 @@
-"""Nodes of a document as HTML, a function for each kind."""
+"""Render the nodes of a document as HTML, one function for each kind."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from cudakit.render.values import LEVELS, SYMBOLS
 from cudakit.units import Unavailable
 
 _DEEPEST_HEADING = 6
-# Letters that fit on two lines of a fact.
+# Number of characters that fit on two lines of a fact.
 _SHORT = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a node in the page: the level of the next heading, and the anchor."""
+    """The position of a node: the level of the next heading and the anchor; and all Columns by name."""
 
     level: int
     anchor: str
     columns: Mapping[str, Columns]
 
 
-def drawn(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
-    """Write nodes one after another, without empty sections.
+def draw_nodes(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
+    """Yield nodes as HTML, without empty sections.
 
     Raises ValueError if a View names Columns that the document does not have.
     """
     for i, node in enumerate(nodes):
         if not is_empty(node):
-            yield _drawn(node, Place(place.level, f"{place.anchor}-{i}", place.columns))
+            yield _draw_node(node, Place(place.level, f"{place.anchor}-{i}", place.columns))
 
 
 def columns_of(document: Document) -> dict[str, Columns]:
@@ -61,7 +61,7 @@ def columns_of(document: Document) -> dict[str, Columns]:
 
 
 def is_empty(node: Node) -> bool:
-    """Return whether a node shows nothing: Columns are drawn by Views only, Trees are exported."""
+    """Return whether a page shows nothing for a node. Columns are for Views, Trees for exports."""
     match node:
         case Section():
             return all(map(is_empty, node.nodes))
@@ -71,7 +71,7 @@ def is_empty(node: Node) -> bool:
             return isinstance(node, Columns | Tree)
 
 
-def _drawn(node: Node, place: Place) -> Markup:
+def _draw_node(node: Node, place: Place) -> Markup:
     match node:
         case Section():
             return _section(node, place)
@@ -94,7 +94,7 @@ def _section(section: Section, place: Place) -> Markup:
     return element(
         "section",
         element(f"h{place.level}", section.title),
-        *(line for part in drawn(section.nodes, within) for line in (Markup("\n"), part)),
+        *(line for part in draw_nodes(section.nodes, within) for line in (Markup("\n"), part)),
         Markup("\n"),
         id=place.anchor,
     )
@@ -134,7 +134,7 @@ def _is_long(value: Value) -> bool:
 def _view(view: View, place: Place) -> Markup:
     missing = [name for name in view.columns if name not in place.columns]
     if missing:
-        raise ValueError(f"the view {view.kind!r} names Columns {missing}, which are not there")
+        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing}")
     return _picture(view.draw([place.columns[name] for name in view.columns]))
 
 

@@ -1,4 +1,4 @@
-"""Tables, and values as the content of cells and facts."""
+"""Render tables, and values in cells and facts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cudakit.render.markup import Markup, element, join
 from cudakit.render.values import NO_STACK, format_place, format_value, leaf, site
 from cudakit.units import Unavailable
 
-# A runaway recursion has thousands of frames.
+# An endless recursion has thousands of frames.
 _FRAMES = 100
 _BAR = 72
 _NEWLINE = Markup("\n")
 
 
 def table(node: Table) -> Markup:
-    """Write a table; one wider than the page scrolls by itself."""
+    """Return a table; a table wider than the page scrolls separately."""
     head = element("thead", element("tr", *map(_heading, node.columns)))
     rows = (
         line
@@ -80,7 +80,7 @@ def _bar(ratio: Ratio) -> Markup:
 
 
 def cell(value: Value) -> Markup:
-    """Write a value for a table cell; a stack is its site, which opens to all frames."""
+    """Return a value for a table cell; a stack is its call site, which unfolds to all frames."""
     match value:
         case Stack():
             return _stack(value)
@@ -93,7 +93,7 @@ def cell(value: Value) -> Markup:
 
 
 def fact(value: Value) -> Markup:
-    """Write a single value; an Unavailable with its reason."""
+    """Return a value of Facts; an Unavailable has its reason."""
     match value:
         case Unavailable(reason):
             return element("span", f"{format_value(value)}: {reason}", class_="muted")
@@ -124,13 +124,13 @@ def _stack(stack: Stack) -> Markup:
 
 
 def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
-    """Write the innermost frame if it is not the site."""
+    """Return the innermost frame if it is not the call site."""
     frame = leaf(stack)
     return (" → ", _frame(frame)) if frame else ()
 
 
 def _frame(frame: Frame, *, whole: bool = False) -> Markup:
-    """Write the function, then its file and line: the ``whole`` path, or a shortened one."""
+    """Return the function, file and line of a frame; ``whole`` selects the full path."""
     place = f"{frame.filename}:{frame.line}" if whole and frame.line else format_place(frame)
     function = element("span", frame.name or "?", class_="function")
     return join((function, " ", element("span", place, class_="place")) if place else (function,))

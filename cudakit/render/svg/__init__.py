@@ -1,1 +1,1 @@
-"""SVG for pages: coordinates in percent and pixels, so that text keeps its size."""
+"""SVG for pages, with coordinates in percent and pixels, so that text does not scale."""

@@ -1,4 +1,4 @@
-"""Charts as plots of curves."""
+"""Render charts as plots of curves."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cudakit.document.axis import Axis, rounded_axis, tight_axis
 from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretched
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.plot import plot
-from cudakit.render.svg.thin import finite, thinned
+from cudakit.render.svg.thin import finite, thin_curve
 from cudakit.render.values import format_y
 
-# A curve keeps its extremes per column: pixels of a wide page, in units of half a pixel.
+# A curve keeps the extremes of each column. 1,200 columns are the pixels of a wide page, in half-pixel units.
 _COLUMNS = 1200
 _WIDTH = 2 * _COLUMNS
 _HEIGHT = 1000
 
 
 def chart(node: Chart) -> Markup:
-    """Draw series as curves over a common axis. NaN interrupts a curve."""
+    """Return the series as curves over a common x axis. NaN interrupts a curve."""
     heights = [finite(series.y) for series in node.series]
     x_range = _range(finite(node.x))
     y_range = _range(np.concatenate(heights) if heights else node.x)
@@ -46,9 +46,9 @@ def chart(node: Chart) -> Markup:
 
 
 def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
-    points = thinned(node.x, series.y, low=x.low, high=x.high, columns=_COLUMNS)
-    across = _rounded(x.shares(points.x) * _WIDTH)
-    down = _rounded((1 - y.shares(points.y)) * _HEIGHT)
+    points = thin_curve(node.x, series.y, low=x.low, high=x.high, columns=_COLUMNS)
+    across = _round(x.shares(points.x) * _WIDTH)
+    down = _round((1 - y.shares(points.y)) * _HEIGHT)
     join = "H{0}V{1}" if series.step else "L{0} {1}"
     return "".join(
         ("M{0} {1}" if starts else join).format(left, top)
@@ -56,7 +56,7 @@ def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     )
 
 
-def _rounded(places: Array) -> list[int]:
+def _round(places: Array) -> list[int]:
     rounded: list[int] = np.rint(places).astype(np.int64).tolist()
     return rounded
 

@@ -1,23 +1,23 @@
-"""Shapes and the figures made of them, as markup."""
+"""Render shapes and figures as markup."""
 
 from __future__ import annotations
 
 from cudakit.document.picture import Caption, Drawing, Figure, Heading, Key, Legend, Shape
-from cudakit.render.markup import Markup, element, escaped, join
+from cudakit.render.markup import Markup, element, escape, join
 
 
-def drawn(shape: Shape) -> Markup:
-    """Write a shape and all within it; labels and tooltips are escaped."""
+def draw_shape(shape: Shape) -> Markup:
+    """Return a shape with its children; labels and tooltips are escaped."""
     title = None if shape.title is None else element("title", shape.title)
     children = (
-        escaped(child, limit=shape.longest) if isinstance(child, str) else drawn(child)
+        escape(child, limit=shape.longest) if isinstance(child, str) else draw_shape(child)
         for child in shape.children
     )
     return element(shape.kind, title, *children, **shape.attributes)
 
 
 def figure(node: Figure) -> Markup:
-    """Write the parts of a figure below one another."""
+    """Return the parts of a figure, from top to bottom."""
     title = element("figcaption", node.title) if node.title else None
     return element("figure", title, *map(_part, node.parts), class_=node.kind)
 
@@ -37,7 +37,7 @@ def _part(part: Legend | Heading | Drawing | Caption) -> Markup:
 
 def _key(key: Key, width: int) -> Markup:
     sample = element(
-        "svg", drawn(key.sample), class_="key", width=width, height=12, aria_hidden="true"
+        "svg", draw_shape(key.sample), class_="key", width=width, height=12, aria_hidden="true"
     )
     remark = join((" ", element("span", key.remark, class_="muted"))) if key.remark else None
     return element("li", sample, key.name, remark)
@@ -48,7 +48,7 @@ def _drawing(drawing: Drawing) -> Markup:
         "svg",
         element("title", drawing.title),
         element("desc", drawing.description) if drawing.description else None,
-        *map(drawn, drawing.shapes),
+        *map(draw_shape, drawing.shapes),
         class_="chart",
         role="img",
         width="100%",

@@ -1,4 +1,4 @@
-"""Plots: axes, grid, legend and markers around shapes."""
+"""Render plots: axes, grid, legend and markers around shapes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from math import isfinite
 from cudakit.document import Marker
 from cudakit.document.axis import Axis
 from cudakit.document.picture import Plot, name_beside, percent, series_class
-from cudakit.render.markup import Markup, element, escaped, join
-from cudakit.render.svg.figure import drawn
+from cudakit.render.markup import Markup, element, escape, join
+from cudakit.render.svg.figure import draw_shape
 
 # Pixels. A plot is as wide as the page.
 _TICKS = 26
@@ -19,10 +19,10 @@ _MARKER_LINE = 18
 
 _MARKERS = 200
 _MARKER_LINES = 4
-# Letters of a marker's label, and of a tick's label below a picture.
+# Maximal number of characters of a marker label, and of a tick label.
 _LABEL = 60
 _NAME = 14
-# A letter's width as a share of a medium plot, to detect labels that collide.
+# Width of a character as a share of a medium plot, to detect labels that overlap.
 _LETTER = 0.008
 
 _DOT = "M12 5h0"
@@ -32,7 +32,7 @@ _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A marker on the page: its position and the end of its label as shares of the axis."""
+    """A marker with the positions of its line and of the end of its label, as shares of the axis."""
 
     marker: Marker
     share: float
@@ -40,23 +40,23 @@ class _Flag:
     line: int = 0
 
     @property
-    def leftwards(self) -> bool:
+    def extends_left(self) -> bool:
         return self.end < self.share
 
     @property
-    def labelled(self) -> bool:
+    def has_label(self) -> bool:
         return self.line < _MARKER_LINES
 
-    def touches(self, other: _Flag) -> bool:
+    def overlaps(self, other: _Flag) -> bool:
         mine, others = sorted((self.share, self.end)), sorted((other.share, other.end))
         return mine[0] < others[1] and others[0] < mine[1]
 
 
 def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
-    """Draw shapes between axes, with legend and markers."""
+    """Return shapes between axes, with legend and markers."""
     flags = _flags(markers, node.x)
-    above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.labelled), default=0)
-    shapes = map(drawn, node.shapes)
+    above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.has_label), default=0)
+    shapes = map(draw_shape, node.shapes)
     picture = element(
         "svg",
         element("title", node.title),
@@ -87,7 +87,7 @@ def _y_grid(axis: Axis, above: int, height: int) -> Markup:
                 y1=at,
                 y2=at,
             ),
-            drawn(name_beside(tick.label, y=at)),
+            draw_shape(name_beside(tick.label, y=at)),
         )
     )
 
@@ -99,7 +99,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
                 element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
                 element(
                     "text",
-                    escaped(tick.label, limit=_NAME),
+                    escape(tick.label, limit=_NAME),
                     class_="tick middle",
                     x=at,
                     y=bottom + 19,
@@ -110,7 +110,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
         for at in (percent(axis.share(tick.value)),)
     )
     name = (
-        element("text", escaped(label, limit=_LABEL), class_="tick end", x="100%", y=bottom + 37)
+        element("text", escape(label, limit=_LABEL), class_="tick end", x="100%", y=bottom + 37)
         if label
         else None
     )
@@ -142,17 +142,17 @@ def _legend(node: Plot) -> Markup | None:
 
 
 def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
-    """Place markers, those beyond the axis at its end, each label below the labels it would overlap.
+    """Place markers, each label below the labels that it would overlap; clip positions to the axis.
 
-    Labels that extend left are placed from the right, the others from the left: so a marker's line, which
-    starts at its label, crosses no label placed before.
+    Labels that extend to the left are placed from right to left, the others from left to right. In this order
+    the line of a marker, which starts at its label, crosses no label placed before.
     """
     known = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
     unplaced = [_flag_at(marker, axis) for marker in known[:_MARKERS]]
-    leftwards = [flag for flag in reversed(unplaced) if flag.leftwards]
+    from_right = [flag for flag in reversed(unplaced) if flag.extends_left]
     flags: list[_Flag] = []
-    for flag in leftwards + [flag for flag in unplaced if not flag.leftwards]:
-        lines = [other.line for other in flags if other.labelled and other.touches(flag)]
+    for flag in from_right + [flag for flag in unplaced if not flag.extends_left]:
+        lines = [other.line for other in flags if other.has_label and other.overlaps(flag)]
         flags.append(replace(flag, line=max(lines, default=-1) + 1))
     return flags
 
@@ -160,27 +160,27 @@ def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
 def _flag_at(marker: Marker, axis: Axis) -> _Flag:
     share = min(max(axis.share(marker.x), 0.0), 1.0)
     width = _LETTER * (min(len(marker.label), _LABEL) + 3)
-    leftwards = share + width > 1
-    return _Flag(marker, share, share - width if leftwards else share + width)
+    extends_left = share + width > 1
+    return _Flag(marker, share, share - width if extends_left else share + width)
 
 
 def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
     at, marker = percent(flag.share), flag.marker
-    top = flag.line * _MARKER_LINE + 4 if flag.labelled else above
+    top = flag.line * _MARKER_LINE + 4 if flag.has_label else above
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        escaped(words, limit=_LABEL),
-        class_="end" if flag.leftwards else None,
+        escape(words, limit=_LABEL),
+        class_="end" if flag.extends_left else None,
         x=at,
-        dx=-5 if flag.leftwards else 5,
+        dx=-5 if flag.extends_left else 5,
         y=top + 9,
     )
     return element(
         "g",
         element("title", words),
         element("line", x1=at, x2=at, y1=top, y2=bottom),
-        label if flag.labelled else None,
+        label if flag.has_label else None,
         class_=f"marker {marker.level}",
     )
 

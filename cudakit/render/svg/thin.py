@@ -1,4 +1,4 @@
-"""A long curve reduced to the points that a screen can show, with every peak and trough."""
+"""Reduce a long curve to the points that a screen can show, with every minimum and maximum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.document import Array
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
-# The difference of two larger values may overflow; no measurement is near it.
+# The difference of two larger values may overflow. Measured values are much smaller.
 _LARGEST = 1e300
 
 
@@ -27,20 +27,19 @@ class Points:
 
 
 def finite(values: Array) -> _Floats:
-    """Return values as floats, with NaN for values that cannot be drawn."""
+    """Return values as floats; those that cannot be drawn become NaN."""
     floats = np.asarray(values, dtype=np.float64)
     drawable = np.abs(floats) <= _LARGEST
     return floats if drawable.all() else np.where(drawable, floats, np.nan)
 
 
-def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
-    """Keep at most two points for each of ``columns`` equal parts of ``low`` to ``high``, plus two.
+def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> Points:
+    """Return about two points for each of ``columns`` equal parts of ``low`` to ``high``.
 
-    Each part keeps its minimum and maximum in their order; if an adjacent part is empty, the point beside the
-    gap is kept too, so that the value held across the gap is correct.
-    NaN interrupts the curve.
+    Each part keeps its minimum and maximum in their order. If an adjacent part is empty, the point next to it
+    is kept too, so that the curve has the correct value across the gap. NaN interrupts the curve.
     """
-    x, y = _ascending(finite(x), finite(y))
+    x, y = _sort_by_x(finite(x), finite(y))
     known = np.isfinite(x) & np.isfinite(y)
     gaps = np.cumsum(~known)
     if gaps.size and gaps[-1]:
@@ -48,13 +47,15 @@ def thinned(x: Array, y: Array, *, low: float, high: float, columns: int) -> Poi
     if len(x) == 0:
         return Points(x, y, known[:0])
     kept = (
-        _kept(y, _columns_of(x, low, high, columns)) if len(x) > 2 * columns else np.arange(len(x))
+        _kept_indices(y, _columns_of(x, low, high, columns))
+        if len(x) > 2 * columns
+        else np.arange(len(x))
     )
     starts = np.diff(gaps[kept], prepend=-1) != 0
     return Points(x[kept], y[kept], starts)
 
 
-def _ascending(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
+def _sort_by_x(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
     if (x[1:] >= x[:-1]).all():
         return x, y
     order = np.argsort(x, kind="stable")
@@ -65,8 +66,8 @@ def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
     return np.clip((x - low) * (columns / (high - low)), 0, columns - 1).astype(np.int64)
 
 
-def _kept(y: _Floats, column: _Indices) -> _Indices:
-    """Return the indices to keep, ascending and without repetition."""
+def _kept_indices(y: _Floats, column: _Indices) -> _Indices:
+    """Return the indices to keep, in ascending order without duplicates."""
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     ends = np.append(starts[1:], len(y)) - 1
     column_at = column[starts]
@@ -76,8 +77,8 @@ def _kept(y: _Floats, column: _Indices) -> _Indices:
     return np.unique(
         np.concatenate(
             (
-                _where_first(y, starts, ends, np.minimum.reduceat(y, starts)),
-                _where_first(y, starts, ends, np.maximum.reduceat(y, starts)),
+                _first_index_of(y, starts, ends, np.minimum.reduceat(y, starts)),
+                _first_index_of(y, starts, ends, np.maximum.reduceat(y, starts)),
                 starts[gap_before],
                 ends[gap_after],
             )
@@ -85,7 +86,7 @@ def _kept(y: _Floats, column: _Indices) -> _Indices:
     )
 
 
-def _where_first(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
+def _first_index_of(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
     """Return the index of the first point in each column that has the column's extreme value."""
     per_point: npt.NDArray[Any] = np.repeat(extreme, ends - starts + 1)
     hits = np.flatnonzero(y == per_point)

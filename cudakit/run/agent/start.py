@@ -34,7 +34,7 @@ def start(directory: str) -> None:
     if not settings["follow"]:
         spool.attempt(lambda: remove_from_environment(directory))
     if settings["sanitize"] and settings["recorder"]:
-        spool.attempt(lambda: record(settings, spool))
+        spool.attempt(lambda: record(settings, spool), "unrecorded")
     if settings["memory"]:
         spool.attempt(lambda: record_memory(settings, spool))
 
@@ -45,12 +45,12 @@ class Spool:
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
-    def attempt(self, action: "Callable[[], None]") -> None:
-        """Run an action; report its failure instead of raising it into the program."""
+    def attempt(self, action: "Callable[[], None]", what: str = "failed") -> None:
+        """Run an action; report its failure as ``what`` instead of raising it into the program."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 must not disturb the program
-            self.report("failed", f"{type(error).__name__}: {error}")
+            self.report(what, f"{type(error).__name__}: {error}")
 
     def report(self, what: str, line: str) -> None:
         """Append a line to a file of this process."""
@@ -103,17 +103,50 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
-    reader = settings["supervisor"]
-    recorder.start(settings["spool"], settings["library"], walker, patches, reader)
-    if patches:
-        import atexit
+    recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
+    import atexit
 
-        # Not in an exit handler of C: CUDA may be unloaded by then.
+    atexit.register(end, recorder, settings["spool"])
+    if patches:
+        # Not in an exit handler of C: CUDA may be unloaded by then. Runs before ``end``.
         atexit.register(recorder.finish)
     # The recorder stops in its own C exit handler: after Python's cleanup, which is recorded too, and before
     # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
+
+
+def end(recorder: "ModuleType", directory: str) -> None:
+    """Report the events that the recorder lost; delete the spool if the supervisor has been killed."""
+    import fcntl
+
+    try:
+        file = os.open(f"{directory}/losses", os.O_RDWR)
+        try:
+            counts = recorder.counts()
+            if counts["lost"]:
+                report_loss(file, counts["lost"], counts["errno"])
+            fcntl.flock(
+                file, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # raises if the supervisor holds the lock
+        finally:
+            os.close(file)
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                os.unlink(entry.path)
+        os.rmdir(directory)
+    except OSError:
+        pass
+
+
+def report_loss(file: int, count: int, errno: int) -> None:
+    """Write a count as ``cudakit.trace.losses`` does, which the program may not have."""
+    slot_bytes, slots, process = 24, 256, os.getpid()
+    for slot in range(process, process + slots):
+        at = slot % slots * slot_bytes
+        if int.from_bytes(os.pread(file, 8, at), "little") in (0, process):
+            os.pwrite(file, b"".join(n.to_bytes(8, "little") for n in (process, count, errno)), at)
+            return
 
 
 def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:

@@ -19,12 +19,14 @@ def test_a_quick_check_ends_in_a_verdict_that_says_it_is_simulated(
     assert run.exit_code == ExitCode.OK
     lines = run.stdout.splitlines()
     assert lines[0] == "Simulated: bench suite, NVIDIA H200"
-    assert lines[2].endswith("Not judged: simulated.")
+    assert lines[2].endswith("Not assessed: simulated devices have no expected values.")
     assert max(map(len, lines)) <= 100
     assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
     result = json.loads(places[0].read_text())
     assert (result["schema"], result["quick"], result["health"]) == ("cudakit.suite/1", True, None)
-    assert result["unavailable"]["health"] == "not judged: simulated"
+    assert (
+        result["unavailable"]["health"] == "not assessed: simulated devices have no expected values"
+    )
     assert result["bench"]["schema"] == "cudakit.bench/1"
     names = [figure["name"] for figure in result["figures"]]
     assert {"launch", "copy h2d", "memory triad", "gemm fp8_e4m3"} <= set(names)

@@ -104,7 +104,7 @@ def test_algorithms_of_other_settings_are_left_alone(tmp_path: Path) -> None:
     used = run("--tuned", place, settings=GemmSettings(deterministic=True))
 
     assert used.measured[0].algorithms == {}
-    assert f"{place} has nothing for 1 of the 1 products" in used.stderr
+    assert f"{place} has no algorithm for 1 of 1 GEMMs" in used.stderr
 
 
 def test_products_that_a_file_has_nothing_for_are_said_and_those_it_has_are_not(
@@ -115,7 +115,7 @@ def test_products_that_a_file_has_nothing_for_are_said_and_those_it_has_are_not(
 
     assert run("--tuned", place, gemms=(EQUAL,)).stderr == ""
     some = run("--tuned", place, gemms=(GAINS, EQUAL))
-    assert f"{place} has nothing for 1 of the 2 products" in some.stderr
+    assert f"{place} has no algorithm for 1 of 2 GEMMs" in some.stderr
 
 
 def test_without_any_of_it_things_are_measured_as_always() -> None:
@@ -149,7 +149,7 @@ def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
     damaged(elsewhere)(place)
 
     for arguments in (("--tuned", place), ("--tune", "--tuned", place)):
-        with pytest.raises(InputError, match="the GPU was NVIDIA H100, and is NVIDIA H200"):
+        with pytest.raises(InputError, match="GPU: tuned NVIDIA H100, here NVIDIA H200"):
             run(*arguments)
 
 
@@ -165,7 +165,7 @@ def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
         (("--tune", "-o", "tuned.csv"), "no suffix of a known format"),
         (("--tune", "--tuned", "none.json"), "cannot be read"),
         (("--tuned", "none.json"), "cannot be read"),
-        (("--tune", "--export", "x.csv"), "of no use to torch"),
+        (("--tune", "--export", "x.csv"), "torch cannot use the algorithms"),
     ],
 )
 def test_invalid_tuning_options_leave_no_file(

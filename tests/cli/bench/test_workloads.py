@@ -15,7 +15,7 @@ from invocation import Cli
 
 from cudakit.cli.failure import ExitCode
 
-# The line of progress, once the warm-up is over.
+# The line of progress, once --warmup is over.
 _SAMPLED = re.compile(rb"size_bytes=4096 +\d+%")
 ON_SIM = ("--gpu", "sim", "--warmup", "0")
 SMALL: dict[str, tuple[str, ...]] = {
@@ -35,10 +35,10 @@ def test_a_bench_ends_in_a_table_that_says_it_is_simulated(bench: str, cli: Cli)
 
     assert (run.exit_code, run.stderr) == (0, "")
     assert run.stdout.startswith(f"Simulated: bench {bench}, NVIDIA H200\n")
-    assert "nothing here is a measurement" in run.stdout
+    assert "these are not measurements" in run.stdout
     assert max(map(len, run.stdout.splitlines())) <= 100
     if bench in VERIFIED:
-        assert f"{CASES[bench]} cases computed the right values" in run.stdout
+        assert f"Results verified for all {CASES[bench]} cases." in run.stdout
 
 
 @pytest.mark.parametrize("bench", SMALL)
@@ -96,13 +96,13 @@ def test_files_are_written_and_can_be_compared(cli: Cli, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("memory", "--operations", "fly"), 2, "there are read, write"),
+        (("memory", "--operations", "fly"), 2, "choose from read, write"),
         (("memory", "--sizes", "0"), 2, "64MiB"),
         (("memory", "--sizes", "100"), 2, "multiple of 16"),
         (("memory", "--sizes", "100TiB"), 2, "would fit"),
         (("memory", "--mode", "fast"), 2, "'isolated'"),
         (("copy", "--directions", "pageable"), 2, "pageable"),
-        (("graph", "--nodes", "0"), 2, "number of nodes"),
+        (("graph", "--nodes", "0"), 2, "--nodes is 0"),
         (("launch", "--precision", "0"), 2, "precision"),
         (("launch", "--precision", "5"), 2, "write 5%"),
         (("launch", "--timeout", "-1"), 2, "timeout"),
@@ -191,11 +191,11 @@ def test_one_gpu_has_no_peer_and_says_so_in_a_line(cli: Cli) -> None:
     run = cli("bench", "copy", "--gpu", "sim", "--directions", "peer", *SMALL_COPIES)
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
-    assert "CUDA shows one GPU only" in run.stderr
+    assert "needs two GPUs, but CUDA has only one" in run.stderr
 
 
 def test_pageable_memory_is_timed_by_the_host_and_the_report_says_so(cli: Cli) -> None:
     run = cli("bench", "copy", "--gpu", "sim", "--directions", "h2d,pageable-h2d", *SMALL_COPIES)
 
     assert run.exit_code == ExitCode.OK
-    assert "pageable-h2d: clock of the host" in run.stdout
+    assert "pageable-h2d: host time" in run.stdout

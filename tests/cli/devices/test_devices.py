@@ -5,13 +5,15 @@ import fcntl
 import io
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ Golden = Callable[[str, str], None]
 
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("model", ["h200x2", "a100-mig", "wsl", "jetson"])
-def test_the_report_of_a_machine(
+def test_report_of_simulated_machine(
     model: str, width: int, cli: Cli, golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -39,11 +41,11 @@ def test_the_report_of_a_machine(
     golden(f"devices-{model}-{width}.txt", run.stdout)
 
 
-def test_everything_that_is_known(cli: Cli, golden: Golden) -> None:
+def test_long_report_lists_every_field(cli: Cli, golden: Golden) -> None:
     golden("devices-long.txt", cli("devices", "--gpu", "sim", "--long").stdout)
 
 
-def test_the_list_of_fields_needs_no_gpu(cli: Cli) -> None:
+def test_list_of_fields_needs_no_gpu(cli: Cli) -> None:
     run = cli("devices", "--list-fields")
 
     assert (run.exit_code, run.stderr) == (0, "")
@@ -56,7 +58,7 @@ def test_the_list_of_fields_needs_no_gpu(cli: Cli) -> None:
 # --- for programs ----------------------------------------------------------------------------------
 
 
-def test_json_is_the_result_with_reasons_for_every_null(cli: Cli) -> None:
+def test_json_has_a_reason_for_every_null(cli: Cli) -> None:
     result = json.loads(cli(*TWO, "--json", "--topology", "--processes").stdout)
 
     assert (result["schema"], result["simulated"]) == ("cudakit.devices/1", True)
@@ -70,13 +72,14 @@ def test_json_is_the_result_with_reasons_for_every_null(cli: Cli) -> None:
     assert first["unavailable"]["fields.fan_speed_percent"] == "not supported by this device"
 
 
-def test_ids_restrict_the_devices(cli: Cli) -> None:
-    result = json.loads(cli(*TWO, "--id", "nvml:1", "--json").stdout)
+def test_device_option_selects_devices(cli: Cli) -> None:
+    for option in (("--device", "1"), ("--device", "cuda:1"), ("--id", "nvml:1")):
+        result = json.loads(cli(*TWO, *option, "--json").stdout)
 
-    assert [device["nvml_index"] for device in result["devices"]] == [1]
+        assert [device["nvml_index"] for device in result["devices"]] == [1]
 
 
-def test_fields_as_csv_are_raw_numbers_under_their_names(cli: Cli) -> None:
+def test_fields_as_csv_are_raw_values(cli: Cli) -> None:
     run = cli(
         *TWO, "--fields", "cuda_index, name,power_limit_w,fan_speed_percent", "--format", "csv"
     )
@@ -99,14 +102,14 @@ def test_fields_as_json_have_a_row_for_each_device(cli: Cli) -> None:
         assert reasons["devices[0].fan_speed_percent"] == "not supported by this device"
 
 
-def test_fields_are_a_table_where_nothing_else_is_asked_for(cli: Cli) -> None:
+def test_fields_are_a_table_by_default(cli: Cli) -> None:
     run = cli(*TWO, "--fields", "uuid,power_limit_w")
 
     assert run.stdout.startswith("Simulated GPUs")
     assert "700.0 W" in run.stdout
 
 
-def test_a_field_of_activity_is_read_for_the_one_who_names_it(cli: Cli) -> None:
+def test_field_of_activity_is_measured_if_selected(cli: Cli) -> None:
     (header, first, *_) = csv.reader(
         io.StringIO(cli(*TWO, "--fields", "sm_activity_percent", "--format", "csv").stdout)
     )
@@ -118,7 +121,7 @@ def test_a_field_of_activity_is_read_for_the_one_who_names_it(cli: Cli) -> None:
 # --- selecting -------------------------------------------------------------------------------------
 
 
-def test_select_prints_a_value_for_the_variable_and_nothing_else(cli: Cli) -> None:
+def test_select_prints_only_the_value_of_the_variable(cli: Cli) -> None:
     run = cli(*TWO, "--select", "--count", "2", "--min-free-mem", "10GiB")
 
     first, second = run.stdout.rstrip("\n").split(",")
@@ -128,7 +131,7 @@ def test_select_prints_a_value_for_the_variable_and_nothing_else(cli: Cli) -> No
     assert (run.exit_code, run.stderr) == (0, "these GPUs are simulated\n")
 
 
-def test_select_says_in_json_what_it_chose(cli: Cli) -> None:
+def test_select_as_json_has_selected_devices(cli: Cli) -> None:
     result = json.loads(cli(*TWO, "--select", "--id", "cuda:1", "--json").stdout)
 
     assert result["schema"] == "cudakit.devices.select/1"
@@ -136,7 +139,7 @@ def test_select_says_in_json_what_it_chose(cli: Cli) -> None:
     assert result["devices"][0]["cuda_index"] == 1
 
 
-def test_select_that_finds_too_few_ends_with_3_and_says_why_of_each(cli: Cli) -> None:
+def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> None:
     run = cli(*TWO, "--select", "--max-util", "1%")
 
     assert (run.exit_code, run.stdout) == (ExitCode.ENVIRONMENT, "")
@@ -144,7 +147,7 @@ def test_select_that_finds_too_few_ends_with_3_and_says_why_of_each(cli: Cli) ->
     assert run.stderr.count("): ") == 2
 
 
-# --- what cannot be --------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,11 +165,11 @@ def test_select_that_finds_too_few_ends_with_3_and_says_why_of_each(cli: Cli) ->
         (("--watch", "0"), "not a number of seconds"),
         (("--watch", "nan"), "not a number of seconds"),
         (("--watch", "1", "--long"), "--watch cannot be combined"),
-        (("--gpu", "sim:gtx9999"), "no machine 'gtx9999'"),
-        (("--gpu", "rocm"), "no such GPU: 'rocm'"),
+        (("--gpu", "sim:gtx9999"), "no simulated GPU 'gtx9999'"),
+        (("--gpu", "rocm"), "unknown GPU choice 'rocm'"),
     ],
 )
-def test_what_cannot_be_carried_out_is_a_usage_error_of_two_lines(
+def test_invalid_options_are_usage_errors_of_two_lines(
     arguments: tuple[str, ...], reason: str, cli: Cli
 ) -> None:
     run = cli("devices", "--gpu", "sim:h200x2", *arguments)
@@ -177,7 +180,7 @@ def test_what_cannot_be_carried_out_is_a_usage_error_of_two_lines(
     assert second.startswith("hint: ")
 
 
-def test_an_unknown_field_is_refused_before_any_gpu_is_looked_for(cli: Cli) -> None:
+def test_unknown_field_is_refused_before_the_gpu_query(cli: Cli) -> None:
     assert cli("devices", "--fields", "nmae").exit_code == ExitCode.USAGE
 
 
@@ -185,7 +188,7 @@ def test_an_unknown_field_is_refused_before_any_gpu_is_looked_for(cli: Cli) -> N
 @pytest.mark.parametrize(
     "arguments", [(), ("--json",), ("--watch", "1"), ("--select",), ("--topology",)]
 )
-def test_without_any_driver_every_form_ends_with_3_and_names_the_simulator(
+def test_missing_driver_exits_with_3_and_names_the_simulator(
     arguments: tuple[str, ...], cli: Cli
 ) -> None:
     run = cli("devices", *arguments)
@@ -199,7 +202,7 @@ def test_without_any_driver_every_form_ends_with_3_and_names_the_simulator(
         assert json.loads(run.stdout)["error"]["exit_code"] == 3
 
 
-# --- again and again -------------------------------------------------------------------------------
+# --- watch -----------------------------------------------------------------------------------------
 
 
 def watching(
@@ -222,18 +225,18 @@ def ended(child: subprocess.Popen[bytes], *, lines: int) -> tuple[list[str], int
     return read, child.returncode, stderr
 
 
-def test_watching_with_json_writes_a_line_for_each_look_and_ends_well(command: list[str]) -> None:
+def test_watch_as_json_writes_a_line_per_read(command: list[str]) -> None:
     lines, code, stderr = ended(watching(command, "--json"), lines=3)
 
-    looks = [json.loads(line) for line in lines]
-    assert {look["schema"] for look in looks} == {"cudakit.devices/1"}
-    assert looks[0]["time_ns"] < looks[1]["time_ns"] < looks[2]["time_ns"]
-    assert looks[0]["devices"][0]["fields"]["sm_activity_percent"] > 0
-    assert "warp_size" not in looks[0]["devices"][0]["fields"]
+    reads = [json.loads(line) for line in lines]
+    assert {read["schema"] for read in reads} == {"cudakit.devices/1"}
+    assert reads[0]["time_ns"] < reads[1]["time_ns"] < reads[2]["time_ns"]
+    assert reads[0]["devices"][0]["fields"]["sm_activity_percent"] > 0
+    assert "warp_size" not in reads[0]["devices"][0]["fields"]
     assert (code, stderr) == (0, b"")
 
 
-def test_watching_fields_as_csv_has_one_header(command: list[str]) -> None:
+def test_watch_as_csv_has_one_header(command: list[str]) -> None:
     lines, code, _ = ended(
         watching(command, "--fields", "cuda_index,power_draw_w", "--format", "csv"), lines=5
     )
@@ -243,41 +246,131 @@ def test_watching_fields_as_csv_has_one_header(command: list[str]) -> None:
     assert code == 0
 
 
-def test_on_a_terminal_each_look_takes_the_place_of_the_last(command: list[str]) -> None:
-    first, second = two_looks(command, height=50)
+@dataclass
+class Terminal:
+    """``--watch 0.2`` on a pseudo-terminal of 90 columns."""
 
-    height = first.count(b"\n")
-    assert first.endswith(b"\x1b[%dF" % height)
-    assert b"tensor" in first
-    assert second.count(b"\n") == height
+    command: list[str]
+    height: int = 50
+    read: bytes = b""
+
+    def __enter__(self) -> Terminal:
+        self.master, self.slave = os.openpty()
+        size = struct.pack("HHHH", self.height, 90, 0, 0)
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, size)
+        self.before = termios.tcgetattr(self.slave)
+        self.child = subprocess.Popen(
+            [*self.command, *TWO, "--watch", "0.2"],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "90"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        self.child.communicate()
+        os.close(self.master)
+        os.close(self.slave)
+
+    @property
+    def output(self) -> str:
+        return self.read.decode(errors="ignore")
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def read_until(self, condition: Callable[[str], bool]) -> str:
+        """Read until a condition holds for the text since the last redraw; return that text."""
+        give_up = time.monotonic() + 20
+        while time.monotonic() < give_up:
+            readable, _, _ = select.select([self.master], [], [], 0.1)
+            if readable:
+                self.read += os.read(self.master, 65536)
+            frame = self.output.rpartition("\x1b[J")[2]
+            if condition(frame):
+                return frame
+        raise AssertionError(self.output[-2000:])
+
+    def end(self) -> tuple[int, bytes]:
+        """Return the exit code and stderr of the command, after reading its output to the end."""
+        while self.child.poll() is None:
+            self.read_until(lambda _: True)
+        assert self.child.stderr is not None
+        return self.child.returncode, self.child.stderr.read()
 
 
-def test_what_is_higher_than_the_terminal_begins_at_its_top_again(command: list[str]) -> None:
-    first, _ = two_looks(command, height=5)
-
-    assert first.endswith(b"\x1b[H")
-
-
-def two_looks(command: list[str], *, height: int) -> tuple[bytes, bytes]:
-    """Watch on a terminal until something is drawn over, twice; return what came before each."""
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, 90, 0, 0))
-    child = watching(command, stdout=slave)
-    os.close(slave)
-    seen = b""
-    give_up = time.monotonic() + 20
-    while seen.count(b"\x1b[J") < 2 and time.monotonic() < give_up:
-        seen += os.read(master, 4096)
-    child.send_signal(signal.SIGINT)
-    _, stderr = child.communicate(timeout=20)
-    os.close(master)
-
-    assert (child.returncode, stderr) == (0, b"")
-    first, second, _ = seen.split(b"\x1b[J", 2)
-    return first, second
+@pytest.fixture
+def terminal(command: list[str]) -> Iterator[Terminal]:
+    with Terminal(command) as opened:
+        yield opened
 
 
-def test_a_command_that_only_looks_imports_no_numpy() -> None:
+def shown(text: str) -> Callable[[str], bool]:
+    return lambda frame: text in frame and frame.rstrip().endswith("quit")
+
+
+def test_each_report_on_a_terminal_replaces_the_last_one(terminal: Terminal) -> None:
+    first = terminal.read_until(shown("keys:"))
+    terminal.read = b""
+    terminal.read_until(shown("keys:"))
+
+    assert f"\x1b[{first.count(chr(10))}F\x1b[J" in terminal.output
+
+
+def test_report_higher_than_the_terminal_begins_at_its_top_again(command: list[str]) -> None:
+    with Terminal(command, height=5) as terminal:
+        terminal.read_until(shown("keys:"))
+        terminal.read = b""
+        terminal.read_until(shown("keys:"))
+
+        assert "\x1b[H\x1b[J" in terminal.output
+
+
+def test_report_on_a_terminal_has_bars_and_history(terminal: Terminal) -> None:
+    frame = terminal.read_until(shown("keys:"))
+
+    assert "Utilization and memory, last 60 s" in frame
+    assert "█" in frame
+    assert "·▆" in frame
+
+
+def test_keys_sort_filter_and_show_processes(terminal: Terminal) -> None:
+    terminal.read_until(shown("sort (by index)"))
+    terminal.press("s")
+    terminal.read_until(shown("sort (by utilization)"))
+    terminal.press("p")
+    terminal.read_until(shown("python train.py"))
+    terminal.press("/nvml:1\r")
+    frame = terminal.read_until(shown("filter (nvml:1)"))
+
+    assert "cuda:0" not in frame
+    assert "cuda:1" in frame
+
+
+@pytest.mark.parametrize("how", ["q", "\x03"])
+def test_quit_and_interrupt_restore_the_terminal(terminal: Terminal, how: str) -> None:
+    terminal.read_until(shown("keys:"))
+    assert not termios.tcgetattr(terminal.slave)[3] & termios.ECHO
+
+    if how == "q":
+        terminal.press("q")
+    else:
+        terminal.child.send_signal(signal.SIGINT)
+
+    assert terminal.end() == (0, b"")
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+
+
+def test_watch_without_keyboard_shows_no_keys(command: list[str]) -> None:
+    lines, code, _ = ended(watching(command), lines=8)
+
+    assert code == 0
+    assert "keys:" not in "".join(lines)
+
+
+def test_report_imports_no_numpy() -> None:
     script = (
         "import sys; from cudakit.cli import main; main(['devices', '--gpu', 'sim']);"
         "sys.exit('numpy' in sys.modules)"

@@ -24,7 +24,7 @@ def pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def test_a_stream_of_a_class_sets_aside_what_the_setting_says_of_that_class() -> None:
+def test_stream_class_selects_the_reserved_address_range() -> None:
     device = VirtualDevice()  # of 16 GiB
     allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(SIDE, "serving")
@@ -36,7 +36,7 @@ def test_a_stream_of_a_class_sets_aside_what_the_setting_says_of_that_class() ->
     assert allocator.address_space() == AddressSpace(3, sum(device.reserved.values()))
 
 
-def test_a_class_that_the_setting_does_not_name_has_what_streams_without_one_have() -> None:
+def test_unlisted_stream_class_uses_the_default_reserve() -> None:
     device = VirtualDevice()
     allocator = expanding(
         device,
@@ -49,7 +49,7 @@ def test_a_class_that_the_setting_does_not_name_has_what_streams_without_one_hav
     assert list(device.reserved.values()) == [pages(8 * GIB)]
 
 
-def test_the_class_counts_when_a_segment_is_made_and_can_be_taken_away() -> None:
+def test_stream_class_applies_to_new_segments_and_can_be_removed() -> None:
     device = VirtualDevice()
     allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(LEGACY, "tiny")
@@ -64,7 +64,7 @@ def test_the_class_counts_when_a_segment_is_made_and_can_be_taken_away() -> None
     assert list(device.reserved.values()) == [pages(GIB), pages(18 * GIB)]
 
 
-def test_a_class_may_be_given_before_segments_expand() -> None:
+def test_stream_class_can_be_set_before_expandable_segments_are_on() -> None:
     device = VirtualDevice()
     allocator = CachingAllocator(device)
     allocator.set_reserve_class(SIDE, "tiny")
@@ -77,7 +77,7 @@ def test_a_class_may_be_given_before_segments_expand() -> None:
     assert list(device.reserved.values()) == [pages(GIB)]
 
 
-def test_a_request_beyond_the_addresses_of_its_class_says_which_setting_to_raise() -> None:
+def test_request_beyond_its_reserve_names_the_setting_to_raise() -> None:
     device = VirtualDevice()
     allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(SIDE, "tiny")
@@ -92,8 +92,8 @@ def test_a_request_beyond_the_addresses_of_its_class_says_which_setting_to_raise
 
 
 @pytest.mark.parametrize("name", ["a b", "a,b", "[", "a:1"])
-def test_a_name_that_no_setting_can_have_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="no name of a class"):
+def test_invalid_class_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="not a valid name"):
         expanding().set_reserve_class(SIDE, name)
 
 

@@ -35,7 +35,7 @@ def test_every_scenario_is_equal_key_by_key(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_snapshot_of_ours_is_drawn_by_torch() -> None:
+def test_snapshot_is_drawn_by_torchs_viewer() -> None:
     viewer = pytest.importorskip("torch.cuda._memory_viz")
     snapshot = pickle.loads(pickle.dumps(recorded()))  # noqa: S301
 

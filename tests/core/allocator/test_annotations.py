@@ -19,7 +19,7 @@ from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings
 
 
-def test_a_text_on_a_live_allocation_is_in_the_trace(allocator: CachingAllocator) -> None:
+def test_annotation_of_a_live_allocation_is_in_the_trace(allocator: CachingAllocator) -> None:
     allocator.record_history()
     allocator.set_metadata("of all")
     ptr = allocator.alloc(700)
@@ -36,7 +36,7 @@ def test_annotating_an_address_without_allocation_is_refused(allocator: CachingA
         allocator.annotate(0xBAD, "weights")
 
 
-def test_without_a_recording_a_text_goes_nowhere(allocator: CachingAllocator) -> None:
+def test_annotation_without_history_is_ignored(allocator: CachingAllocator) -> None:
     allocator.annotate(allocator.alloc(1), "weights")
     with allocator.annotated("step"):
         pass
@@ -45,7 +45,7 @@ def test_without_a_recording_a_text_goes_nowhere(allocator: CachingAllocator) ->
     assert allocator.snapshot()["external_annotations"] == []
 
 
-def test_ranges_have_both_ends_also_where_what_is_within_fails(
+def test_annotated_range_ends_if_its_body_raises(
     allocator: CachingAllocator,
 ) -> None:
     allocator.record_history()
@@ -60,7 +60,7 @@ def test_ranges_have_both_ends_also_where_what_is_within_fails(
     assert abs(found[0]["time_us"] / 1e6 - time()) < 60
 
 
-def test_as_few_ranges_are_kept_as_events(allocator: CachingAllocator) -> None:
+def test_ranges_are_limited_to_max_entries(allocator: CachingAllocator) -> None:
     allocator.record_history(max_entries=2)
     for step in range(3):
         with allocator.annotated(f"step {step}"):
@@ -72,7 +72,7 @@ def test_as_few_ranges_are_kept_as_events(allocator: CachingAllocator) -> None:
     assert allocator.snapshot()["external_annotations"] == []
 
 
-def test_the_settings_of_a_snapshot_are_pytorchs_then_all_that_are_in_force() -> None:
+def test_snapshot_has_pytorchs_settings_then_all_effective_settings() -> None:
     settings = Settings(large_segment_size_bytes=40 * MIB, memory_fraction=0.5)
     found = CachingAllocator(Device(), settings).snapshot()["allocator_settings"]
 
@@ -104,7 +104,7 @@ def recorded(tmp_path: Path) -> Snapshot:
     return load(str(tmp_path / "memory.pickle"))
 
 
-def test_a_snapshot_opens_in_memviz(tmp_path: Path) -> None:
+def test_annotated_snapshot_opens_in_memviz(tmp_path: Path) -> None:
     snapshot = recorded(tmp_path)
     device, host = snapshot.devices
 

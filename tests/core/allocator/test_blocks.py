@@ -23,7 +23,7 @@ def pool(request: Any) -> BlockPool:
 
 
 @pytest.mark.parametrize("count", [10, 6000])
-def test_free_blocks_are_found_as_in_a_sorted_list(pool: BlockPool, count: int) -> None:
+def test_free_blocks_equal_a_sorted_list(pool: BlockPool, count: int) -> None:
     rng, found = random.Random(3), pool.free_blocks(0)
     blocks: dict[tuple[int, int], Block] = {}
     for ptr in range(count):
@@ -46,7 +46,7 @@ def test_free_blocks_are_found_as_in_a_sorted_list(pool: BlockPool, count: int) 
 
 
 @pytest.mark.parametrize("count", [0, 10, 3000])
-def test_free_blocks_from_a_size_on_are_gone_through_in_order(pool: BlockPool, count: int) -> None:
+def test_from_size_iterates_in_order(pool: BlockPool, count: int) -> None:
     found = pool.free_blocks(0)
     for ptr in range(count):
         found.add(found.new_block(ptr, 512 * (1 + ptr * 7 % 30)))
@@ -55,7 +55,7 @@ def test_free_blocks_from_a_size_on_are_gone_through_in_order(pool: BlockPool, c
         assert list(found.from_size(size)) == [b for b in found if b.size >= size]
 
 
-def test_a_list_that_was_long_can_be_emptied(pool: BlockPool) -> None:
+def test_long_list_of_free_blocks_can_be_emptied(pool: BlockPool) -> None:
     found = pool.free_blocks(0)
     blocks = [found.new_block(ptr, 512) for ptr in range(5000)]
     for block in blocks:
@@ -67,7 +67,7 @@ def test_a_list_that_was_long_can_be_emptied(pool: BlockPool) -> None:
     assert found.take(1, 1 << 40) is None
 
 
-def test_a_pool_goes_by_stream_size_and_address(pool: BlockPool) -> None:
+def test_pool_iterates_by_stream_size_and_address(pool: BlockPool) -> None:
     places = [(12, 512, 1), (0, 1024, 2), (12, 512, 0), (0, 512, 3), (-5, 2048, 4)]
     for stream, size, ptr in places:
         row = pool.free_blocks(stream)

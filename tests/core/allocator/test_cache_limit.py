@@ -19,7 +19,7 @@ def test_cache_limit_releases_segments_right_after_the_free(
     assert device.used == 50 * MIB
 
 
-def test_the_smallest_segment_that_is_enough_goes_and_without_one_the_largest(
+def test_cache_limit_releases_the_smallest_sufficient_segment_else_the_largest(
     allocator: CachingAllocator,
 ) -> None:
     for ptr in [allocator.alloc(size * MIB) for size in (20, 30, 40)]:
@@ -33,7 +33,7 @@ def test_the_smallest_segment_that_is_enough_goes_and_without_one_the_largest(
     assert segments(allocator) == []
 
 
-def test_segments_of_which_something_is_used_stay(allocator: CachingAllocator) -> None:
+def test_cache_limit_keeps_segments_in_use(allocator: CachingAllocator) -> None:
     allocator.set_cache_limit(0)
     kept, freed = allocator.alloc(9 * MIB), allocator.alloc(9 * MIB)
     allocator.free(freed)
@@ -56,7 +56,7 @@ def test_segment_that_the_driver_refuses_stays_cached(
     assert device.used == 0
 
 
-def test_without_a_limit_all_is_kept_again(allocator: CachingAllocator, device: Device) -> None:
+def test_removed_cache_limit_releases_nothing(allocator: CachingAllocator, device: Device) -> None:
     allocator.set_cache_limit(0)
     allocator.set_cache_limit(None)
     allocator.free(allocator.alloc(20 * MIB))
@@ -65,7 +65,7 @@ def test_without_a_limit_all_is_kept_again(allocator: CachingAllocator, device: 
     assert allocator._state.guard.watchers == []
 
 
-def test_the_limit_is_in_the_snapshot(allocator: CachingAllocator) -> None:
+def test_snapshot_has_the_cache_limit(allocator: CachingAllocator) -> None:
     assert allocator.snapshot()["allocator_settings"]["cudakit_cache_limit"] == -1
     allocator.set_cache_limit(7)
     assert allocator.snapshot()["allocator_settings"]["cudakit_cache_limit"] == 7

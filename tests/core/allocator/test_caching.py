@@ -18,7 +18,7 @@ from cudakit.torch_rules.settings import Settings
 FREE, LIVE = "inactive", "active_allocated"
 
 
-def test_1_one_byte_takes_a_block_of_512_in_a_segment_of_2_mib(
+def test_1_one_byte_takes_a_block_of_512_bytes_in_a_segment_of_2_mib(
     allocator: CachingAllocator,
 ) -> None:
     with changes(allocator) as taken:
@@ -41,7 +41,7 @@ def test_1_one_byte_takes_a_block_of_512_in_a_segment_of_2_mib(
     assert given == {f"{m}.{k}": -v for m, v in both.items() for k in kinds}
 
 
-def test_2_no_bytes_are_no_address_and_count_nothing(
+def test_2_zero_bytes_return_address_0_and_are_not_counted(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.record_history()
@@ -61,7 +61,7 @@ def test_2_no_bytes_are_no_address_and_count_nothing(
         (1 << 40, "belongs to no segment"),
     ],
 )
-def test_2_a_free_of_what_is_not_allocated_is_refused_and_recorded(
+def test_2_invalid_free_is_refused_and_recorded(
     allocator: CachingAllocator, offset: int, words: str
 ) -> None:
     first, _ = allocator.alloc(512), allocator.alloc(100 << 10)
@@ -77,12 +77,12 @@ def test_2_a_free_of_what_is_not_allocated_is_refused_and_recorded(
     assert allocator.counters()["num_invalid_frees"] == 1
 
 
-def test_2_a_block_that_is_not_allocated_has_no_users(allocator: CachingAllocator) -> None:
+def test_2_record_use_of_an_unallocated_address_is_refused(allocator: CachingAllocator) -> None:
     with pytest.raises(InvalidPointer, match="no segment"):
         allocator.record_use(12345, 1)
 
 
-def test_3_what_was_freed_adds_up_over_an_empty_cache(allocator: CachingAllocator) -> None:
+def test_3_sums_of_freed_bytes_continue_after_empty_cache(allocator: CachingAllocator) -> None:
     ptr = allocator.alloc(1024)
     assert current(allocator, "active_bytes") == 1024
     allocator.free(ptr)
@@ -110,7 +110,7 @@ def test_3_what_was_freed_adds_up_over_an_empty_cache(allocator: CachingAllocato
         (100 * MIB + 1, 102, "large"),
     ],
 )
-def test_4_a_segment_is_as_large_as_its_first_block_asks(
+def test_4_segment_size_follows_its_first_request(
     allocator: CachingAllocator, size: int, segment: int, kind: str
 ) -> None:
     allocator.alloc(size)
@@ -127,7 +127,7 @@ def test_5_two_blocks_of_1_mib_share_a_segment(allocator: CachingAllocator) -> N
     assert counts == [1, 1, 2]
 
 
-def test_6_a_large_block_is_split_where_more_than_1_mib_is_left(
+def test_6_large_block_is_split_if_more_than_1_mib_is_left(
     allocator: CachingAllocator,
 ) -> None:
     allocator.free(allocator.alloc(9 * MIB))
@@ -143,7 +143,7 @@ def test_6_a_large_block_is_split_where_more_than_1_mib_is_left(
     assert parted["inactive_split_bytes.all"] == MIB + 512
 
 
-def test_7_free_neighbours_are_merged(allocator: CachingAllocator) -> None:
+def test_7_adjacent_free_blocks_are_merged(allocator: CachingAllocator) -> None:
     a, b, c = (allocator.alloc(512) for _ in range(3))
     found = []
     for ptr in (b, a, c):
@@ -167,7 +167,7 @@ def test_7_free_neighbours_are_merged(allocator: CachingAllocator) -> None:
         ((5, 6), [(2560, FREE), (512, LIVE), (512, LIVE), (2 * MIB - 3584, FREE)]),
     ],
 )
-def test_7_what_is_kept_of_eleven_blocks_parts_the_rest(
+def test_7_live_blocks_separate_free_blocks(
     allocator: CachingAllocator, kept: tuple[int, ...], layout: list[tuple[int, str]]
 ) -> None:
     held = [allocator.alloc(512) for _ in range(11)]
@@ -178,7 +178,7 @@ def test_7_what_is_kept_of_eleven_blocks_parts_the_rest(
     assert blocks(allocator) == [layout]
 
 
-def test_8_the_smallest_that_fits_serves_at_the_lowest_address(
+def test_8_best_fit_is_the_smallest_block_at_the_lowest_address(
     allocator: CachingAllocator,
 ) -> None:
     held = [allocator.alloc(size) for size in (1024, 512, 1024, 512, 2048, 512)]
@@ -191,7 +191,7 @@ def test_8_the_smallest_that_fits_serves_at_the_lowest_address(
     assert (512, FREE) in blocks(allocator)[0]
 
 
-def test_9_peaks_and_sums_begin_anew_when_they_are_reset(allocator: CachingAllocator) -> None:
+def test_9_reset_of_peaks_and_sums(allocator: CachingAllocator) -> None:
     def bytes_now() -> list[int]:
         found = allocator.statistics()
         return [
@@ -210,7 +210,7 @@ def test_9_peaks_and_sums_begin_anew_when_they_are_reset(allocator: CachingAlloc
     assert bytes_now() == [0, 512, 0, 512]
 
 
-def test_10_tensors_of_growing_shapes_come_and_go_on_two_devices() -> None:
+def test_10_growing_tensors_on_two_devices() -> None:
     both = [CachingAllocator(Device()), CachingAllocator(Device(), device=1)]
     live: list[tuple[CachingAllocator, int]] = []
 
@@ -251,7 +251,7 @@ def check_end(allocator: CachingAllocator) -> None:
     law.check(allocator)
 
 
-def test_11_a_long_random_run_never_hands_out_a_byte_twice(allocator: CachingAllocator) -> None:
+def test_11_live_allocations_of_a_random_run_never_overlap(allocator: CachingAllocator) -> None:
     rng = random.Random(123)
     live: dict[int, int] = {}
     for _ in range(3000):
@@ -270,7 +270,7 @@ def test_11_a_long_random_run_never_hands_out_a_byte_twice(allocator: CachingAll
         assert current(allocator, "requested_bytes") == sum(live.values())
 
 
-def test_12_without_caching_the_driver_is_asked_each_time_and_nothing_counts(
+def test_12_without_caching_each_request_is_a_driver_call_and_not_counted(
     allocator: CachingAllocator, device: Device
 ) -> None:
     allocator.enable_caching(enabled=False)
@@ -301,7 +301,7 @@ def test_20_divisions_round_up_until_they_are_reset(allocator: CachingAllocator)
     assert taken(1200, 4) == 1536
 
 
-def test_the_driver_may_allocate_while_other_threads_go_on(device: Device) -> None:
+def test_driver_call_may_run_without_the_lock(device: Device) -> None:
     allocator = CachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
 
     with changes(allocator) as changed:
@@ -310,21 +310,21 @@ def test_the_driver_may_allocate_while_other_threads_go_on(device: Device) -> No
     assert changed["active_bytes.all"] == 84 * MIB
 
 
-def test_26_each_stream_has_its_own_segments(allocator: CachingAllocator) -> None:
+def test_26_streams_have_separate_segments(allocator: CachingAllocator) -> None:
     allocator.free(allocator.alloc(MIB, 11))
     allocator.alloc(MIB, 12)
 
     assert current(allocator, "segment") == 2
 
 
-def test_the_default_stream_is_one_by_all_its_names(allocator: CachingAllocator) -> None:
+def test_legacy_handle_is_the_default_stream(allocator: CachingAllocator) -> None:
     first = allocator.alloc(MIB, 0)
     allocator.free(first)
 
     assert allocator.alloc(MIB, 1) == first
 
 
-def test_a_size_may_be_of_numpy_and_is_written_as_a_plain_number(
+def test_numpy_size_is_recorded_as_an_int(
     allocator: CachingAllocator,
 ) -> None:
     allocator.alloc(np.int64(700))
@@ -341,12 +341,12 @@ def test_alloc_refuses_a_size_that_is_not_a_nonnegative_integer(
         allocator.alloc(size)
 
 
-def test_a_setting_that_is_not_there_yet_is_refused(device: Device) -> None:
+def test_unsupported_backend_is_refused(device: Device) -> None:
     with pytest.raises(Unsupported, match="cudaMallocAsync"):
         CachingAllocator(device, Settings(backend="cudaMallocAsync"))
 
 
-def test_closing_gives_back_all_that_is_not_in_use(device: Device) -> None:
+def test_close_releases_unused_memory(device: Device) -> None:
     allocator = CachingAllocator(device)
     kept = allocator.alloc(MIB)
     other = allocator.alloc(30 * MIB)

@@ -44,7 +44,7 @@ def record(
         (10 * MIB + 512, 3, 36, 12),
     ],
 )
-def test_30_a_graph_keeps_the_most_that_its_capture_used(
+def test_30_graph_keeps_the_peak_of_its_capture(
     allocator: CachingAllocator, size: int, segments: int, reserved: int, left: int
 ) -> None:
     with changes(allocator) as captured:
@@ -62,7 +62,7 @@ def test_30_a_graph_keeps_the_most_that_its_capture_used(
     assert current(allocator, "reserved_bytes") == 0
 
 
-def test_31_graphs_that_share_a_pool_need_less() -> None:
+def test_31_graphs_sharing_a_pool_reserve_less() -> None:
     def reserved(*, shared: bool) -> int:
         allocator = CachingAllocator(Device())
         memory, output = record(allocator, 512)
@@ -74,7 +74,7 @@ def test_31_graphs_that_share_a_pool_need_less() -> None:
     assert reserved(shared=False) - reserved(shared=True) == 2 * MIB
 
 
-def test_31_a_third_graph_uses_what_the_second_freed(allocator: CachingAllocator) -> None:
+def test_31_third_graph_reuses_memory_of_the_second(allocator: CachingAllocator) -> None:
     memory, first = record(allocator, SIZE)
     _second_memory, second = record(allocator, SIZE, memory)
     allocator.free(second)
@@ -86,9 +86,7 @@ def test_31_a_third_graph_uses_what_the_second_freed(allocator: CachingAllocator
     assert third != first
 
 
-def test_32_a_graph_that_lives_keeps_its_memory(
-    allocator: CachingAllocator, device: Device
-) -> None:
+def test_32_live_graph_keeps_its_memory(allocator: CachingAllocator, device: Device) -> None:
     memory, output = record(allocator, SIZE)
     allocator.free(output)
     allocator.empty_cache()
@@ -100,7 +98,7 @@ def test_32_a_graph_that_lives_keeps_its_memory(
     assert device.held == {}
 
 
-def test_33_of_streams_that_came_in_a_capture_nobody_waits_afterwards(
+def test_33_streams_used_only_in_a_capture_are_not_waited_for(
     allocator: CachingAllocator, device: Device
 ) -> None:
     early, late = allocator.alloc(SIZE), allocator.alloc(SIZE)
@@ -120,7 +118,7 @@ def test_33_of_streams_that_came_in_a_capture_nobody_waits_afterwards(
     assert allocator.alloc(SIZE) == early
 
 
-def test_33_a_stream_from_before_the_capture_is_waited_for_though_it_comes_again(
+def test_33_stream_used_before_and_in_a_capture_is_waited_for(
     allocator: CachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(SIZE)
@@ -134,7 +132,7 @@ def test_33_a_stream_from_before_the_capture_is_waited_for_though_it_comes_again
     assert allocator.alloc(SIZE) == ptr
 
 
-def test_33_a_use_in_a_capture_counts_where_the_block_outlives_it(
+def test_33_use_in_a_capture_counts_if_the_block_outlives_the_capture(
     allocator: CachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(SIZE)
@@ -147,7 +145,7 @@ def test_33_a_use_in_a_capture_counts_where_the_block_outlives_it(
     assert allocator.alloc(SIZE) == ptr
 
 
-def test_33_a_use_in_a_capture_is_forgotten_with_its_allocation(
+def test_33_use_in_a_capture_is_dropped_with_its_allocation(
     allocator: CachingAllocator, device: Device
 ) -> None:
     ptr = allocator.alloc(SIZE)
@@ -163,7 +161,7 @@ def test_33_a_use_in_a_capture_is_forgotten_with_its_allocation(
     assert allocator.alloc(SIZE) != ptr
 
 
-def test_34_a_block_is_free_for_what_comes_after_its_last_use(device: Device) -> None:
+def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
     allocator, graph = CachingAllocator(device, REUSE), Graph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
@@ -186,7 +184,7 @@ def test_34_a_block_is_free_for_what_comes_after_its_last_use(device: Device) ->
     law.check(allocator)
 
 
-def test_34_of_several_streams_all_must_be_joined(device: Device) -> None:
+def test_34_reuse_needs_all_streams_to_be_joined(device: Device) -> None:
     allocator, graph = CachingAllocator(device, REUSE), Graph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
@@ -206,7 +204,9 @@ def test_34_of_several_streams_all_must_be_joined(device: Device) -> None:
 
 
 @pytest.mark.parametrize("settings", [REUSE, Settings()])
-def test_34_what_no_graph_proves_waits_for_the_end(device: Device, settings: Settings) -> None:
+def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
+    device: Device, settings: Settings
+) -> None:
     allocator, graph = CachingAllocator(device, settings), Graph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
@@ -234,7 +234,7 @@ class Unasked(Graph):
         raise CudaError(999, "CUDA_ERROR_UNKNOWN", f"stream {stream}")
 
 
-def test_34_what_a_graph_does_not_tell_waits_for_the_end(device: Device) -> None:
+def test_34_failed_graph_query_defers_the_block(device: Device) -> None:
     allocator, graph = CachingAllocator(device, REUSE), Unasked(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
@@ -249,7 +249,7 @@ def test_34_what_a_graph_does_not_tell_waits_for_the_end(device: Device) -> None
     law.check(allocator)
 
 
-def test_requests_on_streams_that_are_in_the_capture_go_to_its_pool(
+def test_requests_on_captured_streams_use_the_pool_of_the_capture(
     allocator: CachingAllocator,
 ) -> None:
     graph = Graph(11)
@@ -262,7 +262,7 @@ def test_requests_on_streams_that_are_in_the_capture_go_to_its_pool(
     assert [s["segment_pool_id"] for s in found] == [memory.id, memory.id, (0, 0)]
 
 
-def test_a_capture_may_have_the_pool_of_a_user(allocator: CachingAllocator) -> None:
+def test_capture_can_use_a_mem_pool(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool) as memory:
         allocator.free(allocator.alloc(SIZE))
@@ -275,7 +275,7 @@ def test_a_capture_may_have_the_pool_of_a_user(allocator: CachingAllocator) -> N
     assert allocator.private_pools() == ()
 
 
-def test_a_capture_that_fails_holds_nothing(allocator: CachingAllocator, device: Device) -> None:
+def test_failed_capture_holds_no_pool(allocator: CachingAllocator, device: Device) -> None:
     with pytest.raises(KeyError), allocator.capture() as memory:
         allocator.free(allocator.alloc(SIZE))
         raise KeyError
@@ -287,7 +287,7 @@ def test_a_capture_that_fails_holds_nothing(allocator: CachingAllocator, device:
     assert device.held == {}
 
 
-def test_a_capture_runs_out_of_memory_without_giving_anything_back() -> None:
+def test_out_of_memory_in_a_capture_releases_nothing() -> None:
     device = Device(50 * MIB)
     allocator = CachingAllocator(device)
     allocator.free(allocator.alloc(SIZE))
@@ -298,16 +298,16 @@ def test_a_capture_runs_out_of_memory_without_giving_anything_back() -> None:
     assert allocator.alloc(50 * MIB)
 
 
-def test_ending_what_was_not_begun_is_refused(allocator: CachingAllocator) -> None:
-    with pytest.raises(PoolError, match="no capture is under way"):
+def test_end_without_begin_is_refused(allocator: CachingAllocator) -> None:
+    with pytest.raises(PoolError, match="no capture was begun"):
         allocator.end_capture()
     allocator.begin_capture()
     allocator.end_capture()
-    with pytest.raises(PoolError, match="no capture is under way"):
+    with pytest.raises(PoolError, match="no capture was begun"):
         allocator.end_capture()
 
 
-def test_memory_that_a_capture_shares_with_nobody_is_let_go_once(
+def test_pool_of_a_capture_is_released_once(
     allocator: CachingAllocator,
 ) -> None:
     memory, output = record(allocator, SIZE)
@@ -325,7 +325,7 @@ def test_request_of_a_capture_is_refused_without_caching(
 ) -> None:
     allocator.enable_caching(enabled=False)
     with allocator.capture(stream=11):
-        with pytest.raises(UsageError, match="stream 0xb is captured"):
+        with pytest.raises(UsageError, match="graph of stream 0xb"):
             allocator.alloc(MIB, 11)
         with ThreadPoolExecutor(1) as thread:
             kept = thread.submit(allocator.alloc, MIB).result()

@@ -53,7 +53,7 @@ def addresses(pool: MemPool) -> set[int]:
         ([MIB] * 4, []),
     ],
 )
-def test_42_a_pool_is_divided_as_it_was(
+def test_42_restore_recreates_the_blocks_of_a_pool(
     allocator: CachingAllocator, sizes: list[int], kept: list[int]
 ) -> None:
     pool = MemPool(allocator)
@@ -77,7 +77,7 @@ def test_42_a_pool_is_divided_as_it_was(
     law.check(allocator)
 
 
-def test_42_what_is_there_again_can_be_freed_and_nothing_else(allocator: CachingAllocator) -> None:
+def test_42_only_restored_allocations_can_be_freed(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     first, second, _ = in_pool(allocator, pool, 512, 512, 512)
     state = allocator.checkpoint(pool)
@@ -95,7 +95,7 @@ def test_42_what_is_there_again_can_be_freed_and_nothing_else(allocator: Caching
     assert counts == [2, 1, 0]
 
 
-def test_42_the_live_set_is_that_and_no_other(allocator: CachingAllocator) -> None:
+def test_42_holds_exactly_compares_the_live_addresses(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     first, second = in_pool(allocator, pool, 512, 30 * MIB)
     other = allocator.alloc(512)
@@ -106,7 +106,7 @@ def test_42_the_live_set_is_that_and_no_other(allocator: CachingAllocator) -> No
     assert not allocator.holds_exactly(pool, [])
 
 
-def test_42_a_checkpoint_may_be_returned_to_again_and_again(allocator: CachingAllocator) -> None:
+def test_42_checkpoint_can_be_restored_repeatedly(allocator: CachingAllocator) -> None:
     pool, rng = MemPool(allocator), random.Random(3)
     live = in_pool(allocator, pool, *(rng.randint(1, 3 * MIB) for _ in range(20)))
     for ptr in rng.sample(live, 10):
@@ -124,7 +124,7 @@ def test_42_a_checkpoint_may_be_returned_to_again_and_again(allocator: CachingAl
         assert layout(pool)[: len(before)] == before
 
 
-def test_a_return_splits_where_the_settings_no_longer_do(device: Device) -> None:
+def test_restore_splits_despite_changed_settings(device: Device) -> None:
     allocator = CachingAllocator(device)
     pool = MemPool(allocator)
     large, small = in_pool(allocator, pool, 30 * MIB, 4 * MIB)
@@ -141,7 +141,7 @@ def test_a_return_splits_where_the_settings_no_longer_do(device: Device) -> None
     assert allocator.statistics()["oversize_allocations.current"] == 1
 
 
-def test_a_block_that_others_use_cannot_be_at_a_checkpoint(
+def test_checkpoint_is_refused_if_other_streams_use_a_freed_block(
     allocator: CachingAllocator, device: Device
 ) -> None:
     pool = MemPool(allocator)
@@ -176,25 +176,25 @@ def test_deferred_frees_are_settled_before_a_checkpoint(allocator: CachingAlloca
     assert [block.allocated for block in blocks] == [False]
 
 
-def test_a_segment_that_is_gone_cannot_be_returned_to(allocator: CachingAllocator) -> None:
+def test_restore_is_refused_if_a_segment_was_released(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool) as memory:
         ptr = allocator.alloc(30 * MIB)
     state = allocator.checkpoint(pool)
     pool.close()
     memory.close()
-    with pytest.raises(PoolError, match="nobody holds"):
+    with pytest.raises(PoolError, match="has no holder"):
         allocator.restore(state)
-    with pytest.raises(PoolError, match="nobody holds"):
+    with pytest.raises(PoolError, match="has no holder"):
         allocator.checkpoint(memory.id)
     allocator.free(ptr)
     allocator.empty_cache()
     with pytest.raises(PoolError, match="has no memory"):
         allocator.restore(state)
-    with allocator.capture(memory.id), pytest.raises(PoolError, match="not there any more"):
+    with allocator.capture(memory.id), pytest.raises(PoolError, match="was released"):
         allocator.restore(state)
 
 
-def test_the_default_pool_has_no_checkpoints(allocator: CachingAllocator) -> None:
-    with pytest.raises(PoolError, match="the id of no private pool"):
+def test_checkpoint_of_the_default_pool_is_refused(allocator: CachingAllocator) -> None:
+    with pytest.raises(PoolError, match="is not the id of a private pool"):
         allocator.checkpoint((0, 0))

@@ -32,7 +32,7 @@ def used_bytes(sim: Sim) -> int:
     return info.total_bytes - info.free_bytes
 
 
-def test_closing_gives_the_device_back_with_all_that_is_allocated() -> None:
+def test_close_closes_an_owned_device_with_live_memory() -> None:
     sim = Sim()
     allocator = opened(sim)
     allocator.alloc(1000)
@@ -43,7 +43,7 @@ def test_closing_gives_the_device_back_with_all_that_is_allocated() -> None:
     assert is_closed(sim)
 
 
-def test_a_device_that_was_lent_is_not_closed() -> None:
+def test_close_leaves_a_passed_in_device_open() -> None:
     sim = Sim()
     allocator = opened(sim, owned=False)
     allocator.free(allocator.alloc(1000))
@@ -64,7 +64,7 @@ def test_closed_allocator_refuses_allocations_and_ignores_frees() -> None:
 
 
 @pytest.mark.parametrize("call", ["share", "ipc_handle", "open_shared", "enable_peer_access"])
-def test_closed_allocator_refuses_other_processes_and_devices(call: str) -> None:
+def test_closed_allocator_refuses_sharing_and_peer_access(call: str) -> None:
     allocator = opened(Sim())
     allocator.close()
 
@@ -72,7 +72,7 @@ def test_closed_allocator_refuses_other_processes_and_devices(call: str) -> None
         getattr(allocator, call)(1)
 
 
-def test_memory_of_another_process_holds_the_device_that_it_is_open_on() -> None:
+def test_opened_memory_keeps_the_device_of_its_allocator_open() -> None:
     giving = Sim()
     giver = opened(giving, owned=False)
     sim = Sim(same_machine_as=giving)
@@ -86,7 +86,7 @@ def test_memory_of_another_process_holds_the_device_that_it_is_open_on() -> None
     assert is_closed(sim)
 
 
-def test_the_device_goes_with_the_last_who_has_the_allocator() -> None:
+def test_collected_allocator_closes_its_own_device() -> None:
     sim = Sim()
     allocator = opened(sim)
     allocator.alloc(1000)
@@ -210,9 +210,9 @@ def lines_of(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_child_that_was_forked_touches_nothing_whoever_had_the_lock() -> None:
+def test_forked_child_refuses_allocations_even_if_the_lock_was_held() -> None:
     assert lines_of(HEAD + FORKED) == ["ForkedAllocator 1", "0", "0"]
 
 
-def test_nothing_is_freed_as_the_interpreter_ends() -> None:
+def test_interpreter_exit_frees_nothing() -> None:
     assert lines_of(REGISTERED_BEFORE + HEAD + ENDING) == ["1"]

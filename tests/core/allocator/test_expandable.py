@@ -17,7 +17,7 @@ from cudakit.torch_rules.settings import Settings
 # Growing.
 
 
-def test_pages_are_mapped_as_they_are_needed_and_counted_as_reserved_only() -> None:
+def test_pages_are_mapped_on_demand_and_counted_as_reserved() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     with changes(allocator) as changed:
@@ -43,7 +43,7 @@ def test_pages_are_mapped_as_they_are_needed_and_counted_as_reserved_only() -> N
     law.check(allocator)
 
 
-def test_small_requests_have_small_pages_and_a_reservation_of_their_own() -> None:
+def test_small_requests_use_small_pages_and_a_separate_segment() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     allocator.alloc(700)
@@ -53,7 +53,7 @@ def test_small_requests_have_small_pages_and_a_reservation_of_their_own() -> Non
     assert list(device.reserved.values()) == [18 * GIB, 18 * GIB + (-18 * GIB) % PAGE]
 
 
-def test_a_reservation_is_for_one_stream() -> None:
+def test_expandable_segment_belongs_to_one_stream() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     allocator.free(allocator.alloc(30 * MIB))
@@ -63,7 +63,7 @@ def test_a_reservation_is_for_one_stream() -> None:
     assert [s["stream"] for s in allocator.snapshot()["segments"]] == [0, SIDE]
 
 
-def test_only_what_is_missing_is_mapped() -> None:
+def test_only_missing_pages_are_mapped() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     low = allocator.alloc(15 * MIB)
@@ -76,7 +76,7 @@ def test_only_what_is_missing_is_mapped() -> None:
     assert low + 15 * MIB == high
 
 
-def test_a_page_is_as_large_as_a_large_segment_is_set_to_be() -> None:
+def test_page_size_follows_the_large_segment_size() -> None:
     allocator = expanding(large_segment_size_bytes=32 * MIB)
     allocator.alloc(2 * MIB)
     assert segments(allocator) == [("large", 32 * MIB)]
@@ -112,7 +112,7 @@ def test_plain_blocks_are_split_like_expandable_ones_while_the_setting_is_on() -
 # Searching.
 
 
-def test_gaps_at_low_addresses_are_filled_first() -> None:
+def test_unmapped_gaps_at_low_addresses_are_mapped_first() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     ptrs = [allocator.alloc(PAGE) for _ in range(4)]
@@ -125,7 +125,7 @@ def test_gaps_at_low_addresses_are_filled_first() -> None:
     assert segments(allocator) == [("large", 6 * PAGE)]
 
 
-def test_free_blocks_on_both_sides_of_a_gap_are_used_with_it() -> None:
+def test_free_blocks_on_both_sides_of_a_gap_are_merged_with_it() -> None:
     allocator = expanding()
     allocator.alloc(5 * MIB)
     wide = allocator.alloc(50 * MIB)
@@ -144,7 +144,7 @@ def test_free_blocks_on_both_sides_of_a_gap_are_used_with_it() -> None:
     assert blocks(allocator) == [[(5 * MIB, LIVE), (50 * MIB, LIVE), (PAGE, LIVE), (5 * MIB, FREE)]]
 
 
-def test_a_block_that_could_still_grow_is_passed_over_for_one_that_could_less() -> None:
+def test_block_that_can_grow_less_is_preferred() -> None:
     allocator = expanding()
     hole = allocator.alloc(15 * MIB)
     fence = allocator.alloc(15 * MIB)
@@ -171,7 +171,7 @@ def test_plain_and_expandable_blocks_are_searched_together() -> None:
     allocator.free(ends)
 
 
-def test_an_expandable_block_that_fits_may_be_passed_over_for_a_larger_plain_one() -> None:
+def test_larger_plain_block_can_be_preferred_to_an_expandable_one() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings())
     plain = allocator.alloc(30 * MIB)
     switch(allocator, on=True)
@@ -181,7 +181,7 @@ def test_an_expandable_block_that_fits_may_be_passed_over_for_a_larger_plain_one
     assert allocator.alloc(5 * MIB) == plain
 
 
-def test_while_the_setting_is_off_expandable_blocks_are_not_found() -> None:
+def test_expandable_blocks_are_skipped_while_the_setting_is_off() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     kept, freed = allocator.alloc(9 * MIB), allocator.alloc(PAGE)
@@ -197,7 +197,7 @@ def test_while_the_setting_is_off_expandable_blocks_are_not_found() -> None:
     assert allocator.alloc(9 * MIB) == kept
 
 
-def test_the_limit_to_splitting_holds_for_expandable_blocks_as_for_others() -> None:
+def test_max_split_size_applies_to_expandable_blocks() -> None:
     allocator = expanding(max_split_size_bytes=40 * MIB)
     allocator.alloc(512)
     allocator.free(allocator.alloc(100 * MIB))
@@ -212,12 +212,12 @@ def test_the_limit_to_splitting_holds_for_expandable_blocks_as_for_others() -> N
 # What there must be.
 
 
-def test_an_upstream_without_virtual_memory_is_refused() -> None:
+def test_upstream_without_virtual_memory_is_refused() -> None:
     with pytest.raises(Unsupported, match="virtual memory"):
         CachingAllocator(Device(), Settings(expandable_segments=True))
 
 
-def test_pages_that_the_device_has_not_are_refused_and_nothing_changes() -> None:
+def test_unsupported_page_size_is_refused_without_a_change() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings())
     with pytest.raises(Unsupported, match=r"11\.0 MiB") as caught:
         allocator.configure(Settings(expandable_segments=True, large_segment_size_bytes=11 * MIB))
@@ -228,7 +228,7 @@ def test_pages_that_the_device_has_not_are_refused_and_nothing_changes() -> None
     assert [s["is_expandable"] for s in allocator.snapshot()["segments"]] == [False]
 
 
-def test_the_simulated_device_maps_and_unmaps_too() -> None:
+def test_expandable_segments_work_on_the_simulated_device() -> None:
     with Work(settings=Settings(expandable_segments=True)) as work:
         before = work.gpu.memory_info().free_bytes
         side = work.stream()

@@ -65,7 +65,7 @@ def program(allocator: CachingAllocator, device: VirtualDevice) -> list[CudaErro
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings) -> None:
+def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     device = VirtualDevice(CAPACITY)
     expected = program(CachingAllocator(device, settings), device)
     assert {"map", "unmap", "reserve", "malloc", "free"} <= set(device.calls)

@@ -83,7 +83,7 @@ def test_43_mapping_and_unmapping_are_in_the_trace(allocator: CachingAllocator) 
     assert entries[-1]["frames"][0]["name"] == "empty"
 
 
-def test_unmapping_without_a_stack_of_its_own_shows_that_of_the_first_mapping(
+def test_unmap_event_without_a_stack_has_the_stack_of_the_first_mapping(
     allocator: CachingAllocator,
 ) -> None:
     allocator.record_history(context="alloc")
@@ -111,7 +111,7 @@ def test_each_mapped_range_is_a_segment(allocator: CachingAllocator) -> None:
     assert [bool(segment["frames"]) for segment in (first, second)] == [True, False]
 
 
-def test_a_range_that_is_filled_again_is_one_segment(allocator: CachingAllocator) -> None:
+def test_remapped_gap_joins_its_ranges_into_one_segment(allocator: CachingAllocator) -> None:
     ptrs = [take(allocator, PAGE) for _ in range(3)]
     for ptr in ptrs[:2]:
         allocator.free(ptr)
@@ -126,7 +126,7 @@ def test_a_range_that_is_filled_again_is_one_segment(allocator: CachingAllocator
     assert [block["address"] for block in segment["blocks"]] == ptrs
 
 
-def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_ranges(
+def test_47_memviz_replays_the_trace_to_the_ranges_of_the_snapshot(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
@@ -143,13 +143,13 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_ranges(
     snapshot = loaded(allocator, tmp_path)
     (device,) = snapshot.devices
     assert device.segments.expandable.all()
-    runs = segment_history(device).runs_at(len(device.events))
+    runs = segment_history(device).expandable_at(len(device.events))
     assert runs.address.tolist() == device.segments.address.tolist()
     assert runs.size.tolist() == device.segments.size.tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_47_a_long_run_with_expandable_and_plain_segments_is_replayed(
+def test_47_memviz_replays_a_long_run_with_expandable_and_plain_segments(
     allocator: CachingAllocator, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -184,7 +184,7 @@ def check_memory(allocator: CachingAllocator, folder: Path) -> None:
         assert curve.max() == statistics[f"{name}_bytes.all.peak"], name
 
 
-def test_a_snapshot_of_the_simulated_gpu_is_read_too(tmp_path: Path) -> None:
+def test_memviz_reads_a_snapshot_of_the_simulated_gpu(tmp_path: Path) -> None:
     with Work(settings=EXPANDING) as work:
         work.allocator.record_history()
         other = work.stream()

@@ -19,7 +19,7 @@ ELSEWHERE = 0x6F00_0000_0000
 @pytest.mark.parametrize(
     ("size", "mapped", "left"), [(10 * MIB - 512, 40, 40), (10 * MIB + 512, 40, 20)]
 )
-def test_30_a_capture_maps_pages_and_a_result_keeps_those_that_it_lies_in(
+def test_30_capture_maps_pages_and_a_live_result_keeps_its_pages(
     size: int, mapped: int, left: int
 ) -> None:
     allocator = expanding()
@@ -41,7 +41,7 @@ def test_30_a_capture_maps_pages_and_a_result_keeps_those_that_it_lies_in(
     law.check(allocator)
 
 
-def test_41_a_pool_with_an_upstream_of_its_own_does_not_expand() -> None:
+def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
     device = VirtualDevice()
     allocator, own = expanding(device), Device(base=ELSEWHERE)
     with allocator.use_pool(MemPool(allocator, upstream=own)):
@@ -54,7 +54,7 @@ def test_41_a_pool_with_an_upstream_of_its_own_does_not_expand() -> None:
     assert device.mapped == {outside: 2 * MIB}
 
 
-def test_41_the_limit_to_splitting_counts_for_an_upstream_of_its_own() -> None:
+def test_41_max_split_size_applies_to_a_pool_with_its_own_upstream() -> None:
     allocator = expanding(max_split_size_bytes=40 * MIB)
     own = Device(base=ELSEWHERE)
     pool = MemPool(allocator, upstream=own)
@@ -76,7 +76,7 @@ def test_41_the_limit_to_splitting_counts_for_an_upstream_of_its_own() -> None:
     law.check(allocator)
 
 
-def test_pools_share_no_reservations() -> None:
+def test_pools_have_separate_expandable_segments() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     pool = MemPool(allocator)
@@ -91,7 +91,7 @@ def test_pools_share_no_reservations() -> None:
     assert allocator.private_pools() == ()
 
 
-def test_a_reservation_of_a_pool_in_which_nothing_could_be_mapped_goes_with_the_pool() -> None:
+def test_empty_expandable_segment_is_unreserved_with_its_pool() -> None:
     device = VirtualDevice(30 * MIB)
     allocator = expanding(device)
     pool = MemPool(allocator)
@@ -107,7 +107,7 @@ def test_a_reservation_of_a_pool_in_which_nothing_could_be_mapped_goes_with_the_
     assert len(device.reserved) == 1
 
 
-def test_a_pool_that_does_not_split_hands_out_whole_pages() -> None:
+def test_no_split_pool_allocates_whole_pages() -> None:
     allocator = expanding()
     with allocator.use_pool(MemPool(allocator, no_split=True)):
         allocator.alloc(4 * MIB)
@@ -117,7 +117,7 @@ def test_a_pool_that_does_not_split_hands_out_whole_pages() -> None:
     assert current(allocator, "allocated_bytes") == 2 * PAGE
 
 
-def test_a_pool_lends_none_of_its_expandable_blocks_as_in_pytorch() -> None:
+def test_pool_lends_no_expandable_blocks() -> None:
     allocator = expanding(VirtualDevice(80 * MIB))
     pool = MemPool(allocator, use_on_oom=True)
     with allocator.use_pool(pool):
@@ -143,7 +143,7 @@ def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
     return pool, plain
 
 
-def test_a_pool_lends_a_plain_block_where_an_expandable_one_would_fit_better() -> None:
+def test_pool_lends_a_plain_block_instead_of_a_better_fitting_expandable_one() -> None:
     device = VirtualDevice(120 * MIB)
     allocator = expanding(device)
     pool, plain = lender_of_both_kinds(allocator)
@@ -195,7 +195,7 @@ def test_lent_block_does_not_change_the_split_of_expandable_segments() -> None:
     law.check(allocator)
 
 
-def test_expandable_blocks_of_a_lender_are_passed_over_where_the_setting_is_off() -> None:
+def test_expandable_blocks_of_a_lender_are_skipped_while_the_setting_is_off() -> None:
     device = VirtualDevice(120 * MIB)
     allocator = expanding(device)
     pool, plain = lender_of_both_kinds(allocator)
@@ -209,7 +209,7 @@ def test_expandable_blocks_of_a_lender_are_passed_over_where_the_setting_is_off(
     law.check(allocator)
 
 
-def test_42_a_pool_can_be_as_it_was_at_a_checkpoint() -> None:
+def test_42_checkpoint_restores_expandable_segments() -> None:
     allocator = expanding()
     with allocator.use_pool(pool := MemPool(allocator)):
         ptrs = [allocator.alloc(size) for size in (8 * MIB, MIB, 30 * MIB, MIB, 9 * MIB)]

@@ -17,7 +17,7 @@ from cudakit.torch_rules.settings import Settings
 # Running out.
 
 
-def test_17_three_of_forty_fit_and_a_fourth_does_not_whichever_way_they_are_taken() -> None:
+def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_segments() -> None:
     allocator = CachingAllocator(
         VirtualDevice(),
         Settings(max_split_size_bytes=40 * MIB, memory_fraction=120 * MIB / (16 * GIB)),
@@ -35,7 +35,7 @@ def test_17_three_of_forty_fit_and_a_fourth_does_not_whichever_way_they_are_take
     assert segments(allocator) == [("large", 120 * MIB)]
 
 
-def test_18_collecting_garbage_looks_at_plain_segments_only() -> None:
+def test_18_garbage_collection_ignores_expandable_segments() -> None:
     allocator = CachingAllocator(
         VirtualDevice(),
         Settings(garbage_collection_threshold=0.5, memory_fraction=120 * MIB / (16 * GIB)),
@@ -51,7 +51,7 @@ def test_18_collecting_garbage_looks_at_plain_segments_only() -> None:
     law.check(allocator)
 
 
-def test_releasing_what_is_not_to_be_split_leaves_expandable_blocks_alone() -> None:
+def test_release_of_oversize_blocks_skips_expandable_blocks() -> None:
     device = VirtualDevice(200 * MIB)
     allocator = expanding(device, max_split_size_bytes=20 * MIB)
     allocator.free(allocator.alloc(60 * MIB))
@@ -83,7 +83,7 @@ def test_pages_mapped_before_out_of_memory_stay_free() -> None:
     assert allocator.alloc(5 * PAGE) == first
 
 
-def test_a_request_beyond_the_reservation_is_out_of_memory() -> None:
+def test_request_beyond_the_reservation_is_out_of_memory() -> None:
     device = VirtualDevice()
     allocator = expanding(device, expandable_segments_reserve=Reserve(value=0.01))
     with pytest.raises(OutOfMemory):
@@ -95,7 +95,7 @@ def test_a_request_beyond_the_reservation_is_out_of_memory() -> None:
     assert set(device.reserved.values()) == {180 * MIB}
 
 
-def test_a_full_reservation_is_followed_by_another() -> None:
+def test_full_expandable_segment_is_followed_by_another() -> None:
     device = VirtualDevice()
     allocator = expanding(device, expandable_segments_reserve=Reserve(value=0.01))
     first = allocator.alloc(160 * MIB)
@@ -110,7 +110,7 @@ def test_a_full_reservation_is_followed_by_another() -> None:
 # Giving back.
 
 
-def test_whole_pages_are_given_back_and_an_empty_reservation_is_dissolved() -> None:
+def test_empty_cache_unmaps_whole_pages_and_unreserves_empty_segments() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     low, middle, high = (allocator.alloc(15 * MIB) for _ in range(3))
@@ -128,7 +128,7 @@ def test_whole_pages_are_given_back_and_an_empty_reservation_is_dissolved() -> N
     assert allocator.snapshot()["segments"] == []
 
 
-def test_the_stream_is_waited_for_before_its_memory_is_given_back() -> None:
+def test_stream_is_synchronized_before_its_pages_are_unmapped() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     allocator.free(allocator.alloc(PAGE, SIDE))
@@ -138,7 +138,7 @@ def test_the_stream_is_waited_for_before_its_memory_is_given_back() -> None:
     assert device.calls[calls:] == ["sync_stream", "unmap", "unreserve"]
 
 
-def test_a_reservation_outlives_the_setting_until_it_is_empty() -> None:
+def test_expandable_segment_outlives_the_setting_until_it_is_empty() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     ptr = allocator.alloc(PAGE)
@@ -151,7 +151,7 @@ def test_a_reservation_outlives_the_setting_until_it_is_empty() -> None:
     assert device.reserved == {}
 
 
-def test_closing_gives_back_all_that_is_not_in_use() -> None:
+def test_close_releases_unused_memory() -> None:
     device = VirtualDevice()
     allocator = expanding(device)
     kept = allocator.alloc(700)
@@ -165,7 +165,7 @@ def test_closing_gives_back_all_that_is_not_in_use() -> None:
 @pytest.mark.parametrize(
     ("size", "pages", "pages_afterwards"), [(10 * MIB - 512, 2, 2), (10 * MIB + 512, 2, 1)]
 )
-def test_30_a_result_that_lives_keeps_the_pages_that_it_lies_in(
+def test_30_live_result_of_a_graph_keeps_its_pages(
     size: int, pages: int, pages_afterwards: int
 ) -> None:
     allocator = expanding()
@@ -184,7 +184,7 @@ def test_30_a_result_that_lives_keeps_the_pages_that_it_lies_in(
     law.check(allocator)
 
 
-def test_an_expandable_block_before_a_plain_one_is_not_passed_over_as_in_pytorch() -> None:
+def test_release_of_available_blocks_stops_at_an_expandable_block() -> None:
     settings = Settings(max_split_size_bytes=20 * MIB)
     for expandable_first in (False, True):
         device = VirtualDevice(300 * MIB)

@@ -42,14 +42,14 @@ def allocator() -> CachingAllocator:
 
 @pytest.mark.parametrize("name", ["Block", "FreeBlocks", "Events", "FastPath"])
 @pytest.mark.parametrize("args", [(), (None,), (object(),) * 2, ("",) * 9])
-def test_no_object_is_made_without_its_fields(name: str, args: tuple[Any, ...]) -> None:
+def test_native_types_refuse_wrong_constructor_arguments(name: str, args: tuple[Any, ...]) -> None:
     native: Any = native_module()
     for made in (getattr(native, name), getattr(native._fast, name)):
         with pytest.raises((TypeError, AttributeError)):
             made.__new__(made, *args)
 
 
-def test_a_fast_path_makes_blocks_of_no_other_type(free: Any) -> None:
+def test_fast_path_refuses_a_foreign_block_type(free: Any) -> None:
     native: Any = native_module()
     counters = free.counters
     given: Any = (native.Gate(), {}, {}, {}, counters, counters, counters, int, None, None)
@@ -59,7 +59,7 @@ def test_a_fast_path_makes_blocks_of_no_other_type(free: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ptr", "size", "requested", "gc_count_base", "event_count"])
 @pytest.mark.parametrize("value", ["1", None, 1.5, 1 << 70], ids=repr)
-def test_numbers_of_a_block_are_checked(free: Any, name: str, value: Any) -> None:
+def test_block_number_fields_are_checked(free: Any, name: str, value: Any) -> None:
     block = free.new_block(0, 512)
     with pytest.raises((TypeError, OverflowError)):
         setattr(block, name, value)
@@ -69,7 +69,7 @@ def test_numbers_of_a_block_are_checked(free: Any, name: str, value: Any) -> Non
 
 @pytest.mark.parametrize("name", ["prev", "next"])
 @pytest.mark.parametrize("value", [1, "", object()], ids=["1", "text", "object"])
-def test_neighbors_of_a_block_are_blocks(free: Any, name: str, value: Any) -> None:
+def test_prev_and_next_accept_only_blocks(free: Any, name: str, value: Any) -> None:
     block, other = free.new_block(0, 512), free.new_block(512, 512)
     setattr(block, name, other)
     with pytest.raises(TypeError, match="block"):
@@ -83,7 +83,7 @@ def test_neighbors_of_a_block_are_blocks(free: Any, name: str, value: Any) -> No
     "name",
     ["prev", "next", "stack", "segment_stack", "stream_uses", "expandable_segment"],
 )
-def test_a_deleted_attribute_of_a_block_is_none(free: Any, name: str) -> None:
+def test_deleted_block_attribute_reads_none(free: Any, name: str) -> None:
     block = free.new_block(0, 512)
     setattr(block, name, free.new_block(512, 512))
     delattr(block, name)
@@ -91,7 +91,7 @@ def test_a_deleted_attribute_of_a_block_is_none(free: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["free", "free_blocks"])
-def test_what_the_tree_relies_on_is_not_set(free: Any, name: str) -> None:
+def test_block_fields_of_the_tree_are_read_only(free: Any, name: str) -> None:
     block = free.new_block(0, 512)
     with pytest.raises(AttributeError):
         setattr(block, name, False)
@@ -99,7 +99,7 @@ def test_what_the_tree_relies_on_is_not_set(free: Any, name: str) -> None:
         delattr(block, name)
 
 
-def test_a_block_that_does_not_belong_to_the_free_blocks_is_refused(free: Any) -> None:
+def test_foreign_block_is_refused(free: Any) -> None:
     block, foreign = free.new_block(0, 512), make_pool().free_blocks(0).new_block(0, 512)
     for call in (free.add, free.remove):
         for wrong in (foreign, None, 1, free):
@@ -113,7 +113,7 @@ def test_a_block_that_does_not_belong_to_the_free_blocks_is_refused(free: Any) -
     assert list(free) == [block]
 
 
-def test_a_block_whose_size_was_changed_while_free_does_no_harm(free: Any) -> None:
+def test_free_block_with_a_changed_size_can_be_removed(free: Any) -> None:
     blocks = [free.new_block(512 * number, 512) for number in range(50)]
     for block in blocks:
         free.add(block)
@@ -135,14 +135,14 @@ def test_many_equal_blocks_do_not_exhaust_the_stack(free: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 70, -(1 << 70), "1", None], ids=repr)
-def test_sizes_of_searches_are_checked(free: Any, size: Any) -> None:
+def test_search_sizes_are_checked(free: Any, size: Any) -> None:
     with pytest.raises((TypeError, OverflowError)):
         free.from_size(size)
     with pytest.raises((TypeError, OverflowError)):
         free.take(size, 1)
 
 
-def test_a_merge_with_a_neighbor_of_other_free_blocks_does_nothing_to_it(
+def test_foreign_neighbor_is_not_merged(
     allocator: CachingAllocator,
 ) -> None:
     foreign: Any = make_pool().free_blocks(0)
@@ -158,7 +158,7 @@ def test_a_merge_with_a_neighbor_of_other_free_blocks_does_nothing_to_it(
 
 
 @pytest.mark.parametrize("value", [None, 1, object()], ids=["None", "1", "object"])
-def test_what_is_live_and_not_a_block_is_not_freed_natively(
+def test_live_entry_that_is_not_a_block_is_not_freed(
     allocator: CachingAllocator, value: Any
 ) -> None:
     allocator._state.live[7] = value
@@ -167,7 +167,7 @@ def test_what_is_live_and_not_a_block_is_not_freed_natively(
 
 
 @pytest.mark.parametrize("maxlen", [-1, 0, 1, 100, sys.maxsize])
-def test_events_of_any_length(maxlen: int) -> None:
+def test_events_keep_the_last_maxlen(maxlen: int) -> None:
     events = make_events(maxlen)
     for number in range(300):
         events.append((*EVENT[:1], number, *EVENT[2:]))
@@ -177,7 +177,7 @@ def test_events_of_any_length(maxlen: int) -> None:
 
 
 @pytest.mark.parametrize("event", [None, [*EVENT], "alloc"])
-def test_what_is_no_event_is_refused(event: Any) -> None:
+def test_event_that_is_not_a_tuple_is_refused(event: Any) -> None:
     events = make_events(10)
     with pytest.raises(TypeError):
         events.append(event)
@@ -199,7 +199,7 @@ class Finalized:
         self.call()
 
 
-def test_a_finalizer_of_a_dropped_event_may_append_and_read() -> None:
+def test_finalizer_of_a_dropped_event_can_append_and_read() -> None:
     events = make_events(3)
     seen = []
 
@@ -213,7 +213,7 @@ def test_a_finalizer_of_a_dropped_event_may_append_and_read() -> None:
     assert {len(each) for each in seen} == {3}
 
 
-def test_a_finalizer_that_runs_while_events_are_read_may_append() -> None:
+def test_finalizer_can_append_while_events_are_read() -> None:
     events = make_events(100)
     for number in range(100):
         events.append((*EVENT[:5], (object(), number), *EVENT[6:]))
@@ -234,7 +234,7 @@ def test_a_finalizer_that_runs_while_events_are_read_may_append() -> None:
     assert all(len(event) == 8 and isinstance(event[5], tuple) for event in found)
 
 
-def test_a_finalizer_of_a_dropped_event_may_end_the_history(allocator: CachingAllocator) -> None:
+def test_finalizer_of_a_dropped_event_can_stop_the_history(allocator: CachingAllocator) -> None:
     allocator.alloc(MIB)  # which leaves free memory
     allocator.record_history(context=None, max_entries=1)
     ptr = allocator.alloc(700)
@@ -246,7 +246,7 @@ def test_a_finalizer_of_a_dropped_event_may_end_the_history(allocator: CachingAl
     assert allocator.alloc(700) == ptr
 
 
-def test_a_collection_while_a_block_is_made_may_allocate(allocator: CachingAllocator) -> None:
+def test_garbage_collection_during_alloc_can_allocate(allocator: CachingAllocator) -> None:
     kept = [allocator.alloc(700)]
 
     def alloc(*_: object) -> None:
@@ -281,7 +281,7 @@ class Key:
         return other == self.ptr
 
 
-def test_an_address_that_frees_when_it_is_compared_frees_once(allocator: CachingAllocator) -> None:
+def test_key_that_frees_when_compared_frees_once(allocator: CachingAllocator) -> None:
     ptr = allocator.alloc(700)
     freed: list[int] = []
 
@@ -296,7 +296,7 @@ def test_an_address_that_frees_when_it_is_compared_frees_once(allocator: Caching
     assert allocator._state.live == {}
 
 
-def test_a_part_of_a_merged_segment_does_not_get_a_stack_of_before(
+def test_block_split_from_a_merged_segment_has_no_old_stack(
     allocator: CachingAllocator,
 ) -> None:
     allocator.record_history(context="all")
@@ -308,7 +308,7 @@ def test_a_part_of_a_merged_segment_does_not_get_a_stack_of_before(
 
 
 @pytest.mark.parametrize("recorded", [None, "all"])
-def test_an_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
+def test_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
     allocator: Any = CachingAllocator(Device(), native=True)
     allocator.record_history(recorded, context="all")
     ptrs = [allocator.alloc(size) for size in (700, MIB, 30 * MIB) for _ in range(5)]
@@ -324,7 +324,7 @@ def test_an_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
     assert [each() for each in died] == [None, None]
 
 
-def test_free_blocks_that_are_dropped_release_their_blocks() -> None:
+def test_collected_free_blocks_release_their_blocks() -> None:
     free: Any = make_pool().free_blocks(0)
     parts = [Finalized(lambda: dead.append(1)) for _ in range(100)]
     dead: list[int] = []

@@ -233,7 +233,7 @@ TestNativeBesideSlow = needs_native(NativeBesideSlow.TestCase)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_long_run_of_many_blocks_agrees(native: bool, recorded: bool) -> None:
+def test_long_run_equals_the_slow_path(native: bool, recorded: bool) -> None:
     twins, rng = Twins(1 << 40, native=native), random.Random(3)
     if recorded:
         twins.do("record_history", "all", context=None, max_entries=500)
@@ -247,7 +247,7 @@ def test_a_long_run_of_many_blocks_agrees(native: bool, recorded: bool) -> None:
             twins.check()
 
 
-def test_rows_of_several_parts_agree(native: bool) -> None:
+def test_long_lists_of_free_blocks_equal_the_slow_path(native: bool) -> None:
     twins, rng = Twins(1 << 40, native=native), random.Random(4)
     live = [twins.alloc(512 * (1 + number % 5)) for number in range(9000)]
     for ptr in live[::2]:
@@ -270,7 +270,7 @@ def test_rows_of_several_parts_agree(native: bool) -> None:
 @pytest.mark.parametrize(
     "size", [-1, 0, True, 1 << 59, 1 << 60, 1 << 70, 700.0, "700", None], ids=repr
 )
-def test_sizes_that_are_none_end_alike(native: bool, size: object) -> None:
+def test_invalid_sizes_behave_as_on_the_slow_path(native: bool, size: object) -> None:
     twins = Twins(native=native)
     twins.free(twins.alloc(1))
     twins.alloc(size)
@@ -278,14 +278,14 @@ def test_sizes_that_are_none_end_alike(native: bool, size: object) -> None:
 
 
 @pytest.mark.parametrize("ptr", [-1, 0, 0x7F00_0000_0200, 1 << 70, 0.0, "0", None], ids=repr)
-def test_pointers_that_are_none_end_alike(native: bool, ptr: object) -> None:
+def test_invalid_addresses_behave_as_on_the_slow_path(native: bool, ptr: object) -> None:
     twins = Twins(native=native)
     twins.alloc(700)
     twins.free(ptr)
     twins.check()
 
 
-def test_streams_are_numbered_alike(native: bool) -> None:
+def test_stream_numbers_equal_the_slow_path(native: bool) -> None:
     twins = Twins(native=native)
     for stream in (LEGACY, PER_THREAD, -5, 1 << 63, 12):
         twins.alloc(700, stream)
@@ -304,7 +304,7 @@ def test_arguments_may_be_named(native: bool) -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_usual_calls_take_no_slow_path(native: bool, recorded: bool) -> None:
+def test_usual_calls_avoid_the_slow_path(native: bool, recorded: bool) -> None:
     allocator = CachingAllocator(Device(), native=native)
     if recorded:
         allocator.record_history(context=None)
@@ -328,7 +328,7 @@ def test_usual_calls_take_no_slow_path(native: bool, recorded: bool) -> None:
     assert not {"slow_alloc", "slow_free"} & set(called)
 
 
-def test_the_stack_and_the_age_of_a_segment_go_with_its_upper_part(native: bool) -> None:
+def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
     collecting = Settings(memory_fraction=0.75, garbage_collection_threshold=0.5)
     twins = Twins(native=native, settings=collecting)
     twins.do("record_history", context="all")
@@ -342,7 +342,7 @@ def test_the_stack_and_the_age_of_a_segment_go_with_its_upper_part(native: bool)
         twins.check()
 
 
-def test_stacks_are_those_of_who_called(native: bool) -> None:
+def test_recorded_stack_begins_at_the_caller(native: bool) -> None:
     found = []
     for allocator in Twins(native=native).both:
         allocator.record_history(context="all")
@@ -351,10 +351,10 @@ def test_stacks_are_those_of_who_called(native: bool) -> None:
         found.append([[frame["name"] for frame in entry["frames"]] for entry in traced])
 
     assert found[0] == found[1]
-    assert found[0][0][0] == "test_stacks_are_those_of_who_called"
+    assert found[0][0][0] == "test_recorded_stack_begins_at_the_caller"
 
 
-def test_times_of_the_trace_are_those_of_the_clock(native: bool) -> None:
+def test_trace_times_come_from_the_monotonic_clock(native: bool) -> None:
     allocator = CachingAllocator(Device(), native=native)
     allocator.record_history(context=None)
     allocator.free(allocator.alloc(700))  # takes a segment
@@ -371,7 +371,7 @@ def test_times_of_the_trace_are_those_of_the_clock(native: bool) -> None:
     ]
 
 
-def test_garbage_collection_within_a_call_may_free(native: bool) -> None:
+def test_garbage_collection_during_a_call_can_free(native: bool) -> None:
     allocator = CachingAllocator(Device(), native=native)
     ready: list[int] = []
 
@@ -397,7 +397,7 @@ def test_garbage_collection_within_a_call_may_free(native: bool) -> None:
     assert allocator.statistics()["allocation.all.current"] == 0
 
 
-def test_a_call_without_memory_of_the_interpreter_changes_nothing() -> None:
+def test_failed_host_allocation_leaves_the_allocator_unchanged() -> None:
     pytest.importorskip("cudakit.core.allocator._fast", reason="Python code may stop anywhere")
     memory = pytest.importorskip("_testcapi", reason="CPython's own tests are not there")
     allocator = CachingAllocator(Device(), native=True)
@@ -442,7 +442,7 @@ class SlowPair(Pair):
         made_slow(self.allocator)
 
 
-def test_the_slow_path_agrees_with_the_model() -> None:
+def test_slow_path_equals_the_model() -> None:
     pair, rng = SlowPair(limited=True, max_split=None, gc=0.0), random.Random(9)
     live: list[int] = []
     for _ in range(700):

@@ -60,7 +60,7 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings) -> None:
+def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     device = Device(CAPACITY)
     first_call = len(device.calls)
     expected = program(CachingAllocator(device, settings), device)
@@ -88,7 +88,7 @@ def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings) -> None
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3])
-def test_memory_that_the_driver_refuses_stays_cached(fail_at: int) -> None:
+def test_memory_stays_cached_if_its_release_fails(fail_at: int) -> None:
     device = Device()
     allocator = CachingAllocator(device)
     for ptr in [allocator.alloc(30 * MIB) for _ in range(3)]:

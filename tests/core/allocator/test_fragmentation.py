@@ -10,13 +10,13 @@ from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.fragmentation import StreamMemory
 
 
-def test_nothing_is_not_fragmented(allocator: CachingAllocator) -> None:
+def test_empty_allocator_is_not_fragmented(allocator: CachingAllocator) -> None:
     found = allocator.fragmentation()
 
     assert (found.internal, found.external, found.free_bytes, found.streams) == (0, 0, 0, ())
 
 
-def test_internal_is_what_blocks_have_beyond_what_was_asked_for(
+def test_internal_fragmentation_is_allocated_minus_requested(
     allocator: CachingAllocator,
 ) -> None:
     allocator.alloc(1)
@@ -28,7 +28,9 @@ def test_internal_is_what_blocks_have_beyond_what_was_asked_for(
     assert found.internal == (511 + 324) / (512 + 1024)
 
 
-def test_external_is_what_is_free_beside_the_largest_hole(allocator: CachingAllocator) -> None:
+def test_external_fragmentation_is_free_memory_outside_the_largest_block(
+    allocator: CachingAllocator,
+) -> None:
     held = [allocator.alloc(4 * MIB) for _ in range(5)]
     allocator.free(held[0])
     allocator.free(held[2])
@@ -41,7 +43,7 @@ def test_external_is_what_is_free_beside_the_largest_hole(allocator: CachingAllo
     assert found.releasable_bytes == 0
 
 
-def test_each_stream_has_what_only_it_may_reuse(allocator: CachingAllocator) -> None:
+def test_free_bytes_are_listed_by_stream(allocator: CachingAllocator) -> None:
     whole, part = allocator.alloc(30 * MIB, 12), allocator.alloc(9 * MIB, 12)
     kept = allocator.alloc(12 * MIB)
     allocator.free(whole)
@@ -87,7 +89,7 @@ def test_cached_memory_of_a_private_pool_is_not_releasable(allocator: CachingAll
     assert (silo.pool, silo.free_bytes, silo.releasable_bytes) == (pool, 30 * MIB, 0)
 
 
-def test_the_sums_are_those_of_the_statistics(allocator: CachingAllocator) -> None:
+def test_fragmentation_sums_equal_the_statistics(allocator: CachingAllocator) -> None:
     held = [allocator.alloc(size * 1000, size % 3) for size in range(1, 2000, 37)]
     for ptr in held[::2]:
         allocator.free(ptr)
@@ -100,7 +102,7 @@ def test_the_sums_are_those_of_the_statistics(allocator: CachingAllocator) -> No
     assert sum(m.stranded_bytes for m in found.streams) == found.free_bytes
 
 
-def test_whole_pages_of_a_segment_that_grows_can_be_given_back_beside_what_is_used() -> None:
+def test_releasable_bytes_include_whole_pages_beside_live_blocks() -> None:
     allocator = expanding()
     held = [allocator.alloc(15 * MIB) for _ in range(4)]
     for ptr in held[1:3]:

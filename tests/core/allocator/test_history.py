@@ -49,7 +49,7 @@ def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
     return load(str(place))
 
 
-def test_43_a_live_block_knows_where_it_was_allocated(allocator: CachingAllocator) -> None:
+def test_43_live_block_has_the_stack_of_its_allocation(allocator: CachingAllocator) -> None:
     allocator.record_history("state", context="all")
     ptr = take(allocator)
 
@@ -68,7 +68,7 @@ def test_43_a_live_block_knows_where_it_was_allocated(allocator: CachingAllocato
     assert trace(allocator)[-1]["action"] == "segment_free"
 
 
-def test_a_segment_knows_where_it_was_allocated_while_it_is_whole(
+def test_whole_segment_has_the_stack_of_its_allocation(
     allocator: CachingAllocator,
 ) -> None:
     allocator.record_history("all", context="alloc")
@@ -81,7 +81,7 @@ def test_a_segment_knows_where_it_was_allocated_while_it_is_whole(
     assert "frames" not in trace(allocator)[-1]
 
 
-def test_large_segments_are_given_back_before_small_ones(allocator: CachingAllocator) -> None:
+def test_large_segments_are_released_before_small_ones(allocator: CachingAllocator) -> None:
     for ptr in [allocator.alloc(size) for size in (512, 30 * MIB, MIB, MIB, 20 * MIB)]:
         allocator.free(ptr)
     allocator.record_history()
@@ -94,7 +94,7 @@ def test_large_segments_are_given_back_before_small_ones(allocator: CachingAlloc
     ("context", "seen"),
     [("state", set()), ("alloc", {"take"}), ("all", {"take", "give", "empty"}), (None, set())],
 )
-def test_44_the_context_says_whose_stacks_are_in_the_trace(
+def test_44_context_selects_the_stacks_in_the_trace(
     allocator: CachingAllocator, context: Any, seen: set[str]
 ) -> None:
     allocator.record_history("all", context=context)
@@ -105,7 +105,7 @@ def test_44_the_context_says_whose_stacks_are_in_the_trace(
     assert names & {"take", "give", "empty"} == seen
 
 
-def test_a_free_without_a_stack_of_its_own_shows_that_of_the_allocation(
+def test_free_event_without_a_stack_has_the_stack_of_the_allocation(
     allocator: CachingAllocator,
 ) -> None:
     allocator.record_history(context="alloc")
@@ -114,7 +114,7 @@ def test_a_free_without_a_stack_of_its_own_shows_that_of_the_allocation(
     assert {entry["frames"][0]["name"] for entry in trace(allocator)} == {"take"}
 
 
-def test_45_skipped_actions_are_left_out_and_others_stay(allocator: CachingAllocator) -> None:
+def test_45_skipped_actions_are_omitted(allocator: CachingAllocator) -> None:
     allocator.record_history(skip_actions=["free_requested", "segment_alloc"])
     give(allocator, take(allocator))
 
@@ -131,7 +131,7 @@ def test_45_metadata_is_in_every_entry_while_it_is_set(allocator: CachingAllocat
     assert [entry["user_metadata"] for entry in trace(allocator)] == ["step 1"] * 2 + [""] * 2
 
 
-def test_45_a_part_may_be_recorded_without_stacks(allocator: CachingAllocator) -> None:
+def test_45_history_without_stacks(allocator: CachingAllocator) -> None:
     allocator.record_history()
     ptr = take(allocator)
     allocator.record_history(context=None)
@@ -142,7 +142,7 @@ def test_45_a_part_may_be_recorded_without_stacks(allocator: CachingAllocator) -
     assert ["frames" in entry for entry in trace(allocator)] == [True, True, False, True, True]
 
 
-def test_46_the_latest_entries_are_kept_in_order(allocator: CachingAllocator) -> None:
+def test_46_latest_entries_are_kept_in_order(allocator: CachingAllocator) -> None:
     allocator.record_history(max_entries=10)
     for size in range(1, 9):
         allocator.free(allocator.alloc(512 * size))
@@ -157,7 +157,7 @@ def test_46_the_latest_entries_are_kept_in_order(allocator: CachingAllocator) ->
     assert allocator.snapshot()["trace_alloc_overflowed"] == [False]
 
 
-def test_segments_are_numbered_in_the_order_in_which_they_came(
+def test_segments_are_numbered_in_order_of_allocation(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     first = allocator.alloc(30 * MIB)
@@ -199,7 +199,7 @@ def test_events_of_a_restore_have_internal_metadata(
     assert loaded(allocator, tmp_path).devices[0].warnings == ()
 
 
-def test_recording_ends_when_it_is_told_to_and_keeps_what_there_is(
+def test_stopped_history_keeps_its_entries(
     allocator: CachingAllocator,
 ) -> None:
     allocator.record_history()
@@ -212,7 +212,7 @@ def test_recording_ends_when_it_is_told_to_and_keeps_what_there_is(
     assert actions(allocator) == []
 
 
-def test_a_snapshot_is_an_entry_of_the_next_one(allocator: CachingAllocator) -> None:
+def test_snapshot_event_is_in_the_next_snapshot(allocator: CachingAllocator) -> None:
     allocator.record_history()
     allocator.alloc(MIB)
     allocator.snapshot()
@@ -252,7 +252,7 @@ def program(allocator: CachingAllocator) -> None:
     allocator.free(waits, 11)
 
 
-def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_blocks(
+def test_47_memviz_replays_the_trace_to_the_blocks_of_the_snapshot(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     program(allocator)
@@ -270,7 +270,7 @@ def test_47_memviz_reads_a_snapshot_and_the_trace_leads_to_the_blocks(
     assert any(frame.filename == __file__ for frame in snapshot.frames)
 
 
-def test_47_the_curves_of_a_replay_end_where_the_statistics_are(
+def test_47_replay_curves_end_at_the_statistics(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     program(allocator)
@@ -284,7 +284,7 @@ def test_47_the_curves_of_a_replay_end_where_the_statistics_are(
         assert ends.max() == statistics[f"{curve}_bytes.all.peak"], curve
 
 
-def test_48_a_snapshot_is_the_same_as_json(allocator: CachingAllocator) -> None:
+def test_48_snapshot_survives_json(allocator: CachingAllocator) -> None:
     program(allocator)
     snapshot = allocator.snapshot()
 
@@ -293,7 +293,7 @@ def test_48_a_snapshot_is_the_same_as_json(allocator: CachingAllocator) -> None:
     assert again["allocator_settings"].items() >= Settings().as_torch().items()
 
 
-def test_a_second_device_has_its_own_place(tmp_path: Path) -> None:
+def test_second_device_has_its_own_trace(tmp_path: Path) -> None:
     allocator = CachingAllocator(Device(), device=2)
     program(allocator)
     snapshot = loaded(allocator, tmp_path)
@@ -303,7 +303,7 @@ def test_a_second_device_has_its_own_place(tmp_path: Path) -> None:
     assert len(device.events) > 10
 
 
-def test_a_snapshot_of_the_simulated_gpu_is_read_too(work: Work, tmp_path: Path) -> None:
+def test_memviz_reads_a_snapshot_of_the_simulated_gpu(work: Work, tmp_path: Path) -> None:
     work.allocator.record_history()
     other = work.stream()
     ptr = work.allocator.alloc(30 * MIB)

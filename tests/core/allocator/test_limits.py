@@ -23,7 +23,7 @@ def limited(total: int, **more: object) -> CachingAllocator:
     return CachingAllocator(Device(), settings)
 
 
-def test_13_a_request_beyond_the_device_says_so(allocator: CachingAllocator) -> None:
+def test_13_request_beyond_the_device_memory_says_so(allocator: CachingAllocator) -> None:
     kept = allocator.alloc(MIB)
     words = r"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of 16.00 GiB"
     with pytest.raises(OutOfMemory, match=words) as caught:
@@ -33,14 +33,14 @@ def test_13_a_request_beyond_the_device_says_so(allocator: CachingAllocator) -> 
     allocator.free(kept)
 
 
-def test_13_an_eib_is_refused_before_anything_is_looked_at(allocator: CachingAllocator) -> None:
+def test_13_request_of_an_eib_is_refused_at_once(allocator: CachingAllocator) -> None:
     with pytest.raises(OutOfMemory, match="Tried to allocate more than 1EB memory"):
         allocator.alloc(8_000_000_000 * GIB)
 
     assert allocator.statistics()["num_ooms"] == 0
 
 
-def test_14_half_of_the_device_twice_and_again_after_a_free(device: Device) -> None:
+def test_14_half_of_the_device_is_reused_after_its_free(device: Device) -> None:
     allocator = CachingAllocator(device)
     half = device.capacity // 2 + MIB
     first = allocator.alloc(half)
@@ -54,7 +54,9 @@ def test_14_half_of_the_device_twice_and_again_after_a_free(device: Device) -> N
     assert statistics["num_alloc_retries"] >= 1
 
 
-def test_15_a_fraction_limits_what_is_reserved(allocator: CachingAllocator, device: Device) -> None:
+def test_15_memory_fraction_limits_the_reserved_bytes(
+    allocator: CachingAllocator, device: Device
+) -> None:
     allocator.set_memory_fraction(0.5)
     allocator.free(allocator.alloc(int(0.499 * device.capacity)))
     allocator.empty_cache()
@@ -70,7 +72,7 @@ def test_15_a_fraction_limits_what_is_reserved(allocator: CachingAllocator, devi
 @pytest.mark.parametrize(
     ("fraction", "error"), [(1, TypeError), (-0.1, ValueError), (2.0, ValueError)]
 )
-def test_15_a_fraction_that_is_none_is_refused(
+def test_15_invalid_memory_fraction_is_refused(
     allocator: CachingAllocator, fraction: float, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="memory fraction"):
@@ -78,14 +80,14 @@ def test_15_a_fraction_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])
-def test_15_a_fraction_is_read_as_it_was_set(allocator: CachingAllocator, fraction: float) -> None:
+def test_15_memory_fraction_reads_back(allocator: CachingAllocator, fraction: float) -> None:
     allocator.set_memory_fraction(fraction)
 
     assert allocator.settings.memory_fraction == fraction
 
 
 @pytest.mark.parametrize("max_split", [None, 1024 * MIB])
-def test_16_observers_are_told_once_of_each_failure_and_may_look(
+def test_16_observers_are_called_once_per_failure_and_can_take_a_snapshot(
     device: Device, max_split: int | None
 ) -> None:
     allocator = CachingAllocator(device, Settings(max_split_size_bytes=max_split))
@@ -101,7 +103,7 @@ def test_16_observers_are_told_once_of_each_failure_and_may_look(
     assert told[0][0].segment_bytes == 4 << 40
 
 
-def test_17_blocks_that_are_not_split_are_given_back_for_a_larger_one() -> None:
+def test_17_oversize_blocks_are_released_for_a_larger_request() -> None:
     allocator = limited(120 * MIB, max_split_size_bytes=40 * MIB)
     held = [allocator.alloc(40 * MIB) for _ in range(3)]
     with pytest.raises(OutOfMemory):
@@ -116,7 +118,7 @@ def test_17_blocks_that_are_not_split_are_given_back_for_a_larger_one() -> None:
     assert segments(allocator) == [("large", 120 * MIB)]
 
 
-def test_17_no_more_is_given_back_than_is_asked_the_largest_first() -> None:
+def test_17_oversize_blocks_are_released_largest_first_until_sufficient() -> None:
     allocator = limited(150 * MIB, max_split_size_bytes=40 * MIB)
     for ptr in [allocator.alloc(size * MIB) for size in (40, 60, 50)]:
         allocator.free(ptr)
@@ -126,7 +128,7 @@ def test_17_no_more_is_given_back_than_is_asked_the_largest_first() -> None:
     assert segments(allocator) == [("large", 40 * MIB), ("large", 100 * MIB)]
 
 
-def test_18_garbage_is_collected_before_memory_is_out() -> None:
+def test_18_garbage_collection_runs_before_out_of_memory() -> None:
     allocator = limited(120 * MIB, garbage_collection_threshold=0.5)
     for ptr in [allocator.alloc(40 * MIB) for _ in range(2)]:
         allocator.free(ptr)
@@ -136,7 +138,7 @@ def test_18_garbage_is_collected_before_memory_is_out() -> None:
     assert allocator.statistics()["num_sync_all_streams"] == 0
 
 
-def test_18_the_oldest_goes_first_and_split_segments_stay() -> None:
+def test_18_garbage_collection_releases_the_oldest_and_keeps_split_segments() -> None:
     allocator = limited(200 * MIB, garbage_collection_threshold=0.3)
     split = [allocator.alloc(8 * MIB), allocator.alloc(6 * MIB)]
     old, new = allocator.alloc(30 * MIB), allocator.alloc(30 * MIB)
@@ -157,7 +159,7 @@ def test_18_the_oldest_goes_first_and_split_segments_stay() -> None:
     assert allocator.alloc(30 * MIB) == new
 
 
-def test_19_a_block_that_is_not_to_be_split_serves_what_is_nearly_as_large() -> None:
+def test_19_oversize_block_serves_a_request_within_the_slack() -> None:
     allocator = CachingAllocator(Device(), Settings(max_split_size_bytes=40 * MIB))
     cached = allocator.alloc(100 * MIB)
     allocator.free(cached)
@@ -178,7 +180,7 @@ def test_19_a_block_that_is_not_to_be_split_serves_what_is_nearly_as_large() -> 
 
 
 @pytest.mark.parametrize("search_again", [False, True])
-def test_22_what_is_free_after_waiting_is_found_where_that_is_wanted(search_again: bool) -> None:
+def test_22_search_again_finds_memory_freed_by_the_synchronization(search_again: bool) -> None:
     device = Device(20 * MIB)
     allocator = CachingAllocator(device, search_again=search_again)
     pending, kept = allocator.alloc(9 * MIB), allocator.alloc(6 * MIB)
@@ -197,7 +199,7 @@ def test_22_what_is_free_after_waiting_is_found_where_that_is_wanted(search_agai
     allocator.free(kept)
 
 
-def test_a_request_beyond_the_limit_is_rejected_at_once_where_that_is_wanted() -> None:
+def test_throw_on_cudamalloc_oom_rejects_a_request_beyond_the_limit() -> None:
     allocator = limited(120 * MIB, throw_on_cudamalloc_oom=True)
     allocator.free(allocator.alloc(100 * MIB))
 
@@ -210,7 +212,7 @@ def test_a_request_beyond_the_limit_is_rejected_at_once_where_that_is_wanted() -
 
 
 @pytest.mark.parametrize("expands", [False, True])
-def test_a_rejection_asks_the_driver_for_nothing_and_counts_as_no_failure(expands: bool) -> None:
+def test_rejection_calls_no_driver_and_counts_no_oom(expands: bool) -> None:
     device = VirtualDevice(120 * MIB)
     settings = Settings(
         memory_fraction=0.5, throw_on_cudamalloc_oom=True, expandable_segments=expands
@@ -231,7 +233,7 @@ def test_a_rejection_asks_the_driver_for_nothing_and_counts_as_no_failure(expand
     assert allocator.counters()["num_oom_rejections"] == 0
 
 
-def test_a_rejection_is_told_to_those_who_asked_for_rejections(tmp_path: Path) -> None:
+def test_rejection_calls_the_rejection_observers(tmp_path: Path) -> None:
     allocator = limited(60 * MIB, throw_on_cudamalloc_oom=True)
     allocator.alloc(40 * MIB)
     rejected: list[OomReport] = []
@@ -251,7 +253,7 @@ def test_a_rejection_is_told_to_those_who_asked_for_rejections(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_the_driver_is_no_rejection() -> None:
+def test_driver_failure_is_not_a_rejection() -> None:
     device = Device(60 * MIB)
     settings = Settings(memory_fraction=0.9, throw_on_cudamalloc_oom=True)
     allocator = CachingAllocator(device, settings)
@@ -277,7 +279,7 @@ def test_garbage_is_collected_before_a_request_is_rejected() -> None:
     assert allocator.counters()["num_oom_rejections"] == 0
 
 
-def test_a_rejection_without_a_limit_cannot_be() -> None:
+def test_no_rejection_without_a_limit() -> None:
     allocator = CachingAllocator(Device(60 * MIB), Settings(throw_on_cudamalloc_oom=True))
     with pytest.raises(OutOfMemory):
         allocator.alloc(70 * MIB)
@@ -299,7 +301,7 @@ def test_refused_segment_does_not_count_against_the_limit() -> None:
     assert caught.value.report.elsewhere_bytes == 150 * MIB
 
 
-def test_a_helper_may_free_what_then_serves(device: Device) -> None:
+def test_shortage_helper_can_free_memory_for_the_request(device: Device) -> None:
     allocator = CachingAllocator(device)
     spare = [allocator.alloc(30 * MIB)]
 
@@ -316,7 +318,7 @@ def test_a_helper_may_free_what_then_serves(device: Device) -> None:
     assert allocator.alloc(30 * MIB) != kept
 
 
-def test_the_report_says_where_memory_is_and_who_keeps_it() -> None:
+def test_oom_report_lists_where_the_memory_is() -> None:
     device = Device(60 * MIB)
     allocator = CachingAllocator(device)
     allocator.record_history(context="state")
@@ -345,7 +347,7 @@ def test_the_report_says_where_memory_is_and_who_keeps_it() -> None:
     law.check(allocator)
 
 
-def test_a_hint_names_the_stream_whose_cache_would_have_served() -> None:
+def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:
     allocator = CachingAllocator(Device(20 * MIB))
     parts = [allocator.alloc(9 * MIB, 12), allocator.alloc(6 * MIB, 12)]
     allocator.free(parts[0])
@@ -356,7 +358,7 @@ def test_a_hint_names_the_stream_whose_cache_would_have_served() -> None:
     assert "9.00 MiB in one piece is cached in the large blocks on stream 0xc" in caught.value.hint
 
 
-def test_a_hint_counts_the_pieces_that_are_too_small() -> None:
+def test_oom_hint_counts_the_blocks_that_are_too_small() -> None:
     allocator = CachingAllocator(Device(20 * MIB))
     held = [allocator.alloc(4 * MIB) for _ in range(5)]
     allocator.free(held[0])

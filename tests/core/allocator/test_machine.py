@@ -151,7 +151,7 @@ class BesideTheModel(RuleBasedStateMachine):
 @pytest.mark.parametrize("expands", [False, True])
 @pytest.mark.parametrize("max_split", [None, 20, 40])
 @pytest.mark.parametrize(("limited", "gc"), [(False, 0.0), (True, 0.0), (True, 0.3), (True, 0.8)])
-def test_a_long_run_agrees_with_the_model(
+def test_long_run_equals_the_model(
     limited: bool, max_split: int | None, gc: float, expands: bool
 ) -> None:
     pair = Pair(limited=limited, max_split=max_split, gc=gc, expands=expands)

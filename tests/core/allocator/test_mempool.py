@@ -25,7 +25,7 @@ def limited(device: Device, size_bytes: int) -> CachingAllocator:
     return CachingAllocator(device, Settings(memory_fraction=size_bytes / device.capacity))
 
 
-def test_35_a_context_holds_its_pool(allocator: CachingAllocator) -> None:
+def test_35_use_pool_holds_its_pool(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     uses = [pool.uses]
     with allocator.use_pool(pool):
@@ -36,7 +36,7 @@ def test_35_a_context_holds_its_pool(allocator: CachingAllocator) -> None:
     assert pool.id == (0, 1)
 
 
-def test_36_a_pool_has_its_segments_from_its_own_upstream(
+def test_36_pool_takes_segments_from_its_own_upstream(
     allocator: CachingAllocator, device: Device
 ) -> None:
     own = Device(base=ELSEWHERE)
@@ -54,7 +54,7 @@ def test_36_a_pool_has_its_segments_from_its_own_upstream(
     assert "free" not in device.calls
 
 
-def test_36_what_outlives_its_pool_goes_back_to_the_upstream_in_the_end(device: Device) -> None:
+def test_36_allocation_that_outlives_its_pool_returns_to_its_upstream(device: Device) -> None:
     allocator, own = CachingAllocator(device), Device(base=ELSEWHERE)
     pool = MemPool(allocator, upstream=own)
     with allocator.use_pool(pool):
@@ -70,9 +70,7 @@ def test_36_what_outlives_its_pool_goes_back_to_the_upstream_in_the_end(device: 
     assert allocator.private_pools() == ()
 
 
-def test_a_pool_that_nobody_has_any_more_is_emptied(
-    allocator: CachingAllocator, device: Device
-) -> None:
+def test_collected_mem_pool_is_emptied(allocator: CachingAllocator, device: Device) -> None:
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
@@ -93,7 +91,7 @@ class Interrupted(Device):
         return super().malloc(size_bytes, stream)
 
 
-def test_a_pool_may_be_collected_in_the_midst_of_an_allocation() -> None:
+def test_mem_pool_can_be_collected_during_an_allocation() -> None:
     device = Interrupted()
     allocator = CachingAllocator(device)
     pools = [MemPool(allocator)]
@@ -109,7 +107,7 @@ def test_a_pool_may_be_collected_in_the_midst_of_an_allocation() -> None:
     law.check(allocator)
 
 
-def test_37_a_pool_lends_what_it_caches_before_memory_is_out(device: Device) -> None:
+def test_37_pool_lends_cached_blocks_before_out_of_memory(device: Device) -> None:
     allocator = limited(device, 80 * MIB)
     lender, other = MemPool(allocator, use_on_oom=True), MemPool(allocator)
     with allocator.use_pool(lender):
@@ -134,7 +132,7 @@ def test_37_a_pool_lends_what_it_caches_before_memory_is_out(device: Device) -> 
         assert allocator.alloc(40 * MIB) == first
 
 
-def test_37_a_pool_that_is_closed_lends_nothing(device: Device) -> None:
+def test_37_closed_pool_lends_nothing(device: Device) -> None:
     allocator = limited(device, 80 * MIB)
     pool = MemPool(allocator, use_on_oom=True)
     with allocator.use_pool(pool):
@@ -150,7 +148,7 @@ def test_37_a_pool_that_is_closed_lends_nothing(device: Device) -> None:
         allocator.alloc(9 * MIB)
 
 
-def test_37_what_is_asked_of_a_pool_is_lent_by_none(device: Device) -> None:
+def test_37_private_pool_borrows_from_no_other_pool(device: Device) -> None:
     allocator = limited(device, 60 * MIB)
     lender, other = MemPool(allocator, use_on_oom=True), MemPool(allocator)
     with allocator.use_pool(lender):
@@ -160,7 +158,7 @@ def test_37_what_is_asked_of_a_pool_is_lent_by_none(device: Device) -> None:
         allocator.alloc(40 * MIB)
 
 
-def test_statistics_tell_what_each_pool_has_reserved_also_when_it_is_gone(
+def test_statistics_keep_the_reserved_bytes_of_closed_pools(
     allocator: CachingAllocator,
 ) -> None:
     known = allocator.statistics()
@@ -195,7 +193,7 @@ def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, 
     }
 
 
-def test_38_a_pool_may_give_every_block_a_segment(allocator: CachingAllocator) -> None:
+def test_38_no_split_pool_has_one_block_per_segment(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator, no_split=True)
     with allocator.use_pool(pool):
         for _ in range(2):
@@ -208,7 +206,7 @@ def test_38_a_pool_may_give_every_block_a_segment(allocator: CachingAllocator) -
     assert [len(segment["blocks"]) for segment in default] == [3]
 
 
-def test_39_contexts_within_contexts_go_to_the_innermost_pool(
+def test_39_nested_use_pool_uses_the_innermost_pool(
     allocator: CachingAllocator,
 ) -> None:
     pools = [MemPool(allocator) for _ in range(3)]
@@ -225,7 +223,7 @@ def test_39_contexts_within_contexts_go_to_the_innermost_pool(
     assert [len(pool.snapshot()) for pool in pools] == [2, 2, 1]
 
 
-def test_40_a_context_is_of_one_thread(allocator: CachingAllocator) -> None:
+def test_40_use_pool_applies_to_one_thread(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     inside, done = threading.Event(), threading.Event()
 
@@ -246,7 +244,7 @@ def test_40_a_context_is_of_one_thread(allocator: CachingAllocator) -> None:
     assert pool.snapshot() == []
 
 
-def test_41_a_pool_with_its_own_upstream_does_not_expand() -> None:
+def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
     device, own = VirtualDevice(), Device(base=ELSEWHERE)
     allocator = CachingAllocator(device, Settings(expandable_segments=True))
     with allocator.use_pool(MemPool(allocator, upstream=own)):
@@ -262,7 +260,7 @@ def test_41_a_pool_with_its_own_upstream_does_not_expand() -> None:
     law.check(allocator)
 
 
-def test_41_a_pool_of_the_device_expands() -> None:
+def test_41_pool_of_the_device_is_expandable() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings(expandable_segments=True))
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
@@ -281,7 +279,7 @@ def test_41_a_pool_of_the_device_expands() -> None:
     assert allocator.private_pools() == ()
 
 
-def test_a_pool_context_asks_events_and_gives_memory_back_as_ever(device: Device) -> None:
+def test_use_pool_queries_events_and_releases_memory_as_usual(device: Device) -> None:
     allocator = CachingAllocator(device)
     waiting = allocator.alloc(30 * MIB)
     allocator.free(waiting, 11)
@@ -296,7 +294,7 @@ def test_a_pool_context_asks_events_and_gives_memory_back_as_ever(device: Device
     law.check(allocator)
 
 
-def test_a_context_that_fails_is_left(allocator: CachingAllocator) -> None:
+def test_use_pool_ends_if_its_body_raises(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     with pytest.raises(KeyError), allocator.use_pool(pool):
         raise KeyError
@@ -306,12 +304,12 @@ def test_a_context_that_fails_is_left(allocator: CachingAllocator) -> None:
     assert pool.snapshot() == []
 
 
-def test_a_pool_is_in_one_context_at_a_time(allocator: CachingAllocator) -> None:
+def test_pool_cannot_be_used_twice_at_a_time(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
-        with pytest.raises(PoolError, match="already"), allocator.use_pool(pool):
+        with pytest.raises(PoolError, match="another context"), allocator.use_pool(pool):
             pass
-        with pytest.raises(PoolError, match="still go"):
+        with pytest.raises(PoolError, match="still routed"):
             pool.close()
         assert pool.uses == 2
     pool.close()
@@ -323,7 +321,7 @@ def test_a_pool_is_in_one_context_at_a_time(allocator: CachingAllocator) -> None
     allocator.empty_cache(pool)
 
 
-def test_a_pool_is_closed_at_the_end_of_a_with_block(device: Device) -> None:
+def test_mem_pool_with_block_closes_the_pool(device: Device) -> None:
     allocator = CachingAllocator(device)
     with MemPool(allocator) as pool, allocator.use_pool(pool):
         allocator.free(allocator.alloc(MIB))
@@ -331,7 +329,7 @@ def test_a_pool_is_closed_at_the_end_of_a_with_block(device: Device) -> None:
     assert device.held == {}
 
 
-def test_an_upstream_that_has_no_memory_is_out_of_memory(allocator: CachingAllocator) -> None:
+def test_empty_pool_upstream_raises_out_of_memory(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator, upstream=Device(20 * MIB, ELSEWHERE))
     with allocator.use_pool(pool), pytest.raises(OutOfMemory):
         allocator.alloc(30 * MIB)

@@ -18,7 +18,7 @@ METRICS: tuple[Held, ...] = ("reserved_bytes", "allocated_bytes", "active_bytes"
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_function_is_called_when_a_threshold_is_crossed(
+def test_monitor_calls_back_when_a_threshold_is_crossed(
     allocator: CachingAllocator, metric: Held
 ) -> None:
     seen: list[Crossing] = []
@@ -38,7 +38,7 @@ def test_a_function_is_called_when_a_threshold_is_crossed(
 
 
 @pytest.mark.parametrize(("direction", "ups"), [("up", [True, True]), ("down", [False, False])])
-def test_one_direction_may_be_told_alone(
+def test_monitor_can_report_one_direction(
     allocator: CachingAllocator, direction: Any, ups: list[bool]
 ) -> None:
     seen: list[Crossing] = []
@@ -49,7 +49,7 @@ def test_one_direction_may_be_told_alone(
     assert [crossing.up for crossing in seen] == ups
 
 
-def test_a_share_is_of_the_device(allocator: CachingAllocator, device: Device) -> None:
+def test_monitor_share_is_of_the_device_memory(allocator: CachingAllocator, device: Device) -> None:
     seen: list[Crossing] = []
     allocator.monitor("reserved_bytes", 0.5, seen.append)
     allocator.alloc(device.capacity // 2)
@@ -69,7 +69,7 @@ def test_value_already_above_is_reported_after_it_was_below(allocator: CachingAl
     assert len(seen) == 1
 
 
-def test_a_block_that_streams_still_use_is_active(
+def test_pending_block_counts_as_active_for_monitors(
     allocator: CachingAllocator, device: Device
 ) -> None:
     seen: list[Crossing] = []
@@ -84,7 +84,7 @@ def test_a_block_that_streams_still_use_is_active(
     assert [crossing.value_bytes for crossing in seen] == [512]
 
 
-def test_calls_that_were_looked_up_before_are_watched_too(allocator: CachingAllocator) -> None:
+def test_monitor_sees_calls_by_saved_methods(allocator: CachingAllocator) -> None:
     alloc, seen = allocator.alloc, []
     allocator.monitor("allocated_bytes", MIB, seen.append)
     alloc(MIB)
@@ -92,7 +92,7 @@ def test_calls_that_were_looked_up_before_are_watched_too(allocator: CachingAllo
     assert len(seen) == 1
 
 
-def test_a_monitor_that_was_ended_is_silent_and_costs_nothing(allocator: CachingAllocator) -> None:
+def test_stopped_monitor_is_silent_and_turns_the_fast_path_on(allocator: CachingAllocator) -> None:
     seen: list[Crossing] = []
     monitor = allocator.monitor("allocated_bytes", MIB, seen.append)
     monitor.end()
@@ -103,7 +103,7 @@ def test_a_monitor_that_was_ended_is_silent_and_costs_nothing(allocator: Caching
     assert allocator._state.guard.watchers == []
 
 
-def test_a_callback_may_allocate_free_and_look(allocator: CachingAllocator) -> None:
+def test_monitor_callback_can_use_the_allocator(allocator: CachingAllocator) -> None:
     spare = [allocator.alloc(30 * MIB)]
     seen: list[int] = []
 
@@ -119,7 +119,7 @@ def test_a_callback_may_allocate_free_and_look(allocator: CachingAllocator) -> N
     assert seen == [30 * MIB]
 
 
-def test_callbacks_that_undo_each_other_come_to_an_end(allocator: CachingAllocator) -> None:
+def test_opposing_monitor_callbacks_terminate(allocator: CachingAllocator) -> None:
     held: list[int] = [allocator.alloc(MIB)]
     calls: list[bool] = []
 
@@ -147,7 +147,7 @@ def unraisable() -> Iterator[list[Any]]:
         sys.unraisablehook = plain
 
 
-def test_a_callback_that_fails_harms_nobody(allocator: CachingAllocator) -> None:
+def test_failing_monitor_callback_does_not_affect_the_request(allocator: CachingAllocator) -> None:
     def fail(_: Crossing) -> None:
         raise RuntimeError("as the test wants it")
 
@@ -176,8 +176,8 @@ def test_memory_released_by_a_failed_request_is_reported() -> None:
     ("arguments", "words"),
     [
         (("peak_bytes", 1, "up"), "'peak_bytes'"),
-        (("reserved_bytes", 0, "up"), "threshold of 0 bytes"),
-        (("reserved_bytes", 1, "sideways"), "'sideways' is no direction"),
+        (("reserved_bytes", 0, "up"), "threshold: 0 bytes"),
+        (("reserved_bytes", 1, "sideways"), "'sideways' is not a direction"),
     ],
 )
 def test_invalid_monitor_is_refused(
@@ -188,7 +188,7 @@ def test_invalid_monitor_is_refused(
         allocator.monitor(metric, threshold, print, direction=direction)
 
 
-def test_crossings_of_many_threads_are_told_without_waiting_for_each_other() -> None:
+def test_monitor_callbacks_of_threads_do_not_block_each_other() -> None:
     allocator = CachingAllocator(Device())
     seen: list[Crossing] = []
     allocator.monitor("allocated_bytes", 3 * MIB, seen.append, direction="both")

@@ -21,7 +21,7 @@ def run_out(allocator: CachingAllocator) -> OutOfMemory:
     return caught.value
 
 
-def test_a_snapshot_is_written_before_the_error_is_raised(
+def test_snapshot_is_written_before_the_error_is_raised(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     place = tmp_path / "oom.pickle"
@@ -37,7 +37,7 @@ def test_a_snapshot_is_written_before_the_error_is_raised(
     assert os.listdir(tmp_path) == ["oom.pickle"]
 
 
-def test_the_latest_snapshot_stays_and_none_is_written_any_more_where_that_is_wanted(
+def test_save_on_out_of_memory_replaces_the_file_and_can_be_turned_off(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     place = tmp_path / "oom.pickle"
@@ -53,7 +53,7 @@ def test_the_latest_snapshot_stays_and_none_is_written_any_more_where_that_is_wa
     assert not place.exists()
 
 
-def test_a_snapshot_that_cannot_be_written_is_said_and_hides_nothing(
+def test_failed_snapshot_on_out_of_memory_becomes_a_note(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
@@ -62,9 +62,7 @@ def test_a_snapshot_that_cannot_be_written_is_said_and_hides_nothing(
     gone.rmdir()
     (note,) = run_out(allocator).__notes__
 
-    assert note.startswith(
-        "save_on_out_of_memory failed when it was told: UsageError: cannot write"
-    )
+    assert note.startswith("the observer save_on_out_of_memory failed: UsageError: cannot write")
     assert "No such file or directory" in note
 
 
@@ -78,23 +76,21 @@ def test_failed_write_leaves_no_file(allocator: CachingAllocator, tmp_path: Path
     assert os.listdir(tmp_path) == ["oom.pickle"]
 
 
-def test_a_place_that_is_none_is_refused_at_once(
-    allocator: CachingAllocator, tmp_path: Path
-) -> None:
+def test_unwritable_path_is_refused_at_once(allocator: CachingAllocator, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it is a directory"):
         allocator.save_on_out_of_memory(tmp_path)
     with pytest.raises(UsageError, match="there is no directory"):
         allocator.save_snapshot(tmp_path / "none" / "file")
 
 
-def test_a_snapshot_may_be_written_at_any_time(allocator: CachingAllocator, tmp_path: Path) -> None:
+def test_save_snapshot_writes_a_file(allocator: CachingAllocator, tmp_path: Path) -> None:
     allocator.save_snapshot(tmp_path / "now.pickle")
 
     found = pickle.loads((tmp_path / "now.pickle").read_bytes())  # noqa: S301
     assert found == allocator.snapshot()
 
 
-def test_an_observer_that_fails_is_a_note_and_the_others_are_told(
+def test_failing_observer_becomes_a_note(
     allocator: CachingAllocator,
 ) -> None:
     def failing(_: OomReport) -> None:
@@ -107,12 +103,10 @@ def test_an_observer_that_fails_is_a_note_and_the_others_are_told(
 
     assert told == [error.report]
     assert len(error.__notes__) == 1
-    assert "failing failed when it was told: RuntimeError: as the test wants it" in str(
-        error.__notes__
-    )
+    assert "failing failed: RuntimeError: as the test wants it" in str(error.__notes__)
 
 
-def test_the_processes_of_the_device_are_asked_for_without_the_guard() -> None:
+def test_process_query_runs_without_the_guard() -> None:
     allocator = CachingAllocator(Device())
 
     def processes() -> tuple[Process, ...]:
@@ -125,7 +119,7 @@ def test_the_processes_of_the_device_are_asked_for_without_the_guard() -> None:
     assert "this process has 3.00 GiB memory in use." in run_out(allocator).message
 
 
-def test_an_answer_that_fails_changes_nothing_else() -> None:
+def test_failing_process_query_is_reported_as_unavailable() -> None:
     allocator = CachingAllocator(Device())
 
     def processes() -> tuple[Process, ...]:
@@ -139,7 +133,7 @@ def test_an_answer_that_fails_changes_nothing_else() -> None:
     assert error.report.processes == Unavailable("no NVML")
 
 
-def test_after_a_failure_all_goes_on() -> None:
+def test_allocator_works_after_out_of_memory() -> None:
     allocator = CachingAllocator(Device(64 * MIB))
     allocator.on_out_of_memory(lambda _: allocator.empty_cache())
     run_out(allocator)

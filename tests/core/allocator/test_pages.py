@@ -26,7 +26,7 @@ def gpu() -> Iterator[FailingGpu]:
     made.close()
 
 
-def test_pages_are_mapped_end_to_end_and_give_their_memory_back(gpu: FailingGpu) -> None:
+def test_pages_are_mapped_contiguously_and_unmapped(gpu: FailingGpu) -> None:
     pages = GpuPages(gpu)
     ptr = pages.reserve(8 * PAGE)
     pages.map(ptr, PAGE, 3)
@@ -43,7 +43,7 @@ def test_pages_are_mapped_end_to_end_and_give_their_memory_back(gpu: FailingGpu)
     assert gpu.reserved == set()
 
 
-def test_more_than_there_is_maps_nothing(gpu: FailingGpu) -> None:
+def test_map_beyond_the_device_memory_maps_nothing(gpu: FailingGpu) -> None:
     pages = GpuPages(gpu)
     ptr = pages.reserve(128 * MIB)
     with pytest.raises(CudaError) as caught:
@@ -56,9 +56,7 @@ def test_more_than_there_is_maps_nothing(gpu: FailingGpu) -> None:
 
 @pytest.mark.parametrize("name", ["create", "map", "release"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_failure_in_the_middle_leaves_nothing_mapped_or_all(
-    gpu: FailingGpu, name: str, nth: int
-) -> None:
+def test_failed_map_leaves_nothing_mapped(gpu: FailingGpu, name: str, nth: int) -> None:
     pages = GpuPages(gpu)
     ptr = pages.reserve(8 * PAGE)
     gpu.fail(name, nth)
@@ -75,7 +73,7 @@ def test_a_failure_in_the_middle_leaves_nothing_mapped_or_all(
     assert gpu.used == 0
 
 
-def test_of_a_stream_that_is_gone_the_whole_device_is_waited_for(gpu: FailingGpu) -> None:
+def test_sync_of_a_destroyed_stream_synchronizes_the_device(gpu: FailingGpu) -> None:
     pages, stream = GpuPages(gpu), gpu.stream()
     pages.sync_stream(stream)
     gpu.destroy_stream(stream)
@@ -84,7 +82,7 @@ def test_of_a_stream_that_is_gone_the_whole_device_is_waited_for(gpu: FailingGpu
     assert gpu.calls[-1] == "sync"
 
 
-def test_other_failures_of_waiting_are_raised(gpu: FailingGpu) -> None:
+def test_other_sync_errors_are_raised(gpu: FailingGpu) -> None:
     gpu.fail("sync_stream", 1)
     with pytest.raises(CudaError, match="as the test wants it"):
         GpuPages(gpu).sync_stream(0)
@@ -123,7 +121,7 @@ def program(allocator: CachingAllocator, streams: list[int]) -> None:
 EXPANDING = Settings(expandable_segments=True)
 
 
-def test_failed_calls_lose_no_memory_and_no_addresses() -> None:
+def test_failed_page_calls_leak_nothing() -> None:
     counted = FailingGpu(64 * MIB)
     program(CachingAllocator(GpuUpstream(counted), EXPANDING), [0, counted.stream()])
     counted.close()

@@ -31,7 +31,7 @@ def reached(gpu: Sim) -> set[int]:
     return {page for page, devices in gpu.virtual.access.items() if 1 in devices}
 
 
-def test_plain_segments_are_reached_by_the_context_of_the_peer() -> None:
+def test_peer_accesses_plain_segments() -> None:
     gpu, allocator = made(Settings())
     allocator.alloc(MIB)
 
@@ -41,7 +41,7 @@ def test_plain_segments_are_reached_by_the_context_of_the_peer() -> None:
     assert allocator.peer_accessible_by == (1,)
 
 
-def test_pages_that_are_mapped_and_those_that_come_are_reached() -> None:
+def test_peer_accesses_current_and_later_pages() -> None:
     gpu, allocator = made()
     first, other = allocator.alloc(30 * MIB), allocator.alloc(PAGE, gpu.stream())
     assert reached(gpu) == set()
@@ -53,7 +53,7 @@ def test_pages_that_are_mapped_and_those_that_come_are_reached() -> None:
     assert gpu.has_access(Ptr(later + 39 * MIB), 1)
 
 
-def test_pages_that_come_back_are_reached_again() -> None:
+def test_peer_accesses_remapped_pages() -> None:
     gpu, allocator = made()
     allocator.enable_peer_access(1)
     block = allocator.alloc(PAGE)
@@ -65,7 +65,7 @@ def test_pages_that_come_back_are_reached_again() -> None:
     law.check(allocator)
 
 
-def test_segments_that_begin_to_grow_later_are_reached_too() -> None:
+def test_peer_accesses_segments_that_become_expandable_later() -> None:
     gpu, allocator = made(Settings())
     allocator.enable_peer_access(1)
     allocator.configure(EXPANDING)
@@ -74,7 +74,7 @@ def test_segments_that_begin_to_grow_later_are_reached_too() -> None:
     assert reached(gpu) == set(gpu.virtual.mapped) != set()
 
 
-def test_a_second_time_asks_nothing() -> None:
+def test_repeated_enable_peer_access_calls_no_driver() -> None:
     gpu, allocator = made()
     allocator.alloc(PAGE)
     allocator.enable_peer_access(1)
@@ -86,7 +86,7 @@ def test_a_second_time_asks_nothing() -> None:
 
 
 @pytest.mark.parametrize("device", [0, 7])
-def test_no_device_is_its_own_peer_and_what_is_not_there_reaches_nothing(device: int) -> None:
+def test_enable_peer_access_refuses_the_own_and_missing_devices(device: int) -> None:
     _, allocator = made()
 
     with pytest.raises(CudaError, match="INVALID_DEVICE"):
@@ -95,7 +95,7 @@ def test_no_device_is_its_own_peer_and_what_is_not_there_reaches_nothing(device:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_failure_in_the_middle_takes_back_what_was_given(nth: int) -> None:
+def test_failed_enable_peer_access_revokes_granted_access(nth: int) -> None:
     gpu, allocator = made()
     for _ in range(3):
         allocator.alloc(PAGE, gpu.stream())
@@ -111,7 +111,7 @@ def test_a_failure_in_the_middle_takes_back_what_was_given(nth: int) -> None:
     assert reached(gpu) == set(gpu.virtual.mapped)
 
 
-def test_a_peer_that_is_refused_reaches_no_page() -> None:
+def test_refused_peer_accesses_no_page() -> None:
     gpu, allocator = made()
     allocator.alloc(PAGE)
     gpu.fail("enable_peer", 1)
@@ -121,7 +121,7 @@ def test_a_peer_that_is_refused_reaches_no_page() -> None:
     assert reached(gpu) == set()
 
 
-def test_pages_that_a_peer_cannot_be_let_use_are_not_mapped() -> None:
+def test_pages_are_not_mapped_if_peer_access_fails() -> None:
     gpu, allocator = made()
     allocator.enable_peer_access(1)
     gpu.fail("set_access", 1)
@@ -134,18 +134,18 @@ def test_pages_that_a_peer_cannot_be_let_use_are_not_mapped() -> None:
     assert gpu.has_access(Ptr(block), 1)
 
 
-def test_devices_that_are_not_linked_say_so() -> None:
+def test_unlinked_devices_raise_a_clear_error() -> None:
     gpu = Sim("h200x2")
     gpu.context.view = replace(gpu.context.view, peer_access=())
 
     with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
         CachingAllocator(GpuUpstream(gpu)).enable_peer_access(1)
-    assert "copy between them" in caught.value.hint
+    assert "copy between the devices" in caught.value.hint
 
 
-def test_an_upstream_without_a_device_has_no_peers() -> None:
+def test_upstream_without_a_device_refuses_peer_access() -> None:
     allocator = CachingAllocator(Device())
 
-    with pytest.raises(Unsupported, match="no device with peers"):
+    with pytest.raises(Unsupported, match="no device, and so no peer"):
         allocator.enable_peer_access(1)
     assert allocator.peer_accessible_by == ()

@@ -63,7 +63,7 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings) -> None:
+def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
     whole = VirtualDevice(CAPACITY)
     program(CachingAllocator(whole, settings), whole)
     assert len(whole.calls) > 20
@@ -88,7 +88,7 @@ def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings) -> None
         assert device.events == {}
 
 
-def test_threads_have_pools_side_by_side() -> None:
+def test_threads_use_pools_concurrently() -> None:
     device = Device()
     allocator = CachingAllocator(device)
     failures: list[BaseException] = []

@@ -236,7 +236,7 @@ RARELY_CAPTURED = {
 @pytest.mark.parametrize("expands", [False, True])
 @pytest.mark.parametrize("max_split", [None, 40])
 @pytest.mark.parametrize(("limited", "gc"), [(False, 0.0), (True, 0.0), (True, 0.3)])
-def test_a_long_run_with_pools_agrees_with_the_model(
+def test_long_run_with_pools_equals_the_model(
     limited: bool, max_split: int | None, gc: float, expands: bool
 ) -> None:
     pair = PoolPair(limited=limited, max_split=max_split, gc=gc, expands=expands)
@@ -249,7 +249,7 @@ def test_a_long_run_with_pools_agrees_with_the_model(
 
 
 @pytest.mark.parametrize("seed", [8, 9, 22])
-def test_a_long_run_with_pools_whose_segments_grow_at_times_agrees_with_the_model(
+def test_long_run_with_expandable_pools_equals_the_model(
     seed: int,
 ) -> None:
     pair = PoolPair(limited=True, max_split=40 if seed % 2 else None, gc=0.0, expands=True)

@@ -115,7 +115,7 @@ class Subject:
 
 
 @given(STEPS)
-def test_pool_statistics_are_those_of_single_counters(steps: list[Block | str]) -> None:
+def test_pool_statistics_equal_single_counters(steps: list[Block | str]) -> None:
     subject = Subject()
     for step in steps:
         subject.step(step)

@@ -24,7 +24,7 @@ def pool_ids(allocator: CachingAllocator) -> list[tuple[int, int]]:
     return [segment["segment_pool_id"] for segment in allocator.snapshot()["segments"]]
 
 
-def test_35_ids_of_users_count_up_and_are_given_once_to_all_threads(
+def test_35_user_pool_ids_are_unique_across_threads(
     allocator: CachingAllocator,
 ) -> None:
     found: list[tuple[int, int]] = []
@@ -41,7 +41,7 @@ def test_35_ids_of_users_count_up_and_are_given_once_to_all_threads(
     assert sorted(found) == [(0, number) for number in range(1, 201)]
 
 
-def test_ids_of_graphs_are_others(allocator: CachingAllocator) -> None:
+def test_graph_pool_ids_differ_from_user_pool_ids(allocator: CachingAllocator) -> None:
     with allocator.capture() as first:
         pass
     with allocator.capture() as second:
@@ -51,7 +51,7 @@ def test_ids_of_graphs_are_others(allocator: CachingAllocator) -> None:
     assert allocator.graph_pool_handle() == (0, 1)
 
 
-def test_requests_go_to_a_pool_from_its_begin_to_its_end(allocator: CachingAllocator) -> None:
+def test_requests_use_a_pool_from_begin_to_end(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     outside = allocator.alloc(30 * MIB)
     allocator.free(outside)
@@ -66,7 +66,7 @@ def test_requests_go_to_a_pool_from_its_begin_to_its_end(allocator: CachingAlloc
     assert allocator.alloc(30 * MIB) not in (inside, outside)
 
 
-def test_the_last_begun_of_those_that_take_a_request_has_it(allocator: CachingAllocator) -> None:
+def test_last_begun_matching_pool_serves_a_request(allocator: CachingAllocator) -> None:
     first, second, third = (allocator.graph_pool_handle() for _ in range(3))
     allocator.begin_allocate_to_pool(first, everything)
     allocator.begin_allocate_to_pool(second, lambda stream: stream == 11)
@@ -79,7 +79,7 @@ def test_the_last_begun_of_those_that_take_a_request_has_it(allocator: CachingAl
     assert pool_ids(allocator) == [first, second, first]
 
 
-def test_the_trace_says_which_pool_it_was(allocator: CachingAllocator) -> None:
+def test_trace_names_the_private_pool(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.record_history()
     allocator.begin_allocate_to_pool(pool, everything)
@@ -119,7 +119,7 @@ def test_held_pool_is_not_released(allocator: CachingAllocator) -> None:
     assert allocator.private_pools() == ()
 
 
-def test_a_pool_is_gone_with_its_last_segment(allocator: CachingAllocator) -> None:
+def test_pool_is_dropped_with_its_last_segment(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, everything)
     kept, cached = allocator.alloc(30 * MIB), allocator.alloc(40 * MIB)
@@ -136,7 +136,9 @@ def test_a_pool_is_gone_with_its_last_segment(allocator: CachingAllocator) -> No
     assert allocator.private_pools() == ()
 
 
-def test_emptying_one_pool_leaves_the_others(allocator: CachingAllocator, device: Device) -> None:
+def test_empty_cache_of_one_pool_leaves_the_others(
+    allocator: CachingAllocator, device: Device
+) -> None:
     pools = [allocator.graph_pool_handle() for _ in range(2)]
     allocator.free(allocator.alloc(30 * MIB))
     for pool in pools:
@@ -158,7 +160,7 @@ def test_emptying_one_pool_leaves_the_others(allocator: CachingAllocator, device
     assert pool_ids(allocator) == []
 
 
-def test_the_small_segments_of_a_pool_are_given_back_first(allocator: CachingAllocator) -> None:
+def test_small_segments_of_a_private_pool_are_released_first(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, everything)
     for ptr in [allocator.alloc(size) for size in (30 * MIB, MIB)]:
@@ -177,19 +179,19 @@ def test_the_small_segments_of_a_pool_are_given_back_first(allocator: CachingAll
 def test_misuse_is_refused_and_changes_nothing(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.begin_allocate_to_pool(pool, everything)
-    with pytest.raises(PoolError, match="already"):
+    with pytest.raises(PoolError, match="another context"):
         allocator.begin_allocate_to_pool(pool, everything)
     assert allocator.pool_uses(pool) == 1
     with pytest.raises(PoolError, match="requests still go"):
         allocator.release_pool(pool)
     allocator.end_allocate_to_pool(pool)
-    with pytest.raises(PoolError, match="no requests go"):
+    with pytest.raises(PoolError, match="no requests are routed"):
         allocator.end_allocate_to_pool(pool)
     held = allocator.alloc(MIB)
     allocator.release_pool(pool)
-    with pytest.raises(PoolError, match="nobody holds"):
+    with pytest.raises(PoolError, match="has no holder"):
         allocator.release_pool(pool)
-    with pytest.raises(PoolError, match="nobody holds"):
+    with pytest.raises(PoolError, match="has no holder"):
         allocator.begin_allocate_to_pool(pool, everything)
     allocator.free(held)
 
@@ -197,20 +199,20 @@ def test_misuse_is_refused_and_changes_nothing(allocator: CachingAllocator) -> N
 
 
 @pytest.mark.parametrize("unknown", [(0, 0), (0, 7), (7, 0), (1, 1), (0, -1), "pool", None, (0,)])
-def test_an_id_that_was_never_issued_is_refused(
+def test_id_that_was_never_issued_is_refused(
     allocator: CachingAllocator, unknown: tuple[int, int]
 ) -> None:
     allocator.graph_pool_handle()
-    with pytest.raises(PoolError, match="the id of no private pool"):
+    with pytest.raises(PoolError, match="is not the id of a private pool"):
         allocator.begin_allocate_to_pool(unknown, everything)
-    with pytest.raises(PoolError, match="the id of no private pool"):
+    with pytest.raises(PoolError, match="is not the id of a private pool"):
         allocator.release_pool(unknown)
-    with pytest.raises(PoolError, match="the id of no private pool"):
+    with pytest.raises(PoolError, match="is not the id of a private pool"):
         allocator.pool_uses(unknown)
-    with pytest.raises(PoolError, match="no requests go"):
+    with pytest.raises(PoolError, match="no requests are routed"):
         allocator.end_allocate_to_pool(unknown)
 
 
-def test_a_pool_that_never_had_a_request_cannot_be_released(allocator: CachingAllocator) -> None:
+def test_release_of_an_unused_pool_id_is_refused(allocator: CachingAllocator) -> None:
     with pytest.raises(PoolError, match="has no memory"):
         allocator.release_pool(allocator.graph_pool_handle())

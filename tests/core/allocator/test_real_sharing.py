@@ -102,7 +102,7 @@ def byte_at(gpu: Gpu, ptr: int) -> int:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_child_reads_and_writes_what_is_shared(gpu: Gpu, settings: str) -> None:
+def test_child_process_reads_and_writes_shared_memory(gpu: Gpu, settings: str) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=settings)
     below, block, above = (allocator.alloc(size) for size in (3 * MIB, SIZE, 3 * MIB))
     for ptr, value, size in ((below, 1, 3 * MIB), (block, 2, SIZE), (above, 3, 3 * MIB)):
@@ -121,7 +121,7 @@ def test_a_child_reads_and_writes_what_is_shared(gpu: Gpu, settings: str) -> Non
     allocator.close()
 
 
-def test_pages_that_were_shared_go_back_to_the_device(gpu: Gpu) -> None:
+def test_shared_pages_are_released_to_the_device(gpu: Gpu) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=SETTINGS[1])
     warm = allocator.alloc(MIB)
     gpu.sync()
@@ -137,7 +137,7 @@ def test_pages_that_were_shared_go_back_to_the_device(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_process_that_has_ended_has_nothing_to_open(gpu: Gpu, settings: str) -> None:
+def test_memory_of_an_ended_process_cannot_be_opened(gpu: Gpu, settings: str) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=settings)
     (text,) = python(GIVER, settings)
 
@@ -148,14 +148,14 @@ def test_a_process_that_has_ended_has_nothing_to_open(gpu: Gpu, settings: str) -
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_process_does_not_open_its_own_memory(gpu: Gpu, settings: str) -> None:
+def test_process_cannot_open_its_own_memory(gpu: Gpu, settings: str) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=settings)
 
-    with pytest.raises(UsageError, match="by this process itself"):
+    with pytest.raises(UsageError, match="this process shared"):
         allocator.open_shared(allocator.share(allocator.alloc(MIB)))
 
 
-def test_the_environment_forbids_handles_of_pages(
+def test_environment_variable_turns_off_page_handles(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")

@@ -39,7 +39,7 @@ def interrupted() -> Interrupted:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_29_a_free_from_within_is_done_when_the_allocator_is_left(
+def test_29_reentrant_free_is_performed_at_the_end_of_the_call(
     interrupted: Interrupted, call: str
 ) -> None:
     allocator = CachingAllocator(interrupted)
@@ -65,7 +65,7 @@ def test_29_a_free_from_within_is_done_when_the_allocator_is_left(
     law.check(allocator)
 
 
-def test_29_a_free_from_within_comes_after_what_is_under_way(interrupted: Interrupted) -> None:
+def test_29_reentrant_free_is_recorded_after_the_running_call(interrupted: Interrupted) -> None:
     allocator = CachingAllocator(interrupted)
     victim = allocator.alloc(MIB)
     allocator.record_history()
@@ -75,7 +75,7 @@ def test_29_a_free_from_within_comes_after_what_is_under_way(interrupted: Interr
     assert actions(allocator) == ["segment_alloc", "alloc", "free_requested", "free_completed"]
 
 
-def test_29_nothing_but_a_free_is_done_from_within(interrupted: Interrupted) -> None:
+def test_29_reentrant_calls_other_than_free_are_refused(interrupted: Interrupted) -> None:
     allocator = CachingAllocator(interrupted)
     refused: list[type[Exception]] = []
 
@@ -95,7 +95,7 @@ def test_29_nothing_but_a_free_is_done_from_within(interrupted: Interrupted) -> 
     law.check(allocator)
 
 
-def test_29_an_allocation_from_within_leaves_the_way_free(interrupted: Interrupted) -> None:
+def test_29_refused_reentrant_alloc_keeps_the_allocator_usable(interrupted: Interrupted) -> None:
     allocator = CachingAllocator(interrupted)
 
     def finalizer() -> None:
@@ -109,7 +109,7 @@ def test_29_an_allocation_from_within_leaves_the_way_free(interrupted: Interrupt
     assert allocator.alloc(MIB) == ptr
 
 
-def test_a_free_waits_for_no_other_thread() -> None:
+def test_free_does_not_wait_for_another_thread() -> None:
     device = Interrupted()
     allocator = CachingAllocator(device)
     victim = allocator.alloc(MIB)
@@ -126,7 +126,7 @@ def test_a_free_waits_for_no_other_thread() -> None:
     assert current(allocator, "allocated_bytes") == 30 * MIB
 
 
-def test_a_thread_may_allocate_while_another_waits_for_the_driver() -> None:
+def test_thread_can_allocate_while_another_is_in_the_driver() -> None:
     device = Interrupted()
     allocator = CachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
     allocator.free(allocator.alloc(MIB))
@@ -144,7 +144,7 @@ def test_a_thread_may_allocate_while_another_waits_for_the_driver() -> None:
     law.check(allocator)
 
 
-def test_threads_allocate_and_free_side_by_side() -> None:
+def test_threads_allocate_and_free_concurrently() -> None:
     allocator = CachingAllocator(Device())
     failures: list[Exception] = []
 

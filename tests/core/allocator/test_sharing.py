@@ -36,7 +36,7 @@ def used(gpu: Sim) -> int:
     return info.total_bytes - info.free_bytes
 
 
-def test_a_block_is_opened_at_its_offset_with_the_bytes_that_were_asked_for(pair: Pair) -> None:
+def test_opened_block_has_its_offset_and_requested_size(pair: Pair) -> None:
     below, block, above = (pair.giver.alloc(size) for size in (3 * MIB, 25 * MIB + 3, 3 * MIB))
     for number, ptr in enumerate((below, block, above)):
         pair.write(ptr, number, 3 * MIB)
@@ -48,7 +48,7 @@ def test_a_block_is_opened_at_its_offset_with_the_bytes_that_were_asked_for(pair
         assert pair.read(memory, memory.size_bytes - 4) == b"\7" * 4
 
 
-def test_an_address_within_an_allocation_shares_the_rest_of_it(pair: Pair) -> None:
+def test_address_inside_an_allocation_shares_its_rest(pair: Pair) -> None:
     block = pair.giver.alloc(45 * MIB)
     pair.write(block, 1, 45 * MIB)
     pair.write(block + 30 * MIB, 2, 1)
@@ -59,7 +59,7 @@ def test_an_address_within_an_allocation_shares_the_rest_of_it(pair: Pair) -> No
     assert pair.read(memory) == b"\2\1\1\1"
 
 
-def test_writes_of_another_process_are_seen(pair: Pair) -> None:
+def test_writes_of_another_process_are_visible(pair: Pair) -> None:
     block = pair.giver.alloc(MIB)
     memory = pair.taker.open_shared(pair.giver.share(block))
     pair.second.fill(memory.ptr, 9, MIB, LEGACY)
@@ -71,7 +71,7 @@ def test_writes_of_another_process_are_seen(pair: Pair) -> None:
     assert pair.read(other) == b"\t" * 4
 
 
-def test_two_blocks_of_a_segment_open_it_once() -> None:
+def test_two_blocks_open_their_segment_once() -> None:
     pair = Pair()
     first, second = (pair.giver.alloc(2 * MIB) for _ in range(2))
     one = pair.taker.open_shared(pair.giver.share(first))
@@ -80,7 +80,7 @@ def test_two_blocks_of_a_segment_open_it_once() -> None:
     assert other.ptr - one.ptr == second - first
 
 
-def test_memory_shared_twice_is_open_once_until_the_last_close(pair: Pair) -> None:
+def test_memory_opened_twice_closes_at_the_last_close(pair: Pair) -> None:
     block = pair.giver.alloc(MIB)
     pair.write(block, 3, MIB)
     one = pair.taker.open_shared(pair.giver.share(block))
@@ -91,14 +91,14 @@ def test_memory_shared_twice_is_open_once_until_the_last_close(pair: Pair) -> No
     one.close()
     one.close()
     assert pair.read(other) == b"\3" * 4
-    with pytest.raises(UsageError, match="was closed"):
+    with pytest.raises(UsageError, match="is closed"):
         _ = one.ptr
     other.close()
     assert pair.second.heap.space.at(where) is None
     assert pair.taker.open_shared(pair.giver.share(block)).size_bytes == MIB
 
 
-def test_the_last_who_has_it_closes_it(pair: Pair) -> None:
+def test_collected_opened_memory_is_closed(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
     where = memory.ptr
 
@@ -108,7 +108,7 @@ def test_the_last_who_has_it_closes_it(pair: Pair) -> None:
     assert pair.second.heap.space.at(where) is None
 
 
-def test_arrays_are_made_of_its_bytes(pair: Pair) -> None:
+def test_opened_memory_has_a_cuda_array_interface(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(1000)))
     told = memory.__cuda_array_interface__
 
@@ -116,22 +116,22 @@ def test_arrays_are_made_of_its_bytes(pair: Pair) -> None:
     assert told["version"] == 3
 
 
-def test_a_process_does_not_open_its_own_memory(pair: Pair) -> None:
+def test_process_cannot_open_its_own_memory(pair: Pair) -> None:
     shared = pair.giver.share(pair.giver.alloc(MIB))
 
-    with pytest.raises(UsageError, match="by this process itself") as caught:
+    with pytest.raises(UsageError, match="this process shared") as caught:
         pair.giver.open_shared(shared)
-    assert "the address" in caught.value.hint
+    assert "the shared address" in caught.value.hint
 
 
-def test_memory_of_another_device_is_refused_by_name(pair: Pair) -> None:
+def test_open_refuses_memory_of_another_device(pair: Pair) -> None:
     shared = replace(pair.giver.share(pair.giver.alloc(MIB)), device="GPU-1")
 
-    with pytest.raises(UsageError, match="GPU-1, and this allocator of GPU-"):
+    with pytest.raises(UsageError, match="GPU-1, and this allocator to GPU-"):
         pair.taker.open_shared(shared)
 
 
-def test_a_process_that_has_ended_has_nothing_to_open(pair: Pair) -> None:
+def test_memory_of_an_ended_process_cannot_be_opened(pair: Pair) -> None:
     shared = pair.giver.share(pair.giver.alloc(MIB))
     pair.first.close()
 
@@ -141,7 +141,7 @@ def test_a_process_that_has_ended_has_nothing_to_open(pair: Pair) -> None:
     pair.giver = CachingAllocator(Device())
 
 
-def test_unallocated_memory_is_not_shared(pair: Pair) -> None:
+def test_share_of_an_unallocated_address_is_refused(pair: Pair) -> None:
     block = pair.giver.alloc(1000)
     for ptr in (0, block - 1, block + 1000, 1 << 40):
         with pytest.raises(InvalidPointer, match="nothing is allocated"):
@@ -164,7 +164,7 @@ def test_uncached_allocation_is_shared_whole() -> None:
     pair.giver.free(block)
 
 
-def test_memory_of_a_private_pool_is_shared_unless_it_has_an_allocator_of_its_own(
+def test_private_pool_memory_is_shared_unless_it_has_its_own_upstream(
     pair: Pair,
 ) -> None:
     with MemPool(pair.giver) as pool, pair.giver.use_pool(pool):
@@ -174,12 +174,12 @@ def test_memory_of_a_private_pool_is_shared_unless_it_has_an_allocator_of_its_ow
         pair.giver.free(block)
     with MemPool(pair.giver, upstream=Device(base=1 << 50)) as own, pair.giver.use_pool(own):
         block = pair.giver.alloc(MIB)
-        with pytest.raises(Unsupported, match="an allocator of its own"):
+        with pytest.raises(Unsupported, match="its own upstream"):
             pair.giver.share(block)
         pair.giver.free(block)
 
 
-def test_the_handle_of_a_plain_segment_is_that_of_its_base() -> None:
+def test_ipc_handle_is_that_of_the_segment_base() -> None:
     pair = Pair()
     first, second = (pair.giver.alloc(2 * MIB) for _ in range(2))
     base, inside = pair.giver.ipc_handle(first), pair.giver.ipc_handle(second + 5)
@@ -188,15 +188,15 @@ def test_the_handle_of_a_plain_segment_is_that_of_its_base() -> None:
     assert (base.offset_bytes, inside.offset_bytes) == (0, second + 5 - first)
 
 
-def test_an_expandable_segment_has_no_base_and_says_what_to_use_instead() -> None:
+def test_ipc_handle_of_an_expandable_segment_names_the_alternative() -> None:
     giver = Pair(EXPANDING).giver
 
-    with pytest.raises(Unsupported, match="no base allocation") as caught:
+    with pytest.raises(Unsupported, match="no handle of") as caught:
         giver.ipc_handle(giver.alloc(MIB))
     assert "share()" in caught.value.hint
 
 
-def test_of_an_expandable_segment_only_the_pages_under_a_block_are_shared() -> None:
+def test_share_exports_only_the_pages_under_a_block() -> None:
     giver = Pair(EXPANDING).giver
     first, second = giver.alloc(30 * MIB), giver.alloc(15 * MIB)
 
@@ -207,7 +207,7 @@ def test_of_an_expandable_segment_only_the_pages_under_a_block_are_shared() -> N
     assert (after.offset_bytes, after.page_bytes, len(after.handles)) == (10 * MIB, PAGE, 2)
 
 
-def test_pages_that_were_given_back_keep_no_memory_and_cannot_be_opened() -> None:
+def test_released_pages_cannot_be_opened() -> None:
     pair = Pair(EXPANDING)
     block = pair.giver.alloc(PAGE)
     shared = pair.giver.share(block)
@@ -220,7 +220,7 @@ def test_pages_that_were_given_back_keep_no_memory_and_cannot_be_opened() -> Non
     assert pair.giver.share(pair.giver.alloc(PAGE)).handles != shared.handles
 
 
-def test_pages_that_are_open_elsewhere_live_until_they_are_closed() -> None:
+def test_pages_open_in_another_process_live_until_closed() -> None:
     pair = Pair(EXPANDING)
     block = pair.giver.alloc(PAGE)
     pair.write(block, 6, PAGE)
@@ -233,7 +233,7 @@ def test_pages_that_are_open_elsewhere_live_until_they_are_closed() -> None:
     assert used(pair.first) == 0
 
 
-def test_a_segment_that_is_given_back_is_an_illegal_address_elsewhere() -> None:
+def test_released_segment_is_an_illegal_address_in_another_process() -> None:
     pair = Pair()
     block = pair.giver.alloc(PAGE)
     memory = pair.taker.open_shared(pair.giver.share(block))
@@ -244,7 +244,7 @@ def test_a_segment_that_is_given_back_is_an_illegal_address_elsewhere() -> None:
         pair.read(memory)
 
 
-def test_pages_without_handles_are_not_shared_and_say_why() -> None:
+def test_share_of_pages_without_handles_is_refused() -> None:
     giver = Pair(EXPANDING, shares=False).giver
 
     with pytest.raises(Unsupported, match="without a shareable handle") as caught:
@@ -252,7 +252,7 @@ def test_pages_without_handles_are_not_shared_and_say_why() -> None:
     assert "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC" in caught.value.hint
 
 
-def test_a_device_with_a_fabric_gives_handles_of_it() -> None:
+def test_fabric_device_exports_fabric_handles() -> None:
     gpu = Sim(capacity_bytes=CAPACITY, handle_kinds=("fabric", "descriptor"))
     giver = CachingAllocator(GpuUpstream(gpu), EXPANDING)
     shared = giver.share(giver.alloc(PAGE))
@@ -272,14 +272,14 @@ class WithoutChannel(Sim):
         return super().create(size_bytes, handle)  # type: ignore[arg-type]
 
 
-def test_a_fabric_that_is_refused_is_done_without() -> None:
+def test_refused_fabric_handles_fall_back_to_descriptors() -> None:
     gpu = WithoutChannel(handle_kinds=("fabric", "descriptor"))
     giver = CachingAllocator(GpuUpstream(gpu), EXPANDING)
 
     assert isinstance(giver.share(giver.alloc(PAGE)).handles[0], Descriptor)
 
 
-def test_an_upstream_without_a_device_shares_nothing() -> None:
+def test_upstream_without_a_device_refuses_to_share() -> None:
     allocator = CachingAllocator(Device())
     ptr = allocator.alloc(1000)
 
@@ -295,7 +295,7 @@ def test_opened_memory_keeps_its_device_open(pair: Pair) -> None:
     assert kept is pair.taker
 
 
-def test_a_child_that_was_forked_has_nothing_open(pair: Pair) -> None:
+def test_forked_child_has_no_opened_memory(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
     told = CudaError(3, "CUDA_ERROR_NOT_INITIALIZED", "as a forked child is told")
     for _ in range(2):  # as the last goes, and as it is asked about
@@ -305,7 +305,7 @@ def test_a_child_that_was_forked_has_nothing_open(pair: Pair) -> None:
     assert not pair.taker._state.upstream.ipc._unused  # type: ignore[attr-defined]
 
 
-def test_with_the_device_all_is_closed(pair: Pair) -> None:
+def test_closing_the_device_closes_opened_memory(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
     pair.second.close()
 
@@ -314,7 +314,7 @@ def test_with_the_device_all_is_closed(pair: Pair) -> None:
     assert not pair.taker._state.upstream.ipc._unused  # type: ignore[attr-defined]
 
 
-def test_threads_that_open_and_close_at_once_lose_nothing(pair: Pair) -> None:
+def test_threads_open_and_close_concurrently(pair: Pair) -> None:
     shared = [pair.giver.share(pair.giver.alloc(MIB)) for _ in range(3)]
     failures: list[Exception] = []
 

@@ -12,7 +12,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return Pair(request.param)
 
 
-def test_memory_is_shared_within_a_capture_and_leaves_it_whole(pair: Pair) -> None:
+def test_share_during_a_capture_keeps_the_capture_valid(pair: Pair) -> None:
     stream = pair.first.stream()
     block = pair.giver.alloc(MIB)
     with pair.giver.capture(stream=stream):
@@ -24,7 +24,7 @@ def test_memory_is_shared_within_a_capture_and_leaves_it_whole(pair: Pair) -> No
     pair.first.instantiate(graph)
 
 
-def test_memory_dropped_within_a_capture_is_closed_by_a_later_call(pair: Pair) -> None:
+def test_memory_dropped_during_a_capture_is_closed_later(pair: Pair) -> None:
     stream = pair.second.stream()
     shared = pair.giver.share(pair.giver.alloc(MIB))
     memory = pair.taker.open_shared(shared)

@@ -117,7 +117,7 @@ QUIET = {"release", "withdraw", "ipc_close", "sync", "unmap", "unreserve", "back
     [(PLAIN, PLAIN_CALLS), (EXPANDING, PAGE_CALLS)],
     ids=["plain", "expanding"],
 )
-def test_a_call_that_fails_leaks_nothing(settings: Settings, calls: set[str], side: str) -> None:
+def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], side: str) -> None:
     whole = Two(settings)
     whole.run()
     assert whole.told == []
@@ -142,7 +142,7 @@ def test_a_call_that_fails_leaks_nothing(settings: Settings, calls: set[str], si
 
 
 @pytest.mark.parametrize("name", ["ipc_open", "import_backing", "map", "reserve"])
-def test_memory_that_could_not_be_opened_is_not_open(name: str) -> None:
+def test_failed_open_leaves_nothing_open(name: str) -> None:
     two = Two(PLAIN if name == "ipc_open" else EXPANDING)
     shared = two.giver.share(two.giver.alloc(30 * MIB))
     two.taking.fail(name, 1)
@@ -173,7 +173,7 @@ def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settin
     assert gpu.virtual.mapped == {}
 
 
-def test_pages_of_which_one_cannot_be_exported_are_exported_none() -> None:
+def test_failed_export_of_one_page_exports_no_page() -> None:
     two = Two(EXPANDING)
     block = two.giver.alloc(30 * MIB)
     two.giving.fail("export", 2)

@@ -11,7 +11,7 @@ def outer() -> tuple[object, ...]:
     return gather()
 
 
-def test_each_instruction_has_its_line() -> None:
+def test_frames_have_the_line_of_each_instruction() -> None:
     stacks = Stacks()
     code = test_history.program.__code__
     for instruction in dis.get_instructions(code):
@@ -20,15 +20,15 @@ def test_each_instruction_has_its_line() -> None:
             assert frame["line"] == instruction.positions.lineno
 
 
-def test_a_stack_begins_where_the_caller_was_called() -> None:
+def test_gathered_stack_begins_at_the_caller() -> None:
     frames = Stacks().frames(outer())  # type: ignore[arg-type]
 
-    code = test_a_stack_begins_where_the_caller_was_called.__code__
+    code = test_gathered_stack_begins_at_the_caller.__code__
     assert frames[0]["name"] == code.co_name
     assert frames[0]["line"] == code.co_firstlineno + 1
 
 
-def test_equal_stacks_are_one_object() -> None:
+def test_equal_stacks_give_the_same_object() -> None:
     stacks, trail = Stacks(), (outer.__code__, 0)
 
     assert stacks.frames(trail) is stacks.frames((outer.__code__, 0))

@@ -17,7 +17,7 @@ SIZE = 30 * MIB
 PENDING = "active_pending_free"
 
 
-def test_23_a_block_in_use_elsewhere_is_reused_when_that_stream_is_done(work: Work) -> None:
+def test_23_block_used_by_another_stream_is_reused_after_that_stream(work: Work) -> None:
     allocator, other = work.allocator, work.stream()
     ptr = allocator.alloc(SIZE)
     work.busy(other)
@@ -39,7 +39,7 @@ def test_23_a_block_in_use_elsewhere_is_reused_when_that_stream_is_done(work: Wo
     assert third == ptr
 
 
-def test_24_the_stream_of_the_allocation_is_no_other(work: Work) -> None:
+def test_24_use_by_the_own_stream_is_ignored(work: Work) -> None:
     allocator, own = work.allocator, work.stream()
     ptr = allocator.alloc(SIZE, own)
     work.busy(own)
@@ -49,7 +49,7 @@ def test_24_the_stream_of_the_allocation_is_no_other(work: Work) -> None:
     assert allocator.alloc(SIZE, own) == ptr
 
 
-def test_a_free_on_another_stream_waits_for_it(work: Work) -> None:
+def test_free_on_another_stream_waits_for_it(work: Work) -> None:
     allocator, other = work.allocator, work.stream()
     ptr = allocator.alloc(SIZE)
     work.busy(other)
@@ -58,7 +58,7 @@ def test_a_free_on_another_stream_waits_for_it(work: Work) -> None:
     assert allocator.alloc(SIZE) != ptr
 
 
-def test_25_a_stream_that_is_behind_holds_back_its_own_only(work: Work) -> None:
+def test_25_slow_stream_delays_only_its_own_blocks(work: Work) -> None:
     allocator, slow, fast = work.allocator, work.stream(), work.stream()
     first, second, third = (allocator.alloc(SIZE) for _ in range(3))
     work.busy(slow)
@@ -70,7 +70,7 @@ def test_25_a_stream_that_is_behind_holds_back_its_own_only(work: Work) -> None:
     assert [own[0][1] for own in blocks(allocator)[:3]] == [PENDING, PENDING, "inactive"]
 
 
-def test_25_of_one_stream_the_first_is_done_first(work: Work) -> None:
+def test_25_frees_of_one_stream_complete_in_order(work: Work) -> None:
     allocator, other = work.allocator, work.stream()
     first, second = allocator.alloc(SIZE), allocator.alloc(SIZE)
     allocator.free(first, other)
@@ -82,7 +82,7 @@ def test_25_of_one_stream_the_first_is_done_first(work: Work) -> None:
     assert [own[0][1] for own in blocks(allocator)[:2]] == ["inactive", PENDING]
 
 
-def test_27_emptying_the_cache_waits_for_what_is_in_use_elsewhere(work: Work) -> None:
+def test_27_empty_cache_waits_for_other_streams(work: Work) -> None:
     allocator, other = work.allocator, work.stream()
     ptr = allocator.alloc(SIZE)
     work.busy(other)
@@ -93,7 +93,7 @@ def test_27_emptying_the_cache_waits_for_what_is_in_use_elsewhere(work: Work) ->
     assert current(allocator, "reserved_bytes") == 0
 
 
-def test_28_the_last_of_three_streams_completes_a_free(work: Work) -> None:
+def test_28_last_of_three_streams_completes_a_free(work: Work) -> None:
     allocator, streams = work.allocator, [work.stream() for _ in range(3)]
     ptr = allocator.alloc(SIZE)
     for seconds, stream in enumerate(streams, 1):
@@ -110,7 +110,7 @@ def test_28_the_last_of_three_streams_completes_a_free(work: Work) -> None:
     assert states == [PENDING, PENDING, "inactive"]
 
 
-def test_33_a_capture_asks_no_event_and_defers_frees(device: Device) -> None:
+def test_33_capture_queries_no_event_and_defers_frees(device: Device) -> None:
     allocator = CachingAllocator(device)
     before, during = allocator.alloc(SIZE), allocator.alloc(SIZE)
     allocator.record_use(during, 12)
@@ -129,7 +129,7 @@ def test_33_a_capture_asks_no_event_and_defers_frees(device: Device) -> None:
     law.check(allocator)
 
 
-def test_33_a_capture_runs_out_of_memory_without_waiting_for_anybody() -> None:
+def test_33_out_of_memory_in_a_capture_waits_for_no_stream() -> None:
     allocator = CachingAllocator(Device(SIZE))
     allocator.free(allocator.alloc(SIZE), 11)
     allocator.begin_capture()
@@ -140,7 +140,7 @@ def test_33_a_capture_runs_out_of_memory_without_waiting_for_anybody() -> None:
     assert allocator.statistics()["num_alloc_retries"] == 0
 
 
-def test_events_are_used_again(device: Device) -> None:
+def test_events_are_reused(device: Device) -> None:
     allocator = CachingAllocator(device)
     for _ in range(5):
         ptr = allocator.alloc(SIZE)
@@ -150,7 +150,7 @@ def test_events_are_used_again(device: Device) -> None:
     assert device.calls.count("event") == 1
 
 
-def test_a_block_whose_stream_is_gone_waits_until_the_device_is_waited_for(
+def test_block_of_a_destroyed_stream_waits_for_a_device_synchronization(
     device: Device,
 ) -> None:
     allocator = CachingAllocator(device)
@@ -171,7 +171,7 @@ def test_a_block_whose_stream_is_gone_waits_until_the_device_is_waited_for(
     law.check(allocator)
 
 
-def test_the_default_stream_of_a_thread_is_waited_for(work: Work) -> None:
+def test_per_thread_default_stream_is_waited_for(work: Work) -> None:
     allocator = work.allocator
     ptr = allocator.alloc(SIZE)
     work.busy(PER_THREAD)
@@ -185,7 +185,7 @@ def test_the_default_stream_of_a_thread_is_waited_for(work: Work) -> None:
     assert allocator.alloc(SIZE) == ptr
 
 
-def test_threads_have_default_streams_of_their_own(work: Work) -> None:
+def test_threads_have_separate_default_streams(work: Work) -> None:
     allocator = work.allocator
     ptr = allocator.alloc(SIZE, PER_THREAD)
     allocator.free(ptr)

@@ -111,11 +111,11 @@ def gemm(size: int = 8192, *, rate: float = 790e12, **changes: Any) -> CaseResul
 
 
 def launch(**changes: Any) -> CaseResult:
-    """Make a case that neither computes nor moves data."""
+    """Make a case that a latency has no theoretical peak."""
     given: dict[str, Any] = {
         "method": Method("host", "hot", blocker=False),
         "environment": machine(),
-        "limit": Unavailable("no limit is known for what neither computes nor moves data"),
+        "limit": Unavailable("no limit is known for what a latency has no theoretical peak"),
     }
     return case_result("launch", {"kernel": "empty"}, times(2.1e-6), **{**given, **changes})
 

@@ -14,7 +14,7 @@ def test_case_that_does_not_fit_names_size_that_fits() -> None:
     case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=2)
 
     with pytest.raises(
-        InputError, match=r"needs 8.00 MiB in 2 buffers, and 4.00 MiB are"
+        InputError, match=r"needs 8.00 MiB of device memory in 2 buffers, but only 4.00 MiB is"
     ) as caught:
         check_fit([case], 4 << 20)
     assert caught.value.hint == "1.90 MiB would fit"
@@ -41,7 +41,9 @@ def test_check_counts_other_buffers_and_uses_their_description() -> None:
     case = Case(Copy(), METHOD, more_bytes=3 << 20, fitting=lambda usable: f"{usable} and no more")
 
     check_fit([case], 4 << 20)
-    with pytest.raises(InputError, match=r"needs 3.00 MiB, and 1.00 MiB are free") as caught:
+    with pytest.raises(
+        InputError, match=r"needs 3.00 MiB of device memory, but only 1.00 MiB is free"
+    ) as caught:
         check_fit([case], 1 << 20)
     assert caught.value.hint == f"{int(0.95 * (1 << 20))} and no more would fit"
 
@@ -51,6 +53,6 @@ def test_check_counts_host_memory_if_known() -> None:
 
     check_fit([case], 1 << 30)
     check_fit([case], 1 << 30, 1 << 30)
-    with pytest.raises(InputError, match=r"needs 8.00 MiB of the host's memory, and") as caught:
+    with pytest.raises(InputError, match=r"needs 8.00 MiB of host memory, but") as caught:
         check_fit([case], 1 << 30, 8 << 20)
     assert caught.value.hint == "3.80 MiB would fit"

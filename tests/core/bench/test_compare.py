@@ -130,25 +130,25 @@ def test_a_case_without_figures_is_ambiguous_and_says_which_run() -> None:
     found = compare_case(gemm(), gemm(verification=WRONG))
 
     assert found.verdict is Verdict.AMBIGUOUS
-    assert found.reason.startswith("after: the computed values are wrong")
+    assert found.reason.startswith("after: wrong results")
     assert isinstance(found.change, Unavailable)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"environment": machine(gpu="NVIDIA H100")}, "the GPU is NVIDIA H200 and NVIDIA H100"),
-        ({"environment": machine(versions={**VERSIONS, "driver": "1"})}, "driver is"),
-        ({"environment": machine(versions={**VERSIONS, "cublas": "1"})}, "cublas is"),
-        ({"environment": machine(simulated=True)}, "simulated is"),
-        ({"method": Method("isolated", "hot")}, "cache rotate and hot"),
-        ({"method": Method("graph", "rotate")}, "mode isolated and graph"),
+        ({"environment": machine(gpu="NVIDIA H100")}, "GPU: NVIDIA H200 and NVIDIA H100"),
+        ({"environment": machine(versions={**VERSIONS, "driver": "1"})}, "driver:"),
+        ({"environment": machine(versions={**VERSIONS, "cublas": "1"})}, "cublas:"),
+        ({"environment": machine(simulated=True)}, "simulated:"),
+        ({"method": Method("isolated", "hot")}, "cache: rotate and hot"),
+        ({"method": Method("graph", "rotate")}, "mode: isolated and graph"),
     ],
 )
 def test_unlike_runs_are_refused_unless_forced(changes: dict[str, Any], words: str) -> None:
     before, after = result(gemm(), gemm(4096)), result(gemm(), gemm(4096, **changes))
 
-    with pytest.raises(InputError, match="not alike") as caught:
+    with pytest.raises(InputError, match="not comparable") as caught:
         compare(before, after)
     assert words in caught.value.message
     assert "--ignore-mismatch" in caught.value.hint
@@ -156,7 +156,7 @@ def test_unlike_runs_are_refused_unless_forced(changes: dict[str, Any], words: s
 
 
 def test_runs_without_a_common_case_are_refused_even_if_forced() -> None:
-    with pytest.raises(InputError, match=r"no case in common: gemm m=8192 .* and launch"):
+    with pytest.raises(InputError, match=r"no common case: gemm m=8192 .* and launch"):
         compare(result(gemm()), result(launch()), force=True)
 
 
@@ -169,7 +169,7 @@ def test_cases_of_one_run_only_are_named() -> None:
 
 
 def test_a_peer_is_another_case() -> None:
-    found = compare(result(gemm(), gemm(contender="torch")), result(gemm()))
+    found = compare(result(gemm(), gemm(library="torch")), result(gemm()))
 
     assert [label(entry) for entry in found.cases] == ["gemm m=8192 n=8192 k=8192 dtype=bf16"]
     assert found.only_before == ("gemm m=8192 n=8192 k=8192 dtype=bf16 by torch",)

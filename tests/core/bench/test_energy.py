@@ -46,7 +46,7 @@ def test_device_without_energy_counter_runs_no_work() -> None:
         worked.append,
         runs=1,
         run_s=1e-3,
-        least_s=LEAST_S,
+        min_s=LEAST_S,
         now_s=lambda: 0.0,
         read_j=lambda: refusal,
     )
@@ -84,7 +84,7 @@ class Bench:
             self.work,
             runs=1,
             run_s=self._run_s,
-            least_s=LEAST_S,
+            min_s=LEAST_S,
             now_s=self.now_s,
             read_j=self.read_j,
         )
@@ -108,7 +108,7 @@ def test_idle_gaps_make_energy_unavailable() -> None:
     meter = Bench(pause_ns=2_000_000).meter()
     list(meter.run())
 
-    assert meter.per_run_j() == Unavailable("the GPU could be kept busy for 50% of the time only")
+    assert meter.per_run_j() == Unavailable("the GPU was busy for only 50% of the time")
 
 
 def test_wait_for_slow_counter_is_bounded() -> None:
@@ -116,7 +116,7 @@ def test_wait_for_slow_counter_is_bounded() -> None:
     meter = bench.meter()
     list(meter.run())
 
-    assert meter.per_run_j() == Unavailable("the energy counter moved too seldom")
+    assert meter.per_run_j() == Unavailable("the energy counter changed too rarely")
     assert bench.now_s() < 4 * LEAST_S
 
 
@@ -124,4 +124,4 @@ def test_interrupted_meter_has_no_energy() -> None:
     meter = Bench().meter()
     next(meter.run())
 
-    assert meter.per_run_j() == Unavailable("it was broken off")
+    assert meter.per_run_j() == Unavailable("the measurement of energy was interrupted")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.core.bench.health import Band, SuiteResult, band, conclude, figure, figure_of, reached
+from cudakit.core.bench.health import Band, SuiteResult, assess, band, figure, figure_of, reached
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.result import CaseResult
 from cudakit.render import json
@@ -17,7 +17,7 @@ REFUSED = Unavailable("cublaslt does not offer it on this GPU")
 
 def suite(*cases: CaseResult, **changes: Any) -> SuiteResult:
     simulated = all(case.environment.simulated for case in cases)
-    return conclude(
+    return assess(
         result(*cases, bench="suite", simulated=simulated), quick=True, fields={}, **changes
     )
 
@@ -48,17 +48,15 @@ def test_figure_without_expectation_is_not_judged() -> None:
     made = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
 
     found = suite(made)
-    assert found.health == Unavailable(
-        "no expectation is known of this GPU: figures are shown, and not judged"
-    )
-    assert found.figures[0].health == Unavailable("no expectation is known: no clock")
+    assert found.health == Unavailable("not assessed: no expected values are known for this GPU")
+    assert found.figures[0].health == Unavailable("no clock")
 
 
 def test_a_simulated_gpu_is_not_judged_unless_it_computes_wrong_values() -> None:
     simulated = machine(simulated=True)
 
     found = suite(gemm(environment=simulated, rate=1e9), launch(environment=simulated))
-    assert found.health == Unavailable("not judged: simulated")
+    assert found.health == Unavailable("not assessed: simulated devices have no expected values")
     assert {one.health for one in found.figures} == {found.health}
     assert {one.band for one in found.figures} == {found.health}
     assert suite(gemm(environment=simulated, verification=WRONG)).health == "fail"
@@ -66,7 +64,7 @@ def test_a_simulated_gpu_is_not_judged_unless_it_computes_wrong_values() -> None
 
 def test_causes_are_those_of_the_cases_that_are_out_of_band() -> None:
     capped = machine(power_limit_w=400.0)
-    said = "the power limit is 400 W, not the default of 700 W"
+    said = "the power limit is 400 W instead of the default 700 W"
 
     assert suite(gemm(), launch(environment=capped)).causes == ()
     assert suite(gemm(rate=5e14, environment=capped), launch()).causes == (said,)
@@ -101,7 +99,7 @@ def test_a_rate_is_judged_by_its_share_of_what_was_measured(rate: float, health:
     found = known(band(gemm()))
 
     assert (found.expected, found.source) == (793e12, "measured")
-    assert found.judge(rate) == health
+    assert found.health_of(rate) == health
 
 
 @pytest.mark.parametrize(
@@ -141,16 +139,16 @@ def test_of_other_models_a_share_of_the_datasheet_is_expected_in_a_wider_band() 
 
     assert found.source == "derived"
     assert found.expected == pytest.approx(0.75 * datasheet, rel=1e-3)
-    assert found.judge(0.8 * found.expected) == "pass"
-    assert found.judge(0.7 * found.expected) == "warn"
-    assert found.judge(0.4 * found.expected) == "fail"
-    assert found.judge(1.3 * found.expected) == "pass"
+    assert found.health_of(0.8 * found.expected) == "pass"
+    assert found.health_of(0.7 * found.expected) == "warn"
+    assert found.health_of(0.4 * found.expected) == "fail"
+    assert found.health_of(1.3 * found.expected) == "pass"
 
 
 def test_without_a_limit_nothing_is_expected_and_the_reason_is_said() -> None:
-    made = gemm(environment=L4, limit=Unavailable("the memory clock is not known"))
+    made = gemm(environment=L4, limit=Unavailable("the memory clock is unknown"))
 
-    assert band(made) == Unavailable("no expectation is known: the memory clock is not known")
+    assert band(made) == Unavailable("the memory clock is unknown")
     assert isinstance(band(case("copy", direction="pageable-h2d")), Unavailable)
     assert isinstance(band(case("sort", direction="up")), Unavailable)
 
@@ -160,7 +158,7 @@ def test_a_latency_has_a_bound_on_any_machine_and_less_is_better() -> None:
         found = known(band(launch(environment=environment)))
 
         assert (found.unit, found.source) == ("s", "bound")
-        assert [found.judge(micro * 1e-6) for micro in (1, 20, 21, 60, 61)] == [
+        assert [found.health_of(micro * 1e-6) for micro in (1, 20, 21, 60, 61)] == [
             "pass",
             "pass",
             "warn",

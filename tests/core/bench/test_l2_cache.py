@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.l2_cache import MOST_SETS, buffer_sets, is_cold
+from cudakit.core.bench.l2_cache import MAX_SETS, buffer_sets, is_cold
 
 MIB = 1 << 20
 
@@ -26,8 +26,8 @@ def test_rotated_sets_fit_free_memory() -> None:
 
 
 def test_number_of_tiny_sets_is_limited() -> None:
-    assert sets(16) == MOST_SETS
-    assert not is_cold(MOST_SETS, l2_bytes=60 * MIB, footprint_bytes=16)
+    assert sets(16) == MAX_SETS
+    assert not is_cold(MAX_SETS, l2_bytes=60 * MIB, footprint_bytes=16)
 
 
 def test_hot_flushed_or_empty_footprint_has_one_set() -> None:
@@ -40,7 +40,7 @@ def test_hot_flushed_or_empty_footprint_has_one_set() -> None:
 def test_rotated_sets_are_cold(footprint_bytes: int, l2_bytes: int) -> None:
     number = sets(footprint_bytes, l2_bytes=l2_bytes)
 
-    if number < MOST_SETS:
+    if number < MAX_SETS:
         assert is_cold(number, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
 
 

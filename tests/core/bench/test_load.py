@@ -45,7 +45,7 @@ def plain(*, at: str = "", value: object = None) -> Any:
 @pytest.mark.parametrize(
     "made",
     [
-        result(gemm(), gemm(4096, contender="torch"), launch()),
+        result(gemm(), gemm(4096, library="torch"), launch()),
         result(gemm(verification=WRONG), gemm(samples=Samples((), discarded=3))),
         result(simulated=True, complete=False, warnings=("the clock was held down",)),
     ],
@@ -73,14 +73,14 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is not JSON: it ends too soon"),
+        ("", "is not JSON: it ends too early"),
         (render(result(gemm()))[:-100], "is not JSON"),
         ("not json", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ([], "holds no result of cudakit bench"),
-        ({}, "has the schema None, and 'cudakit.bench/1' is needed"),
+        ("[" * 100_000, "nested too deeply"),
+        ([], "contains no result of cudakit bench"),
+        ({}, "has the schema None instead of 'cudakit.bench/1'"),
         ({"schema": "cudakit.devices/1"}, "has the schema 'cudakit.devices/1'"),
-        ({"error": {"message": "no GPU"}}, "holds an error, not a result: no GPU"),
+        ({"error": {"message": "no GPU"}}, "contains an error instead of a result: no GPU"),
         (plain(at="simulated", value="no"), "simulated should be true or false, not 'no'"),
         (plain(at="results", value={}), "results should be a list, not {}"),
         (plain(at="results.0", value=7), r"results\[0\] should be an object, not 7"),
@@ -89,8 +89,8 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
         (plain(at="results.0.samples_s", value=[1.0, None]), r"samples_s\[1\] should be a number"),
         (plain(at="results.0.method.mode", value="fast"), "method.mode should be 'isolated' or"),
         (plain(at="results.0.limit.bound", value="x"), "limit.bound should be 'arithmetic' or"),
-        (plain(at="results.0.samples_s", value=[-1.0]), "negative or no number"),
-        (plain(at="results.0.samples_s", value=[float("nan")]), "negative or no number"),
+        (plain(at="results.0.samples_s", value=[-1.0]), "negative or infinite time"),
+        (plain(at="results.0.samples_s", value=[float("nan")]), "negative or infinite time"),
         (plain(at="results.0.samples_s", value=[1.0]), "64 clocks for 1 times"),
         (plain(at="results.0.sm_clock_hz", value=[0.0]), "a clock that is not positive"),
         (plain(at="results.0.environment.versions", value=[]), "versions should be an object"),
@@ -115,7 +115,7 @@ def test_a_missing_key_is_named(file: Callable[[object], Path]) -> None:
 def test_a_newer_schema_asks_for_its_cudakit(file: Callable[[object], Path]) -> None:
     with pytest.raises(InputError, match=r"cudakit\.bench/2") as caught:
         load_result(file({"schema": "cudakit.bench/2"}))
-    assert "the cudakit that wrote it" in caught.value.hint
+    assert "the version of cudakit that wrote" in caught.value.hint
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cudakit.core.bench.measurement import Measurement, Samples
 from cudakit.core.bench.method import Method, Rule
-from cudakit.core.bench.pipeline import measure_rounds
+from cudakit.core.bench.pipeline import measure_case
 from cudakit.core.bench.plan import round_methods
-from cudakit.core.bench.stats import levelled, median_interval, run_interval
+from cudakit.core.bench.stats import ci_over_rounds, median_ci, without_round_offsets
 from cudakit.core.bench.timer import Timer
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.sim import Sim
@@ -44,7 +44,7 @@ def timer() -> Iterator[Timer]:
 
 
 def run(timer: Timer, *copies: Copy, method: Method = METHOD) -> tuple[Measurement, ...]:
-    return measure_rounds(timer, copies, method, hurry=False)
+    return measure_case(timer, copies, method, skip_settling=False)
 
 
 # --- the measurement in parts
@@ -79,7 +79,7 @@ def test_interleaved_workloads_share_rounds(timer: Timer) -> None:
 
 
 def test_simulated_device_has_one_round(timer: Timer) -> None:
-    (measured,) = measure_rounds(timer, [Copy()], METHOD)
+    (measured,) = measure_case(timer, [Copy()], METHOD)
 
     assert measured.method.rounds == 1
 
@@ -184,7 +184,7 @@ def test_two_runs_agree_within_their_intervals_in_nine_of_ten_pairs(
 ) -> None:
     made = runs(count=800, between=between, within=within, seed=3)
     middles = [float(np.median(one)) for one in made]
-    halves = [(high - low) / 2 for low, high in (run_interval(one, (40,) * 5) for one in made)]
+    halves = [(high - low) / 2 for low, high in (ci_over_rounds(one, (40,) * 5) for one in made)]
     agree = [
         abs(middles[i] - middles[i + 1]) <= (halves[i] ** 2 + halves[i + 1] ** 2) ** 0.5
         for i in range(0, len(made), 2)
@@ -195,7 +195,7 @@ def test_two_runs_agree_within_their_intervals_in_nine_of_ten_pairs(
 
 def test_interval_without_rounds_misses_scatter_between_addresses() -> None:
     made = runs(count=200, between=0.003, within=0.0001, seed=4)
-    covered = [low <= 1 <= high for low, high in map(median_interval, made)]
+    covered = [low <= 1 <= high for low, high in map(median_ci, made)]
 
     assert np.mean(covered) < 0.7  # which is why there are rounds
 
@@ -203,8 +203,8 @@ def test_interval_without_rounds_misses_scatter_between_addresses() -> None:
 def test_run_interval_without_rounds_is_median_interval() -> None:
     (times,) = runs(count=1, between=0.0, within=0.01, seed=5)
 
-    assert run_interval(times) == run_interval(times, (200,))
-    assert run_interval(times) == pytest.approx(median_interval(times), rel=0.01)
+    assert ci_over_rounds(times) == ci_over_rounds(times, (200,))
+    assert ci_over_rounds(times) == pytest.approx(median_ci(times), rel=0.01)
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=60), st.data())
@@ -213,8 +213,8 @@ def test_run_interval_is_no_narrower_than_levelled_interval(
 ) -> None:
     first = data.draw(st.integers(1, len(times) - 1))
     rounds = (first, len(times) - first)
-    low, high = run_interval(times, rounds)
-    inner_low, inner_high = median_interval(levelled(times, rounds))
+    low, high = ci_over_rounds(times, rounds)
+    inner_low, inner_high = median_ci(without_round_offsets(times, rounds))
 
     assert 0 <= low <= max(inner_low, 0)
     assert high >= inner_high

@@ -6,10 +6,10 @@ from cudakit.core.bench.method import Method
 def test_different_mode_or_cache_is_unlike() -> None:
     mine = Method("isolated", "rotate")
 
-    assert mine.unlike(Method("isolated", "hot")) == ("cache rotate and hot",)
+    assert mine.unlike(Method("isolated", "hot")) == ("cache: rotate and hot",)
     assert mine.unlike(Method("batch", "rotate", blocker=False)) == (
-        "mode isolated and batch",
-        "blocker True and False",
+        "mode: isolated and batch",
+        "blocker: True and False",
     )
 
 

@@ -133,15 +133,18 @@ def test_warning_of_several_cases_appears_once() -> None:
     assert not any(one.method.blocker for one in result.results)
 
 
-def test_deviation_from_method_is_warned_with_case_titles() -> None:
+@pytest.mark.parametrize(
+    ("hot_cases", "which"),
+    [(0, ""), (1, " (2 cases, first copy size_bytes=6291456)")],
+)
+def test_deviation_of_some_cases_names_the_first(hot_cases: int, which: str) -> None:
     rotated = Method("isolated", "rotate")
     cases = [Case(Copy(size_bytes=size << 20), rotated) for size in (6, 8)]
+    hot = [Case(Copy(size_bytes=1 << 20), METHOD)] * hot_cases
     with closing(Sim(capacity_bytes=40 << 20)) as gpu:
-        result = run(SPEC, gpu, cases=cases)
+        result = run(SPEC, gpu, cases=[*cases, *hot])
 
-    (warning,) = result.warnings
-    assert warning.startswith("too few buffer sets")
-    assert warning.endswith("(copy size_bytes=6291456 and 1 more)")
+    assert result.warnings == (f"L2 is not cold, because too few buffer sets fit{which}",)
 
 
 def test_budget_is_shared_among_cases() -> None:
@@ -178,7 +181,7 @@ def test_baselines_are_interleaved_and_have_own_results() -> None:
     with closing(Sim()) as gpu:
         result = run(SPEC, gpu, cases=[against(ByAnother(), ByAnother(library="third"))])
 
-    assert [one.contender for one in result.results] == ["cudakit", "other", "third"]
+    assert [one.library for one in result.results] == ["cudakit", "other", "third"]
     assert {one.name for one in result.results} == {"copy"}
     assert {one.method.interleaved for one in result.results} == {("cudakit", "other", "third")}
     assert [one.settings for one in result.results] == [
@@ -213,7 +216,7 @@ def test_baselines_are_measured_if_own_workload_is_refused() -> None:
         unable = ByAnother(library="ours", offered=False)
         own, rival = run(SPEC, gpu, cases=[against(ByAnother(), workload=unable)]).results
 
-    assert own.contender == "cudakit"
+    assert own.library == "cudakit"
     assert isinstance(own.median_s, Unavailable)
     assert rival.verified
     assert rival.method.interleaved == ()

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from core.bench.workloads import Busy, Copy, busy_device, stamps_at
 
-from cudakit.core.bench.energy import count_energy
+from cudakit.core.bench.energy import measure_energy
 from cudakit.core.bench.measurement import Measurement
 from cudakit.core.bench.method import Method, Mode, Rule
-from cudakit.core.bench.pipeline import measure_rounds, no_progress
+from cudakit.core.bench.pipeline import Outcome, measure_case, no_progress
 from cudakit.core.bench.prepare import prepare
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.warm_up import warm_up
@@ -39,13 +39,14 @@ def timer() -> Iterator[Timer]:
         yield timer
 
 
-def only(measured: tuple[Measurement, ...]) -> Measurement:
-    (one,) = measured
+def only(outcomes: tuple[Outcome, ...]) -> Measurement:
+    (one,) = outcomes
+    assert isinstance(one, Measurement)
     return one
 
 
 def run(timer: Timer, workload: Workload, method: Method = METHOD, **options: Any) -> Measurement:
-    return only(measure_rounds(timer, [workload], method, **options))
+    return only(measure_case(timer, [workload], method, **options))
 
 
 def expected_ns(timer: Timer, size_bytes: int) -> int:
@@ -61,7 +62,7 @@ def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> 
     copy = Copy(size_bytes=1 << 18)
     free = timer.gpu.memory_info().free_bytes
 
-    measured = run(timer, copy, replace(ROTATED, mode=mode), seed=7)
+    measured = run(timer, copy, replace(ROTATED, mode=mode, seed=7))
 
     assert measured.verification.passed
     assert measured.samples.converged
@@ -187,7 +188,7 @@ def test_wrong_value_after_first_sample_withholds_figure(timer: Timer, mode: Mod
 
 
 def test_wrong_workload_leaves_figures_of_interleaved_workload(timer: Timer) -> None:
-    wrong, right = measure_rounds(timer, [Copy(spoiled=(0, 0)), Copy()], METHOD)
+    wrong, right = measure_case(timer, [Copy(spoiled=(0, 0)), Copy()], METHOD)
 
     assert wrong.samples.times_s == ()
     assert right.samples.converged
@@ -214,7 +215,7 @@ def test_unsettled_device_ends_warm_up_at_limit_with_warning() -> None:
     rising = (1_000_000 + 20_000 * n for n in count())
     with closing(busy_device(rising)) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
-        measured = run(timer, Busy(gpu), method, hurry=False)
+        measured = run(timer, Busy(gpu), method, skip_settling=False)
 
     assert not measured.settled
     assert measured.method.warmup_s == pytest.approx(3.0, rel=0.01)
@@ -226,7 +227,7 @@ def test_sampling_begins_after_device_settled() -> None:
     slow = [5_000_000 - 40_000 * n for n in range(100)]
     with closing(busy_device([*slow, 1_000_000])) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
-        measured = run(timer, Busy(gpu), method, hurry=False)
+        measured = run(timer, Busy(gpu), method, skip_settling=False)
 
     assert measured.settled
     assert measured.warnings == ()
@@ -247,7 +248,7 @@ def test_throttled_samples_are_discarded_with_growing_pauses() -> None:
     device = busy_device([1_000_000], cudakit_timestamp=stamps_at(clocks))
     with closing(device) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.01, rule=replace(RULE, min_samples=60))
-        measured = run(timer, Busy(gpu), method, hurry=False, pause=pauses.append)
+        measured = run(timer, Busy(gpu), method, skip_settling=False, pause=pauses.append)
 
     assert measured.samples.discarded == 3
     assert [reading.sm_clock_hz for reading in measured.discarded] == pytest.approx([1e9] * 3)
@@ -335,7 +336,7 @@ def test_interrupt_ends_run_that_waits_for_samples_of_other_run() -> None:
     method = replace(METHOD, rule=replace(RULE, timeout_s=10**9))
     with closing(busy_device(erratic)) as gpu, closing(Timer(gpu)) as timer:
         steady = Copy(before_each=interrupting_after(200))
-        one, other = measure_rounds(timer, [steady, Busy(gpu)], method)
+        one, other = measure_case(timer, [steady, Busy(gpu)], method)
 
     assert (one.stopped, other.stopped) == ("precision", "interrupted")
     assert one.executions > 10
@@ -360,7 +361,7 @@ def test_interleaved_workloads_run_once_untimed_before_each_sample(timer: Timer)
     one = Copy(name="one", before_each=lambda: order.append("one"))
     other = Copy(name="other", before_each=lambda: order.append("other"))
 
-    first, second = measure_rounds(timer, [one, other], METHOD)
+    first, second = measure_case(timer, [one, other], METHOD)
 
     assert len(first.samples.times_s) == len(second.samples.times_s) == 10
     assert (first.name, second.name) == ("one", "other")
@@ -378,7 +379,7 @@ def test_progress_follows_each_sample_within_unit_range() -> None:
             timer,
             Busy(gpu, axes={"n": 3}),
             method,
-            hurry=False,
+            skip_settling=False,
             progress=lambda stage, fraction: seen.append((stage, fraction)),
         )
 
@@ -406,23 +407,23 @@ def test_time_of_empty_sample_is_recorded(timer: Timer) -> None:
 
 
 def test_energy_is_counted_after_samples_if_requested(timer: Timer) -> None:
-    assert run(timer, Copy()).energy_j == Unavailable("no energy was counted")
+    assert run(timer, Copy()).energy_j == Unavailable("energy was not measured")
 
     asked = replace(METHOD, energy_s=0.5, rule=RULE)
-    measured = run(timer, Copy(), asked, hurry=False)
-    assert measured.energy_j == Unavailable("the GPU does not count energy")
+    measured = run(timer, Copy(), asked, skip_settling=False)
+    assert measured.energy_j == Unavailable("the GPU has no energy counter")
     assert measured.method.energy_s == 0.5
 
 
 def test_run_without_samples_counts_no_energy() -> None:
     stages: list[str] = []
-    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer, ExitStack() as owned:
-        runs = prepare(timer, [Copy()], METHOD_WITH_ENERGY, owned)
+    with closing(Sim()) as gpu, closing(Timer(gpu)) as timer, ExitStack() as cleanup:
+        runs = prepare(timer, [Copy()], METHOD_WITH_ENERGY, cleanup)
         warm_up(runs, no_progress)
-        count_energy(runs, lambda stage, _: stages.append(stage))
+        measure_energy(runs, lambda stage, _: stages.append(stage))
 
     assert stages == []
-    assert runs[0].energy_j == Unavailable("no energy was counted")
+    assert runs[0].energy_j == Unavailable("energy was not measured")
 
 
 @pytest.mark.gpu

@@ -43,7 +43,10 @@ def test_figures_of_wrong_values_are_withheld_and_say_why() -> None:
     case = gemm(verification=WRONG)
 
     assert isinstance(case.median_s, Unavailable)
-    assert "error 0.7 against float64, 64 rows, at most 0.01 is rounding" in case.median_s.reason
+    assert (
+        "relative error 0.7 compared with float64, 64 rows; rounding explains at most 0.01"
+        in case.median_s.reason
+    )
     assert case.samples_s == case.sm_clock_hz == ()
     for figure in (case.ci95_s, case.ratio_to_limit, case.statistics, case.energy_j):
         assert figure == case.median_s
@@ -54,7 +57,7 @@ def test_figures_of_wrong_values_are_withheld_and_say_why() -> None:
 def test_the_detail_of_a_failed_verification_is_the_reason() -> None:
     case = gemm(verification=Verification(False, 0.1, 0.01, "float64", "3 values are not written"))
 
-    assert case.median_s == Unavailable("the computed values are wrong: 3 values are not written")
+    assert case.median_s == Unavailable("wrong results: 3 values are not written")
 
 
 def test_latency_is_measured_without_verification() -> None:
@@ -67,7 +70,7 @@ def test_latency_is_measured_without_verification() -> None:
 def test_without_samples_there_are_no_figures() -> None:
     case = gemm(samples=Samples((), discarded=7))
 
-    assert case.median_s == Unavailable("no sample could be kept")
+    assert case.median_s == Unavailable("all samples were discarded")
     assert (case.discarded, case.converged) == (7, False)
 
 
@@ -82,4 +85,4 @@ def test_the_ratio_is_that_of_the_limit_at_the_measured_clock() -> None:
 def test_a_case_that_took_no_time_has_no_rate() -> None:
     case = gemm(samples=Samples((0.0,) * 10))
 
-    assert case.ratio_to_limit == case.per_second(1) == Unavailable("it took no time")
+    assert case.ratio_to_limit == case.per_second(1) == Unavailable("the measured time is 0")

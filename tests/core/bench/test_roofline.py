@@ -110,17 +110,17 @@ def test_a_bandwidth_that_is_not_needed_may_be_unknown() -> None:
     found = limit_of(Work(1e15, "bf16"), memory_clock_rate_khz=0, pcie_width_max=0)
 
     assert found.bound == "arithmetic"
-    assert found.bytes_per_s == Unavailable("the memory clock is not known")
+    assert found.bytes_per_s == Unavailable("the memory clock is unknown")
 
 
 @pytest.mark.parametrize(
     ("work", "changes", "reason"),
     [
-        (Work(), {}, "neither computes nor moves data"),
-        (Work(1, "fp4"), {}, "no peak is known for fp4 with compute capability 9.0"),
+        (Work(), {}, "a latency has no theoretical peak"),
+        (Work(1, "fp4"), {}, "the peak of fp4 is unknown for compute capability 9.0"),
         (Work(1, "bf16"), {"compute_capability": "12.0"}, "compute capability 12.0"),
-        (Work(1, "fp32"), {"clock_rate_khz": 0}, "highest clock of the SMs is not known"),
-        (Work(1, "fp32"), {"multiprocessor_count": Unavailable("lost")}, "SMs is not known: lost"),
+        (Work(1, "fp32"), {"clock_rate_khz": 0}, "maximum SM clock is unknown"),
+        (Work(1, "fp32"), {"multiprocessor_count": Unavailable("lost")}, "SMs is unknown: lost"),
         (Work(bytes_moved=1), {"integrated": True}, "integrated"),
         (Work(bytes_moved=1), {"global_memory_bus_width_bits": Unavailable("MIG")}, "MIG"),
         (Work(link_bytes=1), {"pcie_generation_max": 9}, "PCIe 9.0"),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.stats import (
     Summary,
-    dependence,
+    autocorrelation_time,
     has_trend,
     is_bimodal,
-    median_interval,
+    median_ci,
     relative_half_width,
     summarize,
 )
@@ -47,7 +47,7 @@ def neighbours_alike(random: np.random.Generator, n: int, *, likeness: float = 0
 def test_the_interval_covers_the_true_median_at_the_nominal_rate(name: str, n: int) -> None:
     draw, median = DISTRIBUTIONS[name]
     random = np.random.default_rng(7)
-    intervals = [median_interval(draw(random, n)) for _ in range(1000)]
+    intervals = [median_ci(draw(random, n)) for _ in range(1000)]
     covered = sum(low <= median <= high for low, high in intervals) / 1000
 
     # Ranks are whole numbers: few samples cover more. Three deviations of chance either way.
@@ -56,24 +56,24 @@ def test_the_interval_covers_the_true_median_at_the_nominal_rate(name: str, n: i
 
 def test_the_interval_is_at_the_tabulated_ranks() -> None:
     # Of 20 sorted samples the 6th and the 15th: coverage 95.9 %; the 7th and the 14th have 88.5 %.
-    assert median_interval([float(i) for i in range(1, 21)]) == (6.0, 15.0)
+    assert median_ci([float(i) for i in range(1, 21)]) == (6.0, 15.0)
 
 
 def test_summed_and_approximated_tails_agree_where_they_meet() -> None:
     def ranks(n: int) -> float:
-        low, high = median_interval([float(i) for i in range(n)])
+        low, high = median_ci([float(i) for i in range(n)])
         return high - low
 
     assert abs(ranks(1000) - ranks(1001)) <= 2
 
 
 def test_fewer_than_six_samples_give_all_of_them() -> None:
-    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert median_ci([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
 def test_no_samples_have_no_interval() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        median_interval([])
+        median_ci([])
 
 
 @given(times, st.randoms(use_true_random=False))
@@ -83,7 +83,7 @@ def test_order_does_not_move_the_interval_or_the_quantiles(
     shuffled = sorted(values, key=lambda _: random.random())  # type: ignore[attr-defined]
     first, last = summarize(Samples(tuple(values))), summarize(Samples(tuple(shuffled)))
 
-    assert median_interval(values) == median_interval(shuffled)
+    assert median_ci(values) == median_ci(shuffled)
     for name in ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s", "mad_s", "bimodal"):
         assert getattr(first, name) == getattr(last, name)
 
@@ -116,10 +116,10 @@ def test_quantiles_are_in_order_and_the_interval_holds_the_median(values: list[f
 def test_more_confidence_and_more_dependence_never_narrow_the_interval(
     values: list[float], factor: float, little: float, much: float
 ) -> None:
-    low, high = median_interval(values, little)
+    low, high = median_ci(values, little)
     for wider in (
-        median_interval(values, much),
-        median_interval(values, little, dependence=factor),
+        median_ci(values, much),
+        median_ci(values, little, correlation=factor),
     ):
         assert wider[0] <= low
         assert wider[1] >= high
@@ -131,7 +131,7 @@ def test_a_slower_sample_never_lowers_the_median_or_the_interval(
 ) -> None:
     slower = list(values)
     slower[at % len(values)] += more
-    before, after = median_interval(values), median_interval(slower)
+    before, after = median_ci(values), median_ci(slower)
 
     assert np.median(slower) >= np.median(values)
     assert after[0] >= before[0]
@@ -140,7 +140,7 @@ def test_a_slower_sample_never_lowers_the_median_or_the_interval(
 
 def test_independent_samples_are_hardly_widened() -> None:
     random = np.random.default_rng(3)
-    found = [dependence(random.standard_normal(500)) for _ in range(50)]
+    found = [autocorrelation_time(random.standard_normal(500)) for _ in range(50)]
 
     assert np.mean(found) < 1.3
 
@@ -148,7 +148,7 @@ def test_independent_samples_are_hardly_widened() -> None:
 def test_the_interval_of_samples_that_follow_one_another_still_covers_the_median() -> None:
     random = np.random.default_rng(5)
     series = [neighbours_alike(random, 400) for _ in range(200)]
-    naive = [median_interval(one) for one in series]
+    naive = [median_ci(one) for one in series]
     wide = [summarize(Samples(tuple(one.tolist()))).ci95_s for one in series]
 
     assert sum(low <= 100 <= high for low, high in naive) < 0.7 * 200

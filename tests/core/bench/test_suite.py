@@ -90,7 +90,7 @@ def test_the_whole_check_runs_on_a_simulated_gpu_and_judges_nothing() -> None:
         assert gpu.memory_info().free_bytes == free_bytes
     assert found.simulated
     assert found.bench.bench == "suite"
-    assert found.health == Unavailable("not judged: simulated")
+    assert found.health == Unavailable("not assessed: simulated devices have no expected values")
     assert len(found.figures) == len(found.bench.results) == 18
     checks = [case.verification for case in found.bench.results]
     assert sum(isinstance(check, Verification) and check.passed for check in checks) == 14

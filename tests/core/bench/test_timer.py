@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cudakit.core.bench.timer import Timer, disabling_variable
+from cudakit.core.bench.timer import SampleWork, Timer, disabling_variable
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
@@ -21,17 +22,17 @@ def timer() -> Iterator[Timer]:
         yield timer
 
 
-def spinning(timer: Timer, times: int = 1, nanoseconds: int = SPIN_NS):  # noqa: ANN201
+def spinning(timer: Timer, times: int = 1, nanoseconds: int = SPIN_NS) -> SampleWork:
     spin = Spin(timer.gpu)
 
-    def work(stream: Stream) -> None:
+    def enqueue(stream: Stream) -> None:
         for _ in range(times):
             spin.for_(nanoseconds, stream)
 
-    return work
+    return SampleWork(enqueue)
 
 
-def least_ns(timer: Timer) -> int:
+def minimum_ns(timer: Timer) -> int:
     gpu = timer.gpu
     assert isinstance(gpu, Sim)
     return gpu.costs.minimum_ns
@@ -40,7 +41,7 @@ def least_ns(timer: Timer) -> int:
 def test_timer_times_only_the_work(timer: Timer) -> None:
     reading = timer.time(spinning(timer), blocked=True)
 
-    assert reading.time_s == pytest.approx((SPIN_NS + least_ns(timer)) / 1e9, rel=1e-9)
+    assert reading.time_s == pytest.approx((SPIN_NS + minimum_ns(timer)) / 1e9, rel=1e-9)
     assert reading.sm_clock_hz == pytest.approx(1.98e9, rel=1e-3)
     assert reading.valid
 
@@ -51,28 +52,30 @@ def test_blocking_kernel_hides_launch_gaps(timer: Timer) -> None:
     blocked = timer.time(work, blocked=True)
     open_ = timer.time(work, blocked=False)
 
-    assert blocked.time_s == pytest.approx(50 * least_ns(timer) / 1e9, rel=1e-9)
+    assert blocked.time_s == pytest.approx(50 * minimum_ns(timer) / 1e9, rel=1e-9)
     assert open_.time_s >= blocked.time_s
 
 
 def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None:
     spin = Spin(timer.gpu)
 
-    def dawdling(stream: Stream) -> None:
-        spin.not_at_all(stream)
+    def slow_to_enqueue(stream: Stream) -> None:
+        spin.empty(stream)
         for _ in range(100):  # calls take time at the host
             timer.gpu.memory_info()
-        spin.not_at_all(stream)
+        spin.empty(stream)
 
-    blocked, open_ = (timer.time(dawdling, blocked=blocked) for blocked in (True, False))
+    blocked, open_ = (
+        timer.time(SampleWork(slow_to_enqueue), blocked=blocked) for blocked in (True, False)
+    )
 
-    assert blocked.time_s == pytest.approx(2 * least_ns(timer) / 1e9, rel=1e-9)
+    assert blocked.time_s == pytest.approx(2 * minimum_ns(timer) / 1e9, rel=1e-9)
     assert open_.time_s > 100 * 500e-9
 
 
 def test_synchronizing_work_triggers_watchdog() -> None:
     with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.25)) as timer:
-        waiting = timer.time(lambda _: gpu.sync(), blocked=True)
+        waiting = timer.time(SampleWork(lambda _: gpu.sync()), blocked=True)
         next_ = timer.time(spinning(timer), blocked=True)
 
     assert not waiting.valid
@@ -85,7 +88,7 @@ def test_failing_work_releases_stream(timer: Timer) -> None:
         raise ZeroDivisionError(stream)
 
     with pytest.raises(ZeroDivisionError):
-        timer.time(failing, blocked=True)
+        timer.time(SampleWork(failing), blocked=True)
 
     timer.gpu.sync_stream(timer.stream)
     assert timer.now_s() < 0.1  # not by its watchdog
@@ -95,15 +98,17 @@ def test_failing_work_releases_stream(timer: Timer) -> None:
 def test_work_before_is_not_timed(timer: Timer) -> None:
     slow, quick = spinning(timer, nanoseconds=1_000_000), spinning(timer)
 
+    work = replace(quick, before=slow.enqueue)
     for blocked in (True, False):
-        assert timer.time(quick, blocked=blocked, before=slow).time_s < 100e-6
-    assert timer.time_at_host(quick, before=slow).time_s < 100e-6
+        assert timer.time(work, blocked=blocked).time_s < 100e-6
+    assert timer.time(replace(work, clock="host")).time_s < 100e-6
 
 
 def test_host_time_includes_calls(timer: Timer) -> None:
     work = spinning(timer)
 
-    assert timer.time_at_host(work).time_s > timer.time(work, blocked=True).time_s
+    host = timer.time(replace(work, clock="host"))
+    assert host.time_s > timer.time(work, blocked=True).time_s
 
 
 def test_flush_overwrites_twice_the_cache(timer: Timer) -> None:

@@ -27,8 +27,8 @@ def test_cause_of_all_cases_appears_once() -> None:
     busy = machine(other_processes=2, power_limit_w=400.0)
 
     assert likely_causes([busy, busy], LINK) == (
-        "2 other processes on the GPU: figures may be too low",
-        "the power limit is 400 W, not the default of 700 W",
+        "2 other processes use the GPU, so rates may be too low",
+        "the power limit is 400 W instead of the default 700 W",
     )
 
 
@@ -39,7 +39,7 @@ def test_throttled_time_is_added_up() -> None:
     case = machine(before=before, after=after)
 
     assert likely_causes([case, case], LINK) == (
-        "the clock was held down by heat, by software for 3 s",
+        "the clock was throttled for 3 s: heat, by software",
     )
 
 
@@ -54,7 +54,7 @@ def test_clock_reasons_are_causes_without_counters() -> None:
 def test_narrow_or_old_pcie_link_is_a_cause() -> None:
     assert likely_causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
         "PCIe runs with 8 of 16 lanes",
-        "the slot is of PCIe 4.0, and the GPU could 5.0",
+        "the slot supports PCIe 4.0, and the GPU PCIe 5.0",
     )
     assert likely_causes([machine()], {}) == ()
 
@@ -66,14 +66,14 @@ def test_quiet_machine_has_no_warning() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"other_processes": 1}, "1 other process on the GPU"),
-        ({"other_processes": 2}, "2 other processes on the GPU"),
-        ({"power_limit_w": 500.0}, "the power limit is 500 W, not the default of 700 W"),
+        ({"other_processes": 1}, "1 other process uses the GPU"),
+        ({"other_processes": 2}, "2 other processes use the GPU"),
+        ({"power_limit_w": 500.0}, "the power limit is 500 W instead of the default 700 W"),
         ({"modes": {"mps_enabled": True}}, "MPS is on"),
         ({"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, "CUDA_LAUNCH_BLOCKING is set"),
         (
             {"after": moment(telemetry(1, slowed_by_power_cap_ns=500_000_000))},
-            "the clock was held down by power cap for 500 ms",
+            "the clock was throttled for 500 ms: power cap",
         ),
     ],
 )
@@ -94,5 +94,5 @@ def test_clock_reasons_replace_missing_counters() -> None:
     )
 
     assert environment_warnings([machine(before=None, after=moment(look))]) == (
-        "the clock was held down: software power cap",
+        "the clock was throttled: software power cap",
     )

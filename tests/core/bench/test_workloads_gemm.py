@@ -15,7 +15,7 @@ from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.roofline import Limit, Work
 from cudakit.core.bench.spec import FILLS, GemmSpec
 from cudakit.core.bench.workload import Verification
-from cudakit.core.bench.workloads.gemm import GemmWorkload, algorithm_words, gemm_cases
+from cudakit.core.bench.workloads.gemm import GemmWorkload, describe_algorithm, gemm_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, LAYOUTS, Algorithm, Gemm, GemmSettings
@@ -117,11 +117,11 @@ def test_an_algorithm_that_is_given_is_used() -> None:
             results(gpu, **options)[0] for options in ({}, {"algorithms": {SMALL: last}})
         )
 
-    assert second.settings["algorithm"] == algorithm_words(last) != first.settings["algorithm"]
+    assert second.settings["algorithm"] == describe_algorithm(last) != first.settings["algorithm"]
 
 
 def test_an_algorithm_is_written_without_what_is_zero() -> None:
-    assert algorithm_words(Algorithm(id=66, tile=20, stages=0, split_k=3)) == (
+    assert describe_algorithm(Algorithm(id=66, tile=20, stages=0, split_k=3)) == (
         "id 66, tile 20, split-k 3"
     )
 
@@ -167,7 +167,7 @@ def later_runs_do_nothing(run: Run) -> None:
         (first_element, "row 0, column 0 is"),
         (last_element, "row 47, column 31 is"),
         (last_is_unwritten, "1 of 1536 values were never written"),
-        (padding_is_written, "not of D were overwritten"),
+        (padding_is_written, "outside of D were overwritten"),
         (all_is_zero, ""),
         (later_runs_do_nothing, ""),
     ],
@@ -231,7 +231,7 @@ def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> No
         own, rival = results(gpu, baselines=("cublas",))
         assert gpu.opened == ["cublaslt", "cublas"]
 
-    assert (own.contender, rival.contender) == ("cudakit", "cublas")
+    assert (own.library, rival.library) == ("cudakit", "cublas")
     assert (own.name, own.axes) == (rival.name, rival.axes)
     assert own.method.interleaved == rival.method.interleaved == ("cudakit", "cublas")
     assert len(own.samples_s) == len(rival.samples_s)
@@ -307,12 +307,12 @@ def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
 def test_product_larger_than_memory_names_largest_cube() -> None:
     huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
     with closing(Sim()) as gpu:
-        with pytest.raises(InputError, match=r"m=200000 n=100000 .* are free") as no:
+        with pytest.raises(InputError, match=r"m=200000 n=100000 .* is free") as no:
             results(gpu, huge, baselines=("cublas",))
         said, edge = no.value.hint.split()[:3], int(no.value.hint.split()[3])
         free_bytes = gpu.memory_info().free_bytes
 
-        assert said == ["a", "cube", "of"]
+        assert said == ["a", "shape", "of"]
         fits = Gemm(dtype="fp64", m=edge, n=edge, k=edge)
         check_fit([*cases(gpu, fits, baselines=("cublas",))], free_bytes)
         larger = replace(fits, m=edge + 512, n=edge + 512, k=edge + 512)
@@ -334,7 +334,7 @@ def test_smaller_batch_is_suggested_if_no_cube_fits() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError) as no:
         results(gpu, replace(SMALL, batch=10**12))
 
-    assert no.value.hint.startswith("a smaller batch")
+    assert no.value.hint.startswith("a smaller --batch")
 
 
 def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:
@@ -350,7 +350,7 @@ def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:
     ]
 
 
-def test_samples_last_long_enough_to_count_energy_unless_something_else_was_asked() -> None:
+def test_samples_last_long_enough_to_measure_energy_unless_something_else_was_asked() -> None:
     with closing(Sim()) as gpu:
         (usual,) = cases(gpu)
         (short,) = cases(gpu, rule=Rule(timeout_s=2.0))

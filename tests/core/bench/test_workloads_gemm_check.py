@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.workloads.gemm_check import epilogue, roundoff, spread, tolerance_of
+from cudakit.core.bench.workloads.gemm_check import (
+    epilogue,
+    roundoff,
+    stratified_sample,
+    tolerance_of,
+)
 from cudakit.gpu.api.elements import BF16, ELEMENTS, FP16, FP32, Element, decode, encode
 from cudakit.gpu.api.gemm import DATA_TYPES, Gemm, GemmSettings
 
@@ -143,7 +148,7 @@ def test_alike_terms_may_err_all_the_same_way() -> None:
 def test_lines_are_spread_with_one_in_each_part_and_both_ends(
     count: int, most: int, seed: int
 ) -> None:
-    lines = spread(count, most, np.random.default_rng(seed))
+    lines = stratified_sample(count, most, np.random.default_rng(seed))
 
     assert len(lines) == min(count, most)
     assert lines[-1] == count - 1

@@ -30,8 +30,8 @@ def gpu() -> Iterator[Sim]:
         yield sim
 
 
-def made(gpu: Sim, owned: ExitStack, how: str = "uniform", number: int = 0) -> OperandSets:
-    sets = make_operands(gpu, GEMM, 4, owned)
+def made(gpu: Sim, cleanup: ExitStack, how: str = "uniform", number: int = 0) -> OperandSets:
+    sets = make_operands(gpu, GEMM, 4, cleanup)
     with closing(Fill(gpu)) as fill:
         fill_operands(fill, sets, how, seed=1, number=number)
         gpu.sync()
@@ -47,8 +47,8 @@ def values(gpu: Sim, slab: Slab | None) -> Floats:
 
 def test_buffer_sets_lie_behind_one_another_aligned_and_all_is_given_back(gpu: Sim) -> None:
     free_bytes = gpu.memory_info().free_bytes
-    with ExitStack() as owned:
-        sets = make_operands(gpu, GEMM, 4, owned)
+    with ExitStack() as cleanup:
+        sets = make_operands(gpu, GEMM, 4, cleanup)
         places = [sets[number] for number in range(len(sets))]
 
         assert len(sets) == 4
@@ -66,8 +66,8 @@ def test_buffer_sets_lie_behind_one_another_aligned_and_all_is_given_back(gpu: S
 
 def test_without_a_bias_there_is_none(gpu: Sim) -> None:
     plain = Gemm(dtype="bf16", m=10, n=7, k=5)
-    with ExitStack() as owned:
-        sets = make_operands(gpu, plain, 1, owned)
+    with ExitStack() as cleanup:
+        sets = make_operands(gpu, plain, 1, cleanup)
 
         assert sets.bias is None
         assert sets[0].bias == 0
@@ -76,8 +76,8 @@ def test_without_a_bias_there_is_none(gpu: Sim) -> None:
 
 
 def test_no_two_operands_or_buffer_sets_have_the_same_values(gpu: Sim) -> None:
-    with ExitStack() as owned:
-        first, second = (made(gpu, owned, number=number) for number in range(2))
+    with ExitStack() as cleanup:
+        first, second = (made(gpu, cleanup, number=number) for number in range(2))
         slabs = [slab for sets in (first, second) for slab in (sets.a, sets.b, sets.bias)]
         seen = [values(gpu, slab) for slab in slabs]
         sets = seen[0].reshape(4, -1)
@@ -100,8 +100,8 @@ def test_no_two_operands_or_buffer_sets_have_the_same_values(gpu: Sim) -> None:
 def test_data_is_of_the_kind_that_was_asked(
     gpu: Sim, how: str, least: float, most: float, *, several: bool
 ) -> None:
-    with ExitStack() as owned:
-        found = values(gpu, made(gpu, owned, how).a)
+    with ExitStack() as cleanup:
+        found = values(gpu, made(gpu, cleanup, how).a)
 
     assert least <= found.min() <= found.max() <= most
     assert (len(np.unique(found)) > 5) == several

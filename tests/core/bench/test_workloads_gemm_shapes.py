@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from cudakit.core.bench.workloads.gemm_shapes import (
     PRESETS,
     Shape,
+    default_shapes,
     parse_shape,
     preset,
     read_shapes,
-    usual_shapes,
 )
 from cudakit.errors import InputError
 
@@ -29,14 +29,14 @@ def test_a_shape_is_read_as_it_is_written(m: int, n: int, k: int) -> None:
     "text", ["", "x", "4x4", "4x4x4x4", "-4", "4.0", "4e3", "1 2 3", "4X4Xq", "٤"]
 )
 def test_invalid_shape_is_refused_with_hint(text: str) -> None:
-    with pytest.raises(InputError, match="is no shape") as no:
+    with pytest.raises(InputError, match="is not a shape") as no:
         parse_shape(text)
     assert "4096x1024x8192" in no.value.hint
 
 
 @pytest.mark.parametrize("text", ["0", "4x0x4"])
 def test_a_side_of_0_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=f"'{text}' has a side of 0"):
+    with pytest.raises(InputError, match=f"'{text}' has a dimension of 0"):
         parse_shape(text)
 
 
@@ -45,7 +45,7 @@ def test_every_preset_has_shapes_and_those_of_models_have_names() -> None:
         shapes = preset(name)
         assert len(shapes) == len(set(shapes)) > 3
         assert all(shape.name for shape in shapes) == (name != "cubes")
-    with pytest.raises(InputError, match="no such preset: 'gpt5'") as no:
+    with pytest.raises(InputError, match="unknown preset 'gpt5'") as no:
         preset("gpt5")
     assert "llama3-8b" in no.value.hint
 
@@ -69,7 +69,7 @@ def test_the_layers_of_a_model_are_those_of_its_paper() -> None:
 
 
 def test_a_simulated_device_is_asked_for_less() -> None:
-    simulated, real = (usual_shapes(simulated=which) for which in (True, False))
+    simulated, real = (default_shapes(simulated=which) for which in (True, False))
 
     assert max(shape.m for shape in simulated) < min(shape.m for shape in real)
 
@@ -95,16 +95,16 @@ def test_a_file_has_a_shape_a_line(text: str, expected: list[Shape], tmp_path: P
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1 2 3\n\n1 2\n", ":3: '1 2' is no shape"),
-        ("1 2 3 4 5\n", ":1: '1 2 3 4 5' is no shape"),
-        ("1 2 3\n1 -2 3\n", ":2: '1 -2 3' is no shape"),
-        ("1 2 0\n", ":1: '1 2 0' has a side of 0"),
-        ("m,n,k,batch\n1,2,3\n", ":2: '1 2 3' is no shape"),
-        ("m,n\n1,2\n", ":1: 'm n' is no shape, and as names of columns it lacks k"),
+        ("1 2 3\n\n1 2\n", ":3: '1 2' is not a shape"),
+        ("1 2 3 4 5\n", ":1: '1 2 3 4 5' is not a shape"),
+        ("1 2 3\n1 -2 3\n", ":2: '1 -2 3' is not a shape"),
+        ("1 2 0\n", ":1: '1 2 0' has a dimension of 0"),
+        ("m,n,k,batch\n1,2,3\n", ":2: '1 2 3' is not a shape"),
+        ("m,n\n1,2\n", ":1: 'm n' is not a shape, and as a header it lacks k"),
         ("m,n,k,k\n1,2,3,3\n", "it lacks k"),
-        ("", "has no shapes"),
-        ("# nothing\n", "has no shapes"),
-        ("m n k\n", "has no shapes"),
+        ("", "contains no shapes"),
+        ("# nothing\n", "contains no shapes"),
+        ("m n k\n", "contains no shapes"),
     ],
 )
 def test_invalid_line_of_shapes_is_named(text: str, said: str, tmp_path: Path) -> None:

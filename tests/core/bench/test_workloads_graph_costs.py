@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cudakit.core.bench.load import load_result
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
 from cudakit.core.bench.summarize import case_result
-from cudakit.core.bench.workloads.graph_costs import graph_costs, line
+from cudakit.core.bench.workloads.graph_costs import fit, graph_costs
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 
@@ -41,7 +41,7 @@ def costs(*cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
     return graph_costs([case for some in cases for case in some])
 
 
-def payoff(steps: Mapping[str, float]) -> Payoff:
+def payoff(steps: Mapping[str, float]) -> BreakEven:
     ((only,),) = (graph.payoffs for graph in costs(measured(steps)))
     return only
 
@@ -55,13 +55,13 @@ def test_a_graph_has_paid_when_its_replays_saved_what_it_took_to_make() -> None:
 
 
 def test_graph_without_saving_never_pays() -> None:
-    assert payoff({**STEPS, "replay": 12e-6}).replays == Unavailable("a replay takes no less time")
+    assert payoff({**STEPS, "replay": 12e-6}).replays == Unavailable("a replay saves no time")
 
 
 def test_saving_below_resolution_never_pays() -> None:
     found = payoff({**STEPS, "replay": 10.99e-6})
 
-    assert found.replays == Unavailable("a replay takes no less time")
+    assert found.replays == Unavailable("a replay saves no time")
 
 
 def test_a_step_that_was_left_out_is_named() -> None:
@@ -98,7 +98,7 @@ def test_a_line_says_how_far_off_a_graph_is() -> None:
 def test_one_size_makes_no_line() -> None:
     ((run,),) = (graph.steps for graph in costs(measured({"run": 1e-6})))
 
-    assert run == StepCost("run", *[Unavailable("a line needs graphs of two sizes")] * 3)
+    assert run == StepCost("run", *[Unavailable("a fit needs graphs of two sizes")] * 3)
 
 
 def test_a_size_without_a_figure_is_no_part_of_a_line() -> None:
@@ -140,7 +140,7 @@ def test_costs_are_part_of_the_json_and_are_read_back(tmp_path: Path) -> None:
 @given(AMOUNTS, AMOUNTS, st.lists(st.integers(1, 4096), min_size=2, max_size=8, unique=True))
 def test_times_on_a_line_give_that_line(fixed_s: float, node_s: float, nodes: list[int]) -> None:
     times_s = [fixed_s + node_s * n for n in nodes]
-    found = line(nodes, times_s)
+    found = fit(nodes, times_s)
 
     assert [found[0] + found[1] * n for n in nodes] == pytest.approx(times_s, rel=1e-6)
 
@@ -150,7 +150,7 @@ def test_no_time_of_a_line_is_negative_and_none_is_a_better_one(times_s: dict[in
     def error(fixed_s: float, node_s: float) -> float:
         return sum(((fixed_s + node_s * n) / s - 1) ** 2 for n, s in times_s.items())
 
-    fixed_s, node_s = line([*times_s], [*times_s.values()])
+    fixed_s, node_s = fit([*times_s], [*times_s.values()])
 
     assert fixed_s >= 0
     assert node_s >= 0
@@ -161,4 +161,4 @@ def test_no_time_of_a_line_is_negative_and_none_is_a_better_one(times_s: dict[in
 
 def test_a_time_of_nothing_is_no_part_of_a_line() -> None:
     with pytest.raises(ValueError, match="not positive"):
-        line([1, 2], [0.0, 1.0])
+        fit([1, 2], [0.0, 1.0])

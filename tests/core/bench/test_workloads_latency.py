@@ -9,7 +9,7 @@ import pytest
 
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import BenchResult
-from cudakit.core.bench.spec import CALLS, AllocSpec, LaunchSpec, Opener
+from cudakit.core.bench.spec import CALLS, AllocatorFactory, AllocSpec, LaunchSpec
 from cudakit.errors import CudaError, InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim
@@ -117,7 +117,7 @@ class Bump:
 def test_any_allocator_can_be_measured_beside_them() -> None:
     with closing(Sim()) as gpu:
         bump = Bump(gpu, gpu.malloc(1 << 20))
-        others: Mapping[str, Opener] = {"bump": lambda _: bump}
+        others: Mapping[str, AllocatorFactory] = {"bump": lambda _: bump}
         names = ("driver", "bump")
         spec = AllocSpec(allocators=names, others=others, sizes_bytes=(4096,))
         result = run(spec, gpu)
@@ -130,7 +130,7 @@ def test_any_allocator_can_be_measured_beside_them() -> None:
 
 
 def test_the_names_of_the_driver_are_taken() -> None:
-    with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is the name"):
+    with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is already the name"):
         AllocSpec(others={"pinned": lambda _: Bump(gpu, Ptr(512))})
 
 
@@ -153,6 +153,8 @@ def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:
 
 def test_more_than_the_device_has_is_refused_before_anything_is_allocated() -> None:
     with closing(Sim(capacity_bytes=16 << 20)) as gpu:
-        with pytest.raises(InputError, match=r"needs 32.0 MiB, and 16.0 MiB are free"):
+        with pytest.raises(
+            InputError, match=r"needs 32.0 MiB of device memory, but only 16.0 MiB is free"
+        ):
             run(AllocSpec(sizes_bytes=(4096, 32 << 20)), gpu)
         assert gpu.memory_info().free_bytes == 16 << 20

@@ -84,7 +84,7 @@ def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, coun
         ("write", all_but_the_last, "4 of 16384 words"),
         ("copy", all_but_the_last, "4 of 16384 words"),
         ("scale", all_but_the_last, "4 of 16384 values were never written"),
-        ("scale", rounded_twice, "against fp64"),
+        ("scale", rounded_twice, "compared with fp64"),
     ],
 )
 def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, said: str) -> None:
@@ -106,7 +106,7 @@ def test_a_reader_that_stops_before_the_end_is_found_out() -> None:
         case = measured(gpu, "read")
 
     assert isinstance(case.median_s, Unavailable)
-    assert "last place" in case.median_s.reason
+    assert "end of the buffer" in case.median_s.reason
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

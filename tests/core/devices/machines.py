@@ -1,4 +1,4 @@
-"""Machines made for tests: GPUs that NVML and CUDA number differently, and what goes wrong with them."""
+"""Fake machines for tests: GPUs that NVML and CUDA number differently, and their failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cudakit.units import Unavailable
 
 GIB = 2**30
 NO_NVML = Unavailable("the library of NVML cannot be loaded")
-NOT_COUNTED = Unavailable("the GPU does not count it")
+NOT_COUNTED = Unavailable("the GPU does not measure it")
 NO_CUDA = Unavailable("the CUDA driver's library cannot be loaded")
 
 
@@ -30,7 +30,7 @@ def uuid(number: int) -> str:
 
 
 def gpu(number: int, **fields: Field) -> DeviceFacts:
-    """Make NVML's view of a GPU."""
+    """Return a GPU as NVML describes it."""
     known: dict[str, Field] = {
         "name": f"NVIDIA Card {number}",
         "compute_capability": "9.0",
@@ -40,8 +40,8 @@ def gpu(number: int, **fields: Field) -> DeviceFacts:
     return DeviceFacts(number, uuid(number), f"0000:{number}5:00.0", {**known, **fields})
 
 
-def seen(index: int, number: int, **fields: Field) -> DeviceFacts:
-    """Make CUDA's view of the GPU that NVML calls ``number``."""
+def cuda_gpu(index: int, number: int, **fields: Field) -> DeviceFacts:
+    """Return the GPU with NVML index ``number`` as CUDA describes it."""
     known: dict[str, Field] = {"name": f"NVIDIA Card {number}", "multiprocessor_count": 132}
     return DeviceFacts(index, uuid(number), f"0000:{number}5:00.0", {**known, **fields})
 
@@ -67,7 +67,7 @@ def cuda(*shown: DeviceFacts, **changes: Any) -> CudaView:
     return replace(view, **changes)
 
 
-def moving(**fields: Field) -> Telemetry:
+def telemetry_of(**fields: Field) -> Telemetry:
     known: dict[str, Field] = {
         "memory_used_bytes": 10 * GIB,
         "memory_free_bytes": 70 * GIB,
@@ -81,31 +81,31 @@ def moving(**fields: Field) -> Telemetry:
 
 
 @dataclass
-class MadeMachine:
-    """Says what it is made to say; telemetry is by NVML index, one for each look, the last for ever."""
+class FakeMachine:
+    """Returns given values; telemetry by NVML index, one per read, and the last one for all later reads."""
 
-    of_nvml: NvmlView | Unavailable
-    of_cuda: CudaView | Unavailable
-    looks: dict[int, Sequence[Telemetry | Unavailable]] = field(default_factory=dict)
-    doing: Telemetry | Unavailable = NOT_COUNTED
-    users: tuple[Process, ...] | Unavailable = ()
+    nvml_view: NvmlView | Unavailable
+    cuda_view: CudaView | Unavailable
+    telemetry_reads: dict[int, Sequence[Telemetry | Unavailable]] = field(default_factory=dict)
+    activity_read: Telemetry | Unavailable = NOT_COUNTED
+    process_list: tuple[Process, ...] | Unavailable = ()
     simulated: bool = False
-    _looked: dict[int, int] = field(default_factory=dict)
+    _reads_done: dict[int, int] = field(default_factory=dict)
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        view = self.of_nvml
+        view = self.nvml_view
         return view if links or isinstance(view, Unavailable) else replace(view, links=())
 
     def cuda(self) -> CudaView | Unavailable:
-        return self.of_cuda
+        return self.cuda_view
 
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        looks = self.looks.get(device.index, [moving()])
-        number = self._looked.get(device.index, 0)
-        self._looked[device.index] = number + 1
-        found = looks[min(number, len(looks) - 1)]
+        telemetry_reads = self.telemetry_reads.get(device.index, [telemetry_of()])
+        number = self._reads_done.get(device.index, 0)
+        self._reads_done[device.index] = number + 1
+        found = telemetry_reads[min(number, len(telemetry_reads) - 1)]
         if isinstance(found, Unavailable) or not names:
             return found
         return replace(found, fields={n: v for n, v in found.fields.items() if n in names})
@@ -115,23 +115,23 @@ class MadeMachine:
         device: DeviceFacts,  # noqa: ARG002
         names: Collection[str] = (),  # noqa: ARG002
     ) -> Telemetry | Unavailable:
-        return self.doing
+        return self.activity_read
 
     def processes(
         self,
         device: DeviceFacts,  # noqa: ARG002
     ) -> tuple[Process, ...] | Unavailable:
-        return self.users
+        return self.process_list
 
 
-def crossed(**changes: Any) -> MadeMachine:
-    """Make a machine of three GPUs that CUDA numbers 2, 0, 1."""
-    shown = (seen(0, 1), seen(1, 2), seen(2, 0))
-    machine = MadeMachine(nvml(gpu(0), gpu(1), gpu(2)), cuda(*shown))
+def three_gpus(**changes: Any) -> FakeMachine:
+    """Return a machine whose NVML indices 0, 1, 2 are the CUDA indices 2, 0, 1."""
+    shown = (cuda_gpu(0, 1), cuda_gpu(1, 2), cuda_gpu(2, 0))
+    machine = FakeMachine(nvml(gpu(0), gpu(1), gpu(2)), cuda(*shown))
     return replace(machine, **changes)
 
 
-def looked(machine: MadeMachine, **options: bool) -> DevicesResult:
+def read_devices(machine: FakeMachine, **options: bool) -> DevicesResult:
     return devices(machine, **options)
 
 

@@ -7,15 +7,15 @@ from core.devices.machines import (
     GIB,
     NO_CUDA,
     NO_NVML,
-    MadeMachine,
-    crossed,
+    FakeMachine,
     cuda,
+    cuda_gpu,
     gpu,
-    looked,
-    moving,
     nvml,
     one,
-    seen,
+    read_devices,
+    telemetry_of,
+    three_gpus,
     uuid,
 )
 
@@ -29,21 +29,21 @@ from cudakit.units import Unavailable
 
 
 def test_devices_are_matched_by_uuid_not_by_number() -> None:
-    result = looked(crossed())
+    result = read_devices(three_gpus())
 
     assert [(d.nvml_index, d.cuda_index) for d in result.devices] == [(0, 2), (1, 0), (2, 1)]
     assert [d.nvml_index for d in result.visible] == [1, 2, 0]
 
 
 def test_uuids_are_compared_ignoring_case() -> None:
-    loud = replace(seen(0, 0), uuid=uuid(0).upper())
+    loud = replace(cuda_gpu(0, 0), uuid=uuid(0).upper())
 
-    assert one(looked(MadeMachine(nvml(gpu(0)), cuda(loud)))).cuda_index == 0
+    assert one(read_devices(FakeMachine(nvml(gpu(0)), cuda(loud)))).cuda_index == 0
 
 
 def test_devices_without_uuid_are_matched_by_pci_address() -> None:
-    nameless = [replace(seen(at, 1 - at), uuid=Unavailable("old driver")) for at in range(2)]
-    result = looked(MadeMachine(nvml(gpu(0), gpu(1)), cuda(*nameless)))
+    nameless = [replace(cuda_gpu(at, 1 - at), uuid=Unavailable("old driver")) for at in range(2)]
+    result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), cuda(*nameless)))
 
     assert [device.cuda_index for device in result.devices] == [1, 0]
     assert result.devices[0].uuid == uuid(0)
@@ -52,14 +52,14 @@ def test_devices_without_uuid_are_matched_by_pci_address() -> None:
 def test_single_gpu_of_both_libraries_is_one_device() -> None:
     ours = DeviceFacts(0, "GPU-aaaa", Unavailable("no bus"), {"name": "Orin (nvgpu)"})
     theirs = DeviceFacts(0, "GPU-bbbb", "0000:00:00.0", {"name": "Orin"})
-    device = one(looked(MadeMachine(nvml(ours), cuda(theirs))))
+    device = one(read_devices(FakeMachine(nvml(ours), cuda(theirs))))
 
     assert (device.nvml_index, device.cuda_index, device.uuid) == (0, 0, "GPU-aaaa")
     assert device.pci_bus_id == "0000:00:00.0"
 
 
 def test_different_gpus_are_not_merged() -> None:
-    result = looked(MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 7))))
+    result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), cuda(cuda_gpu(0, 7))))
 
     assert [(d.nvml_index, d.cuda_index) for d in result.devices[2:]] == [
         (Unavailable("NVML does not report the device"), 0)
@@ -69,7 +69,7 @@ def test_different_gpus_are_not_merged() -> None:
 
 def test_unavailable_field_is_taken_from_other_library() -> None:
     ours = gpu(0, name=Unavailable("no permission"), serial="1")
-    fields = one(looked(MadeMachine(nvml(ours), cuda(seen(0, 0))))).fields
+    fields = one(read_devices(FakeMachine(nvml(ours), cuda(cuda_gpu(0, 0))))).fields
 
     assert (fields["name"], fields["serial"]) == ("NVIDIA Card 0", "1")
     assert fields["multiprocessor_count"] == 132
@@ -81,8 +81,8 @@ def test_mig_instance_is_matched_by_own_uuid() -> None:
         replace(gpu(0), index=at, uuid=f"MIG-{at}", parent=0, pci_bus_id=whole.pci_bus_id)
         for at in range(2)
     ]
-    shown = replace(seen(0, 0), uuid="MIG-1")
-    result = looked(MadeMachine(nvml(whole, *parts), cuda(shown)))
+    shown = replace(cuda_gpu(0, 0), uuid="MIG-1")
+    result = read_devices(FakeMachine(nvml(whole, *parts), cuda(shown)))
 
     assert [device.cuda_index for device in result.devices] == [
         Unavailable("CUDA does not see the device"),
@@ -96,8 +96,8 @@ def test_mig_instance_is_matched_by_own_uuid() -> None:
 
 
 def test_hidden_device_is_listed_with_reason() -> None:
-    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
-    hidden, shown = looked(MadeMachine(nvml(gpu(0), gpu(1)), view)).devices
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    hidden, shown = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view)).devices
 
     reason = "hidden by CUDA_VISIBLE_DEVICES=1"
     assert (hidden.hidden, hidden.cuda_index) == (True, Unavailable(reason))
@@ -107,8 +107,8 @@ def test_hidden_device_is_listed_with_reason() -> None:
 
 def test_empty_variable_hides_all_devices() -> None:
     error = (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
-    view = cuda(hidden=(seen(-1, 0),), visible_devices="", error=error)
-    result = looked(MadeMachine(nvml(gpu(0)), view))
+    view = cuda(hidden=(cuda_gpu(-1, 0),), visible_devices="", error=error)
+    result = read_devices(FakeMachine(nvml(gpu(0)), view))
 
     assert one(result).cuda_index == Unavailable("hidden: CUDA_VISIBLE_DEVICES is empty")
     assert result.notes == (
@@ -118,7 +118,7 @@ def test_empty_variable_hides_all_devices() -> None:
 
 
 def test_cuda_fields_are_unavailable_without_cuda() -> None:
-    result = looked(MadeMachine(nvml(gpu(0)), NO_CUDA))
+    result = read_devices(FakeMachine(nvml(gpu(0)), NO_CUDA))
 
     device = one(result)
     assert result.cuda == device.cuda_index == device.fields["warp_size"] == NO_CUDA
@@ -127,7 +127,7 @@ def test_cuda_fields_are_unavailable_without_cuda() -> None:
 
 
 def test_nvml_fields_are_unavailable_without_nvml() -> None:
-    result = looked(MadeMachine(NO_NVML, cuda(seen(0, 0))))
+    result = read_devices(FakeMachine(NO_NVML, cuda(cuda_gpu(0, 0))))
 
     device = one(result)
     assert result.driver_version == device.fields["power_draw_w"] == NO_NVML
@@ -138,7 +138,7 @@ def test_nvml_fields_are_unavailable_without_nvml() -> None:
 
 def test_query_without_any_gpu_is_refused_with_hint() -> None:
     with pytest.raises(EnvironmentUnusable, match=r"NVML.*; .*CUDA") as failure:
-        looked(MadeMachine(NO_NVML, NO_CUDA))
+        read_devices(FakeMachine(NO_NVML, NO_CUDA))
 
     assert "--gpu sim" in failure.value.hint
 
@@ -147,12 +147,12 @@ def test_driver_without_gpus_differs_from_no_driver() -> None:
     error = (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
 
     with pytest.raises(EnvironmentUnusable, match="NVML reports none; CUDA: CUDA_ERROR_NO_DEVICE"):
-        looked(MadeMachine(nvml(), cuda(error=error)))
+        read_devices(FakeMachine(nvml(), cuda(error=error)))
 
 
 def test_failed_cuinit_is_reported_with_devices_of_nvml() -> None:
     error = (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver / cuda driver")
-    result = looked(MadeMachine(nvml(gpu(0)), cuda(error=error)))
+    result = read_devices(FakeMachine(nvml(gpu(0)), cuda(error=error)))
 
     assert one(result).cuda_index == Unavailable("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
     assert not isinstance(result.cuda, Unavailable)
@@ -161,8 +161,8 @@ def test_failed_cuinit_is_reported_with_devices_of_nvml() -> None:
 
 
 def test_lost_device_has_reasons_instead_of_zeros() -> None:
-    lost = Unavailable("the GPU is lost: it fell off the bus")
-    device = one(looked(MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [lost]})))
+    lost = Unavailable("the GPU has fallen off the bus")
+    device = one(read_devices(FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [lost]})))
 
     assert device.lost
     assert device.notes == (lost.reason,)
@@ -174,7 +174,7 @@ def test_lost_device_has_reasons_instead_of_zeros() -> None:
 
 
 def test_every_registered_field_has_value_or_reason() -> None:
-    fields = one(looked(MadeMachine(nvml(gpu(0)), cuda(seen(0, 0))))).fields
+    fields = one(read_devices(FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0))))).fields
 
     expected = {
         name
@@ -186,8 +186,8 @@ def test_every_registered_field_has_value_or_reason() -> None:
 
 
 def test_names_limit_fields_but_not_notes() -> None:
-    slowed = moving(clock_event_reasons=("idle", "hardware thermal slowdown"))
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [slowed]})
+    slowed = telemetry_of(clock_event_reasons=("idle", "hardware thermal slowdown"))
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [slowed]})
     device = one(open_query(machine).read(names=["clock_event_reasons", "name"]))
 
     assert device.fields.keys() == {"clock_event_reasons", "name"}
@@ -195,8 +195,8 @@ def test_names_limit_fields_but_not_notes() -> None:
 
 
 def test_activity_is_read_on_request_only() -> None:
-    doing = Telemetry(1, {"sm_activity_percent": 50.0})
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), doing=doing)
+    activity_read = Telemetry(1, {"sm_activity_percent": 50.0})
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), activity_read=activity_read)
     query = open_query(machine)
 
     assert "sm_activity_percent" not in one(query.read()).fields
@@ -204,33 +204,33 @@ def test_activity_is_read_on_request_only() -> None:
 
 
 def test_unsupported_activity_has_reason() -> None:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)))
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)))
 
     fields = one(open_query(machine).read(activity=True)).fields
-    assert fields["tensor_activity_percent"] == Unavailable("the GPU does not count it")
+    assert fields["tensor_activity_percent"] == Unavailable("the GPU does not measure it")
 
 
 def test_telemetry_is_read_on_each_call() -> None:
-    looks = [moving(power_draw_w=1.0), moving(power_draw_w=2.0)]
-    query = open_query(MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: looks}))
+    telemetry_reads = [telemetry_of(power_draw_w=1.0), telemetry_of(power_draw_w=2.0)]
+    query = open_query(FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: telemetry_reads}))
 
-    assert [one(query.read()).fields["power_draw_w"] for _ in looks] == [1.0, 2.0]
+    assert [one(query.read()).fields["power_draw_w"] for _ in telemetry_reads] == [1.0, 2.0]
 
 
 def test_processes_are_listed_on_request_and_once_under_mig() -> None:
-    users = (Process(7, "compute", 1, "python", "ada"),)
+    process_list = (Process(7, "compute", 1, "python", "ada"),)
     part = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
-    machine = MadeMachine(nvml(gpu(0, mig_mode=True), part), cuda(), users=users)
+    machine = FakeMachine(nvml(gpu(0, mig_mode=True), part), cuda(), process_list=process_list)
 
-    assert looked(machine).devices[0].processes is None
-    whole, instance = looked(machine, processes=True).devices
+    assert read_devices(machine).devices[0].processes is None
+    whole, instance = read_devices(machine, processes=True).devices
     assert whole.processes == Unavailable("the GPU is in MIG mode: see its instances")
-    assert instance.processes == users
+    assert instance.processes == process_list
 
 
 def test_result_of_simulated_machine_is_marked() -> None:
-    assert looked(crossed(simulated=True)).simulated
-    assert not looked(crossed()).simulated
+    assert read_devices(three_gpus(simulated=True)).simulated
+    assert not read_devices(three_gpus()).simulated
 
 
 # --- notes -----------------------------------------------------------------------------------------
@@ -251,16 +251,16 @@ def test_result_of_simulated_machine_is_marked() -> None:
     ],
 )
 def test_unusual_state_has_note(fields: dict[str, object], note: str) -> None:
-    device = one(looked(MadeMachine(nvml(gpu(0, **fields)), cuda(seen(0, 0)))))  # type: ignore[arg-type]
+    device = one(read_devices(FakeMachine(nvml(gpu(0, **fields)), cuda(cuda_gpu(0, 0)))))  # type: ignore[arg-type]
 
     assert device.notes == (note,)
 
 
 def test_normal_state_has_no_note() -> None:
-    usual = moving(
+    usual = telemetry_of(
         clock_event_reasons=("idle", "application clocks setting"), recovery_action="none"
     )
     healthy = gpu(0, compute_mode="default", remapped_rows_pending=False, integrated=False)
-    machine = MadeMachine(nvml(healthy), cuda(seen(0, 0)), {0: [usual]})
+    machine = FakeMachine(nvml(healthy), cuda(cuda_gpu(0, 0)), {0: [usual]})
 
-    assert one(looked(machine)).notes == ()
+    assert one(read_devices(machine)).notes == ()

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from core.devices.machines import (
     GIB,
-    MadeMachine,
-    crossed,
+    FakeMachine,
     cuda,
+    cuda_gpu,
     gpu,
-    looked,
-    moving,
     nvml,
-    seen,
+    read_devices,
+    telemetry_of,
+    three_gpus,
     uuid,
 )
 
@@ -42,7 +42,7 @@ from cudakit.units import Unavailable
     ],
 )
 def test_device_is_selected_by_any_of_its_names(selector: str, nvml_index: int) -> None:
-    (device,) = filter_devices(looked(crossed()), [selector])
+    (device,) = filter_devices(read_devices(three_gpus()), [selector])
 
     assert device.nvml_index == nvml_index
 
@@ -53,14 +53,14 @@ def test_device_is_selected_by_any_of_its_names(selector: str, nvml_index: int) 
 )
 def test_selector_without_match_is_refused_with_all_devices(selector: str) -> None:
     with pytest.raises(UsageError, match="no device matches") as failure:
-        filter_devices(looked(crossed()), [selector])
+        filter_devices(read_devices(three_gpus()), [selector])
 
     assert all(uuid(number) in failure.value.hint for number in range(3))
 
 
 def test_ambiguous_selector_is_refused_with_its_matches() -> None:
-    twins = [replace(gpu(at), uuid=f"GPU-abcd{at}") for at in range(2)]
-    result = looked(MadeMachine(nvml(*twins, gpu(2)), cuda()))
+    similar = [replace(gpu(at), uuid=f"GPU-abcd{at}") for at in range(2)]
+    result = read_devices(FakeMachine(nvml(*similar, gpu(2)), cuda()))
 
     with pytest.raises(UsageError, match="2 devices match") as failure:
         filter_devices(result, ["GPU-abcd"])
@@ -69,25 +69,25 @@ def test_ambiguous_selector_is_refused_with_its_matches() -> None:
 
 
 def test_several_selectors_return_each_device_once_in_order() -> None:
-    found = filter_devices(looked(crossed()), ["nvml:2", "cuda:0", "nvml:1"])
+    found = filter_devices(read_devices(three_gpus()), ["nvml:2", "cuda:0", "nvml:1"])
 
     assert [device.nvml_index for device in found] == [1, 2]
 
 
 def test_no_selector_returns_all_devices() -> None:
-    assert len(filter_devices(looked(crossed()), [])) == 3
+    assert len(filter_devices(read_devices(three_gpus()), [])) == 3
 
 
 def test_nvml_number_selects_gpu_not_mig_instance() -> None:
     part = replace(gpu(0), index=0, uuid="MIG-0a0a", parent=0)
-    result = looked(MadeMachine(nvml(gpu(0, mig_mode=True), part), cuda()))
+    result = read_devices(FakeMachine(nvml(gpu(0, mig_mode=True), part), cuda()))
 
     assert filter_devices(result, ["nvml:0"])[0].parent is None
     assert filter_devices(result, ["MIG-0a"])[0].parent == 0
 
 
 def test_label_contains_all_numbers_of_device() -> None:
-    device = looked(crossed()).devices[0]
+    device = read_devices(three_gpus()).devices[0]
 
     assert label(device) == f"cuda:2 = nvml:0 = {uuid(0)} (NVIDIA Card 0)"
 
@@ -95,16 +95,16 @@ def test_label_contains_all_numbers_of_device() -> None:
 # --- by what is free -------------------------------------------------------------------------------
 
 
-def with_free(*gibibytes: int) -> MadeMachine:
-    looks = {
-        at: [moving(memory_free_bytes=free * GIB, utilization_gpu_percent=10 * at)]
+def with_free(*gibibytes: int) -> FakeMachine:
+    telemetry_reads = {
+        at: [telemetry_of(memory_free_bytes=free * GIB, utilization_gpu_percent=10 * at)]
         for at, free in enumerate(gibibytes)
     }
-    return crossed(looks=looks)
+    return three_gpus(telemetry_reads=telemetry_reads)
 
 
-def picked(machine: MadeMachine, spec: SelectSpec) -> str:
-    result = looked(machine)
+def picked(machine: FakeMachine, spec: SelectSpec) -> str:
+    result = read_devices(machine)
     return select(result, result.devices, spec).visible_devices
 
 
@@ -139,8 +139,8 @@ def test_too_few_matches_are_refused_with_reasons() -> None:
 
 
 def test_device_hidden_from_cuda_is_not_selected() -> None:
-    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
-    machine = MadeMachine(nvml(gpu(0), gpu(1)), view)
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    machine = FakeMachine(nvml(gpu(0), gpu(1)), view)
 
     assert picked(machine, SelectSpec()) == uuid(1)
     with pytest.raises(EnvironmentUnusable) as failure:
@@ -149,8 +149,8 @@ def test_device_hidden_from_cuda_is_not_selected() -> None:
 
 
 def test_unknown_free_memory_satisfies_no_limit() -> None:
-    unknown = moving(memory_free_bytes=Unavailable("no permission"))
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [unknown]})
+    unknown = telemetry_of(memory_free_bytes=Unavailable("no permission"))
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [unknown]})
 
     assert picked(machine, SelectSpec()) == uuid(0)
     with pytest.raises(EnvironmentUnusable) as failure:
@@ -159,7 +159,7 @@ def test_unknown_free_memory_satisfies_no_limit() -> None:
 
 
 def test_device_in_prohibited_mode_is_not_selected() -> None:
-    machine = MadeMachine(nvml(gpu(0, compute_mode="prohibited")), cuda(seen(0, 0)))
+    machine = FakeMachine(nvml(gpu(0, compute_mode="prohibited")), cuda(cuda_gpu(0, 0)))
 
     with pytest.raises(EnvironmentUnusable) as failure:
         picked(machine, SelectSpec())
@@ -168,8 +168,8 @@ def test_device_in_prohibited_mode_is_not_selected() -> None:
 
 def test_several_mig_instances_are_refused() -> None:
     parts = [replace(gpu(0), index=at, uuid=f"MIG-{at}", parent=0) for at in range(2)]
-    shown = [replace(seen(at, 0), uuid=f"MIG-{at}") for at in range(2)]
-    machine = MadeMachine(nvml(*parts), cuda(*shown))
+    shown = [replace(cuda_gpu(at, 0), uuid=f"MIG-{at}") for at in range(2)]
+    machine = FakeMachine(nvml(*parts), cuda(*shown))
 
     assert picked(machine, SelectSpec()) == "MIG-0"
     with pytest.raises(EnvironmentUnusable, match="only one MIG instance"):

@@ -9,7 +9,7 @@ from cudakit.core.devices.visible_devices import visibility
 FIRST = "GPU-51053698-363a-a59f-4199-60617802a154"
 SECOND = "GPU-61972ae1-fe9a-6bfb-1a3c-4dd28da50fb9"
 
-# What a driver (580.159.04, 2026-11-21) left of two GPUs; <0> and <1> stand for their UUIDs.
+# Values, and the devices of two GPUs that driver 580.159.04 left visible; <0> and <1> are the UUIDs.
 SEEN: list[tuple[str, tuple[int, ...]]] = [
     ("", ()),
     (" ", ()),
@@ -40,7 +40,7 @@ SEEN: list[tuple[str, tuple[int, ...]]] = [
     ("4294967296", (0,)),
     ("4294967297", (1,)),
     ("99999999999999999999", ()),
-    # What is no number ends the list.
+    # An entry that is not a number ends the list.
     ("a", ()),
     ("1,a,0", (1,)),
     ("1,,0", (1,)),

@@ -1,4 +1,4 @@
-"""What the simulated allocator has reserved: areas, the pieces that tile them, and what is true of them."""
+"""The segments of the simulated allocator, their blocks, and the expected state of a moment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Piece:
     use: Use = Use.FREE
     requested: int = 0
     stack: int = 0
-    life: int = -1  # index into the allocator's list of lives
+    lifetime: int = -1  # index into the allocator's list of lifetimes
     other_streams: set[int] = field(default_factory=set)
     waits_for: int = 0  # events of other streams that are not done
 
@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class Area:
-    """A segment, or the range of addresses that an expandable one may grow into."""
+    """A segment, or the address range of an expandable segment."""
 
     pool: int
     stream: int
@@ -64,29 +64,29 @@ class Area:
         index = self.pieces.index(piece) + 1
         return self.pieces[index] if index < len(self.pieces) else None
 
-    def growing_size(self, piece: Piece) -> int:
-        """Say how large a free piece is with the unmapped one behind it."""
+    def size_with_unmapped(self, piece: Piece) -> int:
+        """Return the size of a free block together with the unmapped range after it."""
         behind = self.after(piece)
         return piece.size + (behind.size if behind and behind.use == Use.UNMAPPED else 0)
 
-    def room_from(self, index: int) -> int:
-        """Sum up what is free or unmapped, without a gap, from a piece on."""
-        room = 0
+    def free_size_from(self, index: int) -> int:
+        """Return the contiguous free or unmapped bytes from a block on."""
+        free_size = 0
         for piece in self.pieces[index:]:
             if piece.use not in (Use.FREE, Use.UNMAPPED):
                 break
-            room += piece.size
-        return room
+            free_size += piece.size
+        return free_size
 
     def split(self, piece: Piece, size: int) -> None:
-        """Shorten a piece; what remains has the same use."""
+        """Split a block; the remainder has the same use."""
         rest = Piece(piece.address + size, piece.size - size, piece.use)
         if rest.size:
             piece.size = size
             self.pieces.insert(self.pieces.index(piece) + 1, rest)
 
     def merge(self, piece: Piece) -> Piece:
-        """Join a free or unmapped piece with its neighbours of the same use."""
+        """Merge a free block or unmapped range with adjacent ones of the same use."""
         index = self.pieces.index(piece)
         first = index - (index > 0 and self.pieces[index - 1].use == piece.use)
         last = index + (index + 1 < len(self.pieces) and self.pieces[index + 1].use == piece.use)
@@ -96,7 +96,7 @@ class Area:
         return merged
 
     def runs(self) -> Iterator[list[Piece]]:
-        """Give the mapped pieces, run by run without a gap."""
+        """Yield contiguous sequences of mapped blocks."""
         run: list[Piece] = []
         for piece in [*self.pieces, Piece(self.end, 0, Use.UNMAPPED)]:
             if piece.use != Use.UNMAPPED:
@@ -106,7 +106,7 @@ class Area:
                 run = []
 
     def segments(self) -> Iterator[Segment]:
-        """Give what torch reports: of an expandable area each run is a segment."""
+        """Yield segments as PyTorch reports them: each contiguous mapped range is one."""
         for run in self.runs():
             yield Segment(
                 address=run[0].address,
@@ -126,8 +126,8 @@ def _block(piece: Piece) -> Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
-    """What is held at one moment, and the reserved segments with it, by address."""
+class ExpectedState:
+    """The expected totals and segments (by address) at one moment."""
 
     requested: int
     allocated: int
@@ -136,10 +136,10 @@ class Truth:
     segments: tuple[Segment, ...]
 
 
-def truth_of(areas: Iterable[Area]) -> Truth:
+def expected_state_of(areas: Iterable[Area]) -> ExpectedState:
     segments = [segment for area in areas for segment in area.segments()]
     blocks = [block for segment in segments for block in segment.blocks]
-    return Truth(
+    return ExpectedState(
         requested=sum(block.requested or 0 for block in blocks),
         allocated=sum(block.size for block in blocks if block.state == BlockState.ALLOCATED),
         active=sum(block.size for block in blocks),

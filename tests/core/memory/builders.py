@@ -1,4 +1,4 @@
-"""Snapshots made by hand: every part has defaults, and any of them can be had as torch pickles it."""
+"""Builders of snapshots: every part has defaults, and can be written as PyTorch pickles it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAMS = (0, 0x5581_0000_1230, 0x5581_0000_4560, 0x5581_0000_7890)  # raw handl
 POOLS = ((0, 0), (0, 1), (1, 0), (0, 2))
 SETTINGS = {"max_split_size": -1, "expandable_segments": False}
 
-# Stack i, from 1 on, is called by main from its own line of train.py.
+# Stack i, from 1 on, has its own line of train.py, called by main.
 MAIN = Frame("main", "train.py", 100)
 FRAMES = (MAIN, *(Frame(f"place{i}", "train.py", i) for i in range(1, 16)))
 STACKS = ((), *((i, 0) for i in range(1, 16)))
@@ -36,7 +36,7 @@ STACKS = ((), *((i, 0) for i in range(1, 16)))
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of Events; a time of None is START_US and one microsecond an event."""
+    """One row of Events; without a time, START_US plus one microsecond per event."""
 
     action: Action
     address: int = 0
@@ -84,14 +84,14 @@ class Block:
 
     address: int
     size: int
-    requested: int | None = None  # None: as much as its size
+    requested: int | None = None  # None: its size
     state: BlockState = BlockState.ALLOCATED
     stack: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Reserved memory; what its blocks leave is inactive."""
+    """A segment; memory between its blocks is inactive."""
 
     address: int
     size: int
@@ -196,7 +196,7 @@ _STATE_WORDS = {
 
 
 def torch_dict(made: Snapshot) -> dict[str, Any]:
-    """Write a Snapshot as the dictionary that torch pickles. Its host memory is left out."""
+    """Return a Snapshot, without host memory, as the dictionary that PyTorch pickles."""
     devices = {device.device: device for device in made.devices if device.device != HOST}
     ordinals = range(max(devices, default=-1) + 1)
     return {

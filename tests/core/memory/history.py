@@ -1,4 +1,4 @@
-"""What a simulated allocator went through, and what a recording of it keeps."""
+"""The history of a simulated allocator, and recordings that keep a part of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from core.memory import builders
-from core.memory.areas import Truth
+from core.memory.areas import ExpectedState
 from core.memory.builders import Entry
 
 from cudakit.core.memory.replay import Replay, replay
@@ -16,8 +16,8 @@ from cudakit.torch_rules.actions import Action
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """One allocation; its events as the replay numbers them: BEFORE_TRACE the first, or n for not yet."""
+class Lifetime:
+    """One allocation. Events are numbered as in the replay: BEFORE_TRACE, or n for not yet."""
 
     address: int
     size: int
@@ -32,74 +32,93 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The entries of a trace, the truth at each moment, and every allocation that they tell of."""
+    """The entries of a trace, the expected state at each moment, and all allocations."""
 
     entries: tuple[Entry, ...]
-    truths: tuple[Truth, ...]  # one more than entries
-    lives: tuple[Life, ...]
+    expected_states: tuple[ExpectedState, ...]  # one more than entries
+    lifetimes: tuple[Lifetime, ...]
     settings: Mapping[str, object]
 
     def last(self, n: int) -> History:
-        """Keep the last n entries, as a ring buffer does."""
+        """Keep the last n entries, as with ``max_entries``."""
         dropped = len(self.entries) - n
-        ended = [life for life in self.lives if life.end >= dropped]
+        ended = [lifetime for lifetime in self.lifetimes if lifetime.end >= dropped]
         return replace(
             self,
             entries=self.entries[dropped:],
-            truths=self.truths[dropped:],
-            lives=tuple(
-                _moved(life, lambda event: max(event - dropped, BEFORE_TRACE)) for life in ended
+            expected_states=self.expected_states[dropped:],
+            lifetimes=tuple(
+                _renumbered(lifetime, lambda event: max(event - dropped, BEFORE_TRACE))
+                for lifetime in ended
             ),
         )
 
     def with_merged_frees(self) -> History:
-        """Write a free that completes at once as one entry, as viewers do."""
+        """Merge the two entries of a free that completes at once into one, as viewers do."""
         entries: list[Entry] = []
-        truths = [self.truths[0]]
-        place = {BEFORE_TRACE: BEFORE_TRACE}  # where an entry went
-        for i, (entry, truth) in enumerate(zip(self.entries, self.truths[1:], strict=True)):
+        expected_states = [self.expected_states[0]]
+        place = {BEFORE_TRACE: BEFORE_TRACE}  # new index by old index
+        for i, (entry, expected_state) in enumerate(
+            zip(self.entries, self.expected_states[1:], strict=True)
+        ):
             if entries and _completes(entry, self.entries[i - 1]):
                 entries[-1] = replace(entries[-1], action=Action.FREE)
-                truths[-1] = truth
+                expected_states[-1] = expected_state
             else:
                 entries.append(entry)
-                truths.append(truth)
+                expected_states.append(expected_state)
             place[i] = len(entries) - 1
         place[len(self.entries)] = len(entries)
-        lives = tuple(_moved(life, place.__getitem__) for life in self.lives)
-        return replace(self, entries=tuple(entries), truths=tuple(truths), lives=lives)
+        return replace(
+            self,
+            entries=tuple(entries),
+            expected_states=tuple(expected_states),
+            lifetimes=tuple(
+                _renumbered(lifetime, place.__getitem__) for lifetime in self.lifetimes
+            ),
+        )
 
     def without(self, dropped: Collection[int]) -> History:
-        """Leave out entries, as skip_actions does. What is said of lives no longer holds."""
+        """Remove entries, as ``skip_actions`` does, and all lifetimes, which would be wrong."""
         kept = [i for i in range(len(self.entries)) if i not in dropped]
-        truths = (self.truths[0], *(self.truths[i + 1] for i in kept))
-        return replace(self, entries=tuple(self.entries[i] for i in kept), truths=truths, lives=())
+        expected_states = (self.expected_states[0], *(self.expected_states[i + 1] for i in kept))
+        return replace(
+            self,
+            entries=tuple(self.entries[i] for i in kept),
+            expected_states=expected_states,
+            lifetimes=(),
+        )
 
-    def known_stack(self, life: Life) -> int:
-        """Say what can be known of who allocated: nothing where only the free was recorded."""
-        is_unseen = life.begin == BEFORE_TRACE and life.end < len(self.entries)
-        return 0 if is_unseen else life.stack
+    def knowable_stack(self, lifetime: Lifetime) -> int:
+        """Return the stack of an allocation; 0 if only its free was recorded."""
+        is_unseen = lifetime.begin == BEFORE_TRACE and lifetime.end < len(self.entries)
+        return 0 if is_unseen else lifetime.stack
 
-    def shows_every_end(self) -> bool:
-        """Say whether the trace can tell the size of every block.
+    def determines_every_size(self) -> bool:
+        """Return whether the trace determines the size of every block.
 
-        It cannot of a block from before the trace that is gone at the end, if nothing that is kept
-        ever lay right behind it.
+        It does not for a block from before the trace that was freed, if no block was ever directly after it.
         """
-        return all(self.shows_end(life) for life in self.lives if life.begin == BEFORE_TRACE)
+        return all(
+            self.determines_size(lifetime)
+            for lifetime in self.lifetimes
+            if lifetime.begin == BEFORE_TRACE
+        )
 
-    def shows_end(self, life: Life) -> bool:
-        stop = life.address + life.size
-        if life.size == -(-life.requested // 512) * 512 or life.end == len(self.entries):
+    def determines_size(self, lifetime: Lifetime) -> bool:
+        stop = lifetime.address + lifetime.size
+        if lifetime.size == -(-lifetime.requested // 512) * 512 or lifetime.end == len(
+            self.entries
+        ):
             return True
         return any(
             stop in (segment.address + segment.size, *(block.address for block in segment.blocks))
-            for truth in self.truths[: life.end + 1]
-            for segment in truth.segments
+            for expected_state in self.expected_states[: lifetime.end + 1]
+            for segment in expected_state.segments
         )
 
     def trace(self) -> DeviceTrace:
-        return builders.trace(self.entries, self.truths[-1].segments)
+        return builders.trace(self.entries, self.expected_states[-1].segments)
 
     def snapshot(self) -> Snapshot:
         return builders.snapshot(self.trace(), settings=self.settings)
@@ -115,7 +134,10 @@ def _completes(entry: Entry, before: Entry) -> bool:
     return pair == both and entry.address == before.address
 
 
-def _moved(life: Life, to: Callable[[int], int]) -> Life:
+def _renumbered(lifetime: Lifetime, to: Callable[[int], int]) -> Lifetime:
     return replace(
-        life, begin=to(life.begin), free_requested=to(life.free_requested), end=to(life.end)
+        lifetime,
+        begin=to(lifetime.begin),
+        free_requested=to(lifetime.free_requested),
+        end=to(lifetime.end),
     )

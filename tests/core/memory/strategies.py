@@ -1,4 +1,4 @@
-"""Programs for the simulated allocator, and traces that no allocator wrote."""
+"""Hypothesis strategies: programs for the simulated allocator, and arbitrary traces."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from cudakit.core.memory.snapshot import BlockState, DeviceTrace, SegmentKind
 from cudakit.torch_rules.actions import Action
 
-# For laws: enough programs, and no limit on the time of one.
+# For property tests: enough programs, and no time limit per program.
 LAW = settings(max_examples=40, deadline=None)
 
-# Sizes at both sides of every rule: rounding, the two pools, segments of one's own, splitting.
+# Sizes on both sides of each limit: rounding, small and large pools, own segments, splitting.
 SIZES = st.one_of(
     st.integers(1, 4 * KIB),
     st.integers(MIB - KIB, MIB + KIB),
@@ -29,7 +29,7 @@ SIZES = st.one_of(
     st.sampled_from((2 * MIB, 5 * MIB, 10 * MIB, 19 * MIB + 512 * KIB, 20 * MIB, 21 * MIB)),
 )
 
-# What a program does, as often as it is named here.
+# The calls of a program, weighted by repetition.
 _VERBS = (
     *["alloc"] * 5,
     *["alloc_a_bit_less"] * 2,
@@ -44,14 +44,14 @@ _VERBS = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call on the allocator; a verb takes what it needs."""
+    """One call of the allocator; each call uses some of the fields."""
 
     verb: str
     size: int
     stream: int
     pool: int
     stack: int
-    which: int  # of what is allocated, counted around
+    which: int  # index of a live allocation, modulo their number
 
     def run(self, allocator: Allocator) -> None:
         live = allocator.live() or [None]
@@ -59,9 +59,9 @@ class Step:
         match self.verb:
             case "alloc":
                 allocator.alloc(self.size, stream=self.stream, pool=self.pool, stack=self.stack)
-            case "alloc_a_bit_less" if allocator.lives:
-                # So that a free block is taken of which too little remains to be split off.
-                like = allocator.lives[self.which % len(allocator.lives)]
+            case "alloc_a_bit_less" if allocator.lifetimes:
+                # Reuses a free block with a remainder that is too small to be split off.
+                like = allocator.lifetimes[self.which % len(allocator.lifetimes)]
                 size = max(like.size - self.size % MIB, 1)
                 allocator.alloc(size, stream=like.stream, pool=like.pool, stack=self.stack)
             case "free_all":
@@ -90,7 +90,7 @@ def _programs(streams: int, pools: int) -> st.SearchStrategy[list[Step]]:
         stack=st.integers(0, len(STACKS) - 1),
         which=st.integers(0, 99),
     )
-    # A list of a drawn length: left to itself it would be a few steps long.
+    # A drawn length, because hypothesis prefers lists of a few items.
     return st.integers(0, 36).flatmap(lambda n: st.lists(step, min_size=n, max_size=n))
 
 
@@ -100,16 +100,16 @@ def histories(
     *,
     streams: int = 4,
     pools: int = 1,
-    says_pools: bool = True,
+    records_pools: bool = True,
 ) -> History:
-    """Run a program on an allocator of any kind."""
+    """Run a program on an allocator with any settings."""
     allocator = Allocator(
         capacity=draw(st.sampled_from((64 * MIB, 160 * MIB, 1024 * MIB))),
         limit=draw(st.sampled_from((None, None, 96 * MIB))),
         expandable=draw(st.booleans()),
         max_split=draw(st.sampled_from((None, None, 21 * MIB, 32 * MIB))),
         custom_pools=frozenset(draw(st.sets(st.integers(1, 3), max_size=1))),
-        says_pools=says_pools,
+        records_pools=records_pools,
     )
     streams, pools = draw(st.sampled_from((1, 2, streams))), draw(st.sampled_from((1, pools)))
     for step in draw(_programs(streams, pools)):
@@ -119,16 +119,16 @@ def histories(
 
 @st.composite
 def recordings(
-    draw: Callable[[st.SearchStrategy[Any]], Any], *, pools: int = 1, says_pools: bool = True
+    draw: Callable[[st.SearchStrategy[Any]], Any], *, pools: int = 1, records_pools: bool = True
 ) -> History:
-    """Keep of a history only the last entries, however few; frees in one entry or in two."""
-    history = draw(histories(pools=pools, says_pools=says_pools))
+    """Keep the last entries of a history, with frees as one or as two entries."""
+    history = draw(histories(pools=pools, records_pools=records_pools))
     if draw(st.booleans()):
         history = history.with_merged_frees()
     return history.last(draw(st.integers(0, len(history.entries))))
 
 
-# Few addresses and sizes, so that entries meet; and the ends of what the types hold.
+# Few addresses and sizes, so that entries collide, and the limits of the integer types.
 _ADDRESSES = st.one_of(
     st.integers(0, 12).map(lambda i: BASE + i * 512),
     st.integers(0, 12).map(lambda i: BASE + i * 2 * MIB),
@@ -141,7 +141,7 @@ _BYTES = st.one_of(
 
 @st.composite
 def garbage(draw: Callable[[st.SearchStrategy[Any]], Any]) -> DeviceTrace:
-    """Make a trace of entries and a final state that need have nothing to do with each other."""
+    """Return a trace whose entries and final state are arbitrary."""
     stream, stack = st.integers(0, len(STREAMS) - 1), st.integers(0, len(STACKS) - 1)
     pool = st.integers(0, len(POOLS) - 1)
     time = st.sampled_from((None, 0, 1, -5, 1 << 60))

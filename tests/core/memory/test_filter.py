@@ -1,4 +1,4 @@
-"""One stream or one pool of a trace, and all of them together."""
+"""Selections of one stream or one pool."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def test_each_stream_of_a_consistent_trace_is_consistent(history: History) -> No
 @LAW
 @given(recordings(pools=3))
 def test_curves_of_a_pool_equal_the_allocators(history: History) -> None:
-    assume(history.shows_every_end())
+    assume(history.determines_every_size())
     for number, part in enumerate(by_pool(history)):
         assert part.inconsistencies.total == 0
-        for moment, truth in enumerate(history.truths):
-            own = [segment for segment in truth.segments if segment.pool == number]
+        for moment, expected_state in enumerate(history.expected_states):
+            own = [segment for segment in expected_state.segments if segment.pool == number]
             held = sum(block.size for segment in own for block in segment.blocks)
             assert part.curves.reserved[moment] == sum(segment.size for segment in own)
             assert part.curves.active[moment] == held
 
 
 @LAW
-@given(recordings(pools=3, says_pools=False))
+@given(recordings(pools=3, records_pools=False))
 def test_pools_without_names_in_events_sum_to_the_whole(history: History) -> None:
     check_sum(by_pool(history), history.replay())
 

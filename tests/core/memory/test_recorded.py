@@ -1,4 +1,4 @@
-"""Snapshots recorded on a GPU, against the counters that torch kept meanwhile."""
+"""Snapshots recorded on a GPU, compared with PyTorch's counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTERS = ("requested", "allocated", "active", "reserved")
 
 @pytest.fixture(scope="module", params=RECORDINGS, ids=lambda path: path.name)
 def recording(request: pytest.FixtureRequest) -> Path:
-    """Name a recording, without what its two files end in."""
+    """Return the path of a recording without the suffixes of its two files."""
     path = request.param
     assert isinstance(path, Path)
     return path

@@ -1,4 +1,4 @@
-"""What the builders write as torch does, the loader reads back."""
+"""Snapshots that the builders write and the loader reads."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from core.sanitize.scene import (
 )
 
 from cudakit.core.sanitize.races import Confidence, RaceKind
+from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS
 from cudakit.trace.events import Access, Copy, Fill
 from cudakit.trace.kinds import How, Known, Layer
 
@@ -176,11 +177,29 @@ def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
     assert len(s.copy(2, "x", "y")) == 1
 
 
-def test_merged_ranges_make_a_race_likely() -> None:
-    s = Scene()
+@pytest.mark.parametrize(
+    ("lo", "hi", "confidence"),
+    [
+        (X, X + 8, Confidence.CERTAIN),
+        (X - 4, X + 12, Confidence.CERTAIN),
+        (X, X + 4, Confidence.POSSIBLE),
+        (X + 4, X + 12, Confidence.POSSIBLE),
+    ],
+)
+def test_race_with_merged_ranges_is_certain_only_if_all_their_bytes_are_accessed(
+    lo: int, hi: int, confidence: Confidence
+) -> None:
+    s = Scene(report_possible=True)
     s.kernel(1, Access(X, X + 8, WRITE, Known.SUMMARY))
-    (race,) = s.R(2, X, size=8)
-    assert race.confidence is Confidence.LIKELY
+    (race,) = s.R(2, lo, size=hi - lo)
+    assert race.confidence is confidence
+
+
+def test_merged_ranges_and_strided_rows_race_only_possibly() -> None:
+    s = Scene(report_possible=True)
+    s.kernel(1, Access(X, X + 32 * COUNT, WRITE, Known.SUMMARY))
+    (race,) = s.kernel(2, column(1, READ))
+    assert race.confidence is Confidence.POSSIBLE
 
 
 def test_atomics_race_only_with_other_accesses() -> None:
@@ -272,22 +291,43 @@ def test_repeated_reads_use_constant_memory() -> None:
     assert grown < 10_000
 
 
-def test_allocation_with_too_many_segments_becomes_approximate() -> None:
-    s = Scene(NON_BLOCKING, NON_BLOCKING)
+PIECES_BYTES = 4 * MOST_SEGMENTS  # every other byte: twice as many segments as are stored
+
+
+def with_merged_segments() -> Scene:
+    """Return a scene in which stream 1 wrote more pieces of an allocation than are stored."""
+    s = Scene(NON_BLOCKING, NON_BLOCKING, report_possible=True)
     s.alloc(DEVICE, size=1 << 20)
-    s.kernel(1, *(Access(DEVICE + at, DEVICE + at + 1, WRITE) for at in range(0, 12_000, 2)))
-    (race,) = s.R(2, DEVICE, size=1)
+    s.kernel(1, *(Access(at, at + 1, WRITE) for at in range(DEVICE, DEVICE + PIECES_BYTES, 2)))
+    return s
+
+
+def test_part_of_merged_segment_races_only_possibly() -> None:
+    (race,) = with_merged_segments().R(2, DEVICE, size=1)
     assert race.approximate
-    assert race.confidence is Confidence.LIKELY
+    assert race.confidence is Confidence.POSSIBLE
+
+
+def test_whole_merged_segment_races_certainly() -> None:
+    (race,) = with_merged_segments().W(2, DEVICE, size=PIECES_BYTES)
+    assert race.confidence is Confidence.CERTAIN
+
+
+def test_merged_segment_is_exact_again_after_write() -> None:
+    s = with_merged_segments()
+    s.W(1, DEVICE, size=PIECES_BYTES)
+    (race,) = s.R(2, DEVICE, size=1)
+    assert not race.approximate
+    assert race.confidence is Confidence.CERTAIN
 
 
 def test_oldest_accesses_outside_allocations_are_removed() -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
-    for begin in (0, 12_000):
-        pieces = range(begin, begin + 12_000, 2)
-        s.kernel(1, *(Access(DEVICE + at, DEVICE + at + 1, WRITE) for at in pieces))
+    for begin in (DEVICE, DEVICE + PIECES_BYTES):
+        pieces = range(begin, begin + PIECES_BYTES, 2)
+        s.kernel(1, *(Access(at, at + 1, WRITE) for at in pieces))
     assert s.R(2, DEVICE, size=1) == []
-    (race,) = s.R(2, DEVICE + 23_998, size=1)
+    (race,) = s.R(2, DEVICE + 2 * PIECES_BYTES - 2, size=1)
     assert not race.approximate
 
 

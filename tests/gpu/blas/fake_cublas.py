@@ -1,4 +1,4 @@
-"""The bindings of cuBLASLt and cuBLAS, which compute nothing and remember how they were asked."""
+"""Fake bindings of cuBLASLt and cuBLAS that record their calls and compute nothing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CAPABILITIES = {
 
 
 class Device(Sim):
-    """A simulated device with what the libraries need of a real one besides."""
+    """A simulated device with the additional methods that the libraries need of a real one."""
 
-    def ask(self, function: Callable[..., Any], *args: object) -> Any:
+    def in_context(self, function: Callable[..., Any], *args: object) -> Any:
         return function(*args)
 
     def stream_address(self, stream: Stream) -> int:
@@ -38,7 +38,7 @@ class Device(Sim):
 
 @dataclass(frozen=True)
 class Places:
-    """Operands, at addresses that nothing reads."""
+    """Operands at addresses that are never read."""
 
     a: int = 0x100
     b: int = 0x200
@@ -57,7 +57,7 @@ def _enumeration(*names: str) -> type[IntEnum]:
 
 
 class FakeLt:
-    """``answer`` says how much workspace a configuration needs; None refuses it."""
+    """cuBLASLt. ``answer`` returns the workspace size of a configuration, or None if unsupported."""
 
     cuBLASLtError = FakeError  # noqa: N815
     matmul_algo_dtype = np.dtype([("data_", "<u8", (9,))])
@@ -200,7 +200,7 @@ class FakeLt:
 
 
 class FakeCublas:
-    """cuBLAS, whose handle has a state that calls change and use."""
+    """cuBLAS, with the state of its handle."""
 
     cuBLASError = FakeError  # noqa: N815
     ComputeType = _enumeration(

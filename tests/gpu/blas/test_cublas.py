@@ -1,4 +1,4 @@
-"""How cuBLAS is asked: on bindings that remember it."""
+"""Calls of cuBLAS, recorded by fake bindings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How cuBLASLt is asked: on bindings that remember it."""
+"""Calls of cuBLASLt, recorded by fake bindings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CuPy does not compute, or not without copies of its own."""
+"""GEMMs that CuPy cannot compute, or only with copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products on a real device, by each library, against numpy."""
+"""GEMMs of each library on a real device, compared with numpy."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.gpu
 
 M, N, K = 64, 48, 32
 USUAL = GemmSettings()
-# Each must be computed, not refused.
+# All must be supported.
 MUST_WORK = ("fp32", "tf32", "fp16", "bf16")
-# From one value to the next, relative: twice the error of rounding.
+# Machine epsilon: twice the relative rounding error.
 STEPS = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp8_e4m3": 2.0**-3, "fp8_e5m2": 2.0**-2}
-# gelu by tanh, and the tanh of the device, which is not exact.
+# GELU in tanh form, with the approximate tanh of the device.
 GELU_ERROR = 2e-3
 TF32_ERROR = 2.0**-10
 
@@ -52,7 +52,7 @@ class Operands:
 
 
 class Bench:
-    """A product on a device: its operands, what it must come to, and what it came to."""
+    """A GEMM on a device: operands, expected and actual result."""
 
     def __init__(self, gpu: Gpu, gemm: Gemm, owned: ExitStack) -> None:
         self.gpu, self.gemm, self._owned = gpu, gemm, owned
@@ -70,7 +70,7 @@ class Bench:
         )
 
     def check(self, product: GemmPlan) -> None:
-        """Compute once on a stream, and compare all of D."""
+        """Compute on a stream, and compare D."""
         self.poison()
         product.enqueue(self.operands, self.stream)
         self.gpu.sync_stream(self.stream)
@@ -126,7 +126,7 @@ def owned() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def opened(gpu: Gpu) -> Iterator[Callable[[Library], Blas]]:
-    """Open each library once: tests come in any order."""
+    """Open each library once; tests may run in any order."""
     known: dict[str, Blas] = {}
     with ExitStack() as stack:
 
@@ -274,7 +274,7 @@ def test_every_yielded_configuration_is_correct(
     found = list(islice(lt.algorithms(bench.gemm, USUAL), 2000))
     assert len(found) > 10
     assert len(set(found)) == len(found)
-    # Of fp8 an architecture may have a single algorithm.
+    # Some architectures have a single fp8 algorithm.
     assert len({each.id for each in found}) > (not dtype.startswith("fp8"))
     for algorithm in _sampled(found, 40):
         with closing(lt.prepare(bench.gemm, USUAL, algorithm)) as product:
@@ -329,7 +329,7 @@ def _ready(
 
 
 def _configuration(algorithm: Algorithm | Unavailable) -> Algorithm:
-    """Forget the workspace: the heuristics and a check may count it differently."""
+    """Return the algorithm without its workspace size, which heuristics and check may compute differently."""
     assert isinstance(algorithm, Algorithm)
     return replace(algorithm, workspace_bytes=0)
 
@@ -339,7 +339,7 @@ def _sampled(found: Sequence[Algorithm], most: int) -> Sequence[Algorithm]:
 
 
 def _stored(values: npt.NDArray[np.float64], matrix: Matrix) -> npt.NDArray[np.float64]:
-    """Lay matrices out column by column, with what is between the columns."""
+    """Return matrices in column-major order, with padding."""
     columns = np.zeros((matrix.batch, matrix.columns, matrix.leading))
     columns[:, :, : matrix.rows] = values.transpose(0, 2, 1)
     return columns.ravel()

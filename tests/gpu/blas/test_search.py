@@ -1,4 +1,4 @@
-"""Which configurations of an algorithm are tried, and which are left out."""
+"""The configurations that the search tries and skips."""
 
 from __future__ import annotations
 

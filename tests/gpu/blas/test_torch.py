@@ -1,4 +1,4 @@
-"""Which function of torch is called for a product, and what it computes: on the host, where torch is."""
+"""The torch function for each GEMM, and its result on the CPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_torch_writes_result_in_place(
             if epilogue.startswith("relu")
             else activation.gelu(expected, approximate="tanh")
         )
-    # On the host torch's gelu is the one by erf.
+    # On the CPU torch computes GELU with erf.
     assert torch.allclose(result, expected, atol=2e-3 if epilogue == "gelu-bias" else 1e-12)
     assert np.isnan(d).sum() == batch * gemm.n * padding
 

@@ -1,4 +1,4 @@
-"""The loading of libraries: what a missing one is reported with, and what torch requires of a tuning file."""
+"""Loading of vendor libraries: errors for missing ones, and torch's tuning validators."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WITHOUT_CUDA = "def get_validators():\n    raise AttributeError('_cuda_tunableop
 
 
 def ask(tmp_path: Path, tunable: str | None) -> object:
-    """Ask in a process whose torch is a few files, or that has none."""
+    """Run in a process with a fake torch, or without one."""
     package = tmp_path / "torch"
     (package / "cuda").mkdir(parents=True)
     if tunable is None:

@@ -416,24 +416,49 @@ for _ in range(60_000):
     assert min(file.stat().st_size for file in tmp_path.glob("*.trace")) == 1 << 20
 
 
-def test_recording_ends_and_is_deleted_without_its_reader(library: Path, tmp_path: Path) -> None:
-    program = """
-import signal, subprocess, time
+SUPERVISED = """
+import struct, subprocess
 recorder.stop()
-reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 own = spool + "/own"
 os.mkdir(own)
-recorder.start(own, library, reader=reader.pid)
+HOLD = "import fcntl, sys; file = open(sys.argv[1], 'wb'); file.write(bytes(24 * 256)); file.flush();" \
+    " fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+command = [sys.executable, "-c", HOLD, own + "/losses"]
+supervisor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+supervisor.stdout.readline()
+recorder.start(own, library)
 cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
-assert os.listdir(own)
-reader.kill()
-reader.wait()
+assert len(os.listdir(own)) == 2
+"""
+
+
+def test_killed_supervisor_ends_the_recording(library: Path, tmp_path: Path) -> None:
+    program = """
+supervisor.kill()
+supervisor.wait()
 for _ in range(100_000):
     cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
 assert not os.path.exists(own)
-recorder.stop()
 """
-    recorded(tmp_path, library, program)
+    recorded(tmp_path, library, SUPERVISED + program)
+
+
+def test_lost_records_are_counted_for_the_supervisor(library: Path, tmp_path: Path) -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 256, resource.RLIM_INFINITY))
+for _ in range(60_000):
+    cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
+def slots():
+    with open(own + "/losses", "rb") as file:
+        return {process: count for process, count, _ in struct.iter_unpack("<3Q", file.read())}
+lost = recorder.counts()["lost"]
+assert lost > 20_000 and lost // 2 <= slots()[os.getpid()] <= lost
+recorder.stop()
+assert slots()[os.getpid()] == lost
+supervisor.kill()
+"""
+    recorded(tmp_path, library, SUPERVISED + program)
 
 
 @pytest.mark.usefixtures("library")

@@ -19,7 +19,7 @@ from cudakit.gpu.handles import Handles
 
 
 def child(script: str) -> str:
-    """Run a script in a process of its own, and return what it prints."""
+    """Run a script in a child process; return its output."""
     command = [sys.executable, "-P", "-W", "error", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

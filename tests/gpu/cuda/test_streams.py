@@ -1,4 +1,4 @@
-"""A real device whose streams are the driver's handles."""
+"""A real device whose stream ids are driver handles."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ MODES = [
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 def test_allocation_works_during_foreign_capture(handle: int, mode: object, settings: str) -> None:
-    gc.collect()  # an allocator that is collected meanwhile synchronizes the context, which ends any capture
+    gc.collect()  # a garbage-collected allocator would synchronize the context and invalidate the capture
     allocator, size = cudakit.CachingAllocator(0, settings=settings), 30 * MIB
     with cudakit.device(0), allocator.capture(stream=handle) as memory:
         check(cu.cuStreamBeginCapture(handle, mode))

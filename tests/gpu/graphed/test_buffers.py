@@ -17,7 +17,7 @@ CUDA, HOST = 2, 1
 
 
 class Tensor:
-    """An array of the host that says it were on a device, by DLPack."""
+    """A host array that claims to be device memory in DLPack."""
 
     def __init__(self, array: npt.NDArray[Any], kind: int = CUDA) -> None:
         self.array, self.kind, self.streams = array, kind, list[object]()
@@ -31,7 +31,7 @@ class Tensor:
 
 
 class Array:
-    """The same, by the CUDA Array Interface."""
+    """A host array that claims to be device memory in the CUDA Array Interface."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self.array = array

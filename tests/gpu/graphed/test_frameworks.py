@@ -1,4 +1,4 @@
-"""On a real device, with the libraries that programs use there."""
+"""``cudakit.graph`` on a real device, with torch, CuPy, Numba, cuda.core and the driver API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cupy() -> Any:
 
 @contextmanager
 def words() -> Iterator[int]:
-    """Take memory of the device by the driver, in its primary context."""
+    """Allocate device memory in the primary context."""
     with cudakit.device(0):
         address = int(check(cu.cuMemAlloc(4 * WORDS)))
         check(cu.cuMemsetD32(address, 0, WORDS))

@@ -1,4 +1,4 @@
-"""On the simulated device, which has no streams but its own."""
+"""``cudakit.graph`` on the simulated device, without frameworks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bench() -> Iterator[Workbench]:
 
 
 class Array:
-    """Integers of the simulated device, as arrays of libraries show themselves."""
+    """Integers of the simulated device with the CUDA Array Interface."""
 
     def __init__(self, bench: Workbench, *values: int) -> None:
         self.ptr = bench.ints(*values)

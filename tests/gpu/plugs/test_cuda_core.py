@@ -40,7 +40,7 @@ def allocator() -> Allocating:
     return Allocating()
 
 
-def test_it_is_a_resource_of_memory_of_the_device(allocator: Allocating) -> None:
+def test_resource_is_a_memory_resource_of_the_device(allocator: Allocating) -> None:
     resource = AllocatorResource(allocator)
 
     assert isinstance(resource, MemoryResource)
@@ -49,7 +49,7 @@ def test_it_is_a_resource_of_memory_of_the_device(allocator: Allocating) -> None
     assert said == (True, False, False)
 
 
-def test_a_buffer_is_allocated_on_its_stream_and_closed_on_another(
+def test_buffer_is_allocated_on_its_stream_and_closed_on_another(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     buffer = kind(allocator).allocate(100, stream=FIRST)
@@ -63,9 +63,7 @@ def test_a_buffer_is_allocated_on_its_stream_and_closed_on_another(
     assert allocator.freed == [(ptr, 0x2000)]
 
 
-def test_a_buffer_that_nobody_has_any_more_gives_its_memory_back(
-    kind: type[AllocatorResource], allocator: Allocating
-) -> None:
+def test_collected_buffer_is_freed(kind: type[AllocatorResource], allocator: Allocating) -> None:
     resource = kind(allocator)
     resource.allocate(100, stream=FIRST)
     gc.collect()
@@ -73,14 +71,14 @@ def test_a_buffer_that_nobody_has_any_more_gives_its_memory_back(
     assert allocator.live == set()
 
 
-def test_a_buffer_of_no_bytes_is_one(kind: type[AllocatorResource], allocator: Allocating) -> None:
+def test_buffer_of_zero_bytes(kind: type[AllocatorResource], allocator: Allocating) -> None:
     buffer = kind(allocator).allocate(0, stream=FIRST)
 
     assert (buffer.size, int(buffer.handle)) == (0, 0)
     buffer.close(FIRST)
 
 
-def test_a_free_that_is_refused_is_not_raised(
+def test_refused_free_is_not_raised(
     kind: type[AllocatorResource], allocator: Allocating, capfd: pytest.CaptureFixture[str]
 ) -> None:
     resource = kind(allocator)
@@ -93,7 +91,7 @@ def test_a_free_that_is_refused_is_not_raised(
     assert capfd.readouterr().err == ""
 
 
-def test_memory_for_which_there_is_no_buffer_is_not_lost(
+def test_memory_is_freed_if_no_buffer_can_be_created(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     class NoStream:
@@ -105,7 +103,7 @@ def test_memory_for_which_there_is_no_buffer_is_not_lost(
     assert allocator.live == set()
 
 
-def test_out_of_memory_is_raised_as_it_is(
+def test_out_of_memory_is_raised_unchanged(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     allocator.refuses = CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB asked")
@@ -114,7 +112,7 @@ def test_out_of_memory_is_raised_as_it_is(
         kind(allocator).allocate(1 << 30, stream=FIRST)
 
 
-def test_what_is_known_of_its_memory_is_the_allocators(
+def test_statistics_and_snapshot_are_the_allocators(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     resource = kind(allocator)
@@ -126,7 +124,7 @@ def test_what_is_known_of_its_memory_is_the_allocators(
 
 
 @pytest.mark.parametrize("given", [(), (1, 2), (1,)])
-def test_what_is_called_otherwise_is_refused(
+def test_wrong_arguments_are_refused(
     kind: type[AllocatorResource], allocator: Allocating, given: tuple[int, ...]
 ) -> None:
     with pytest.raises(TypeError):
@@ -148,7 +146,7 @@ def test_arguments_may_be_named(kind: type[AllocatorResource], allocator: Alloca
     buffer.close(FIRST)
 
 
-def test_what_has_no_stream_is_refused(
+def test_argument_without_a_stream_is_refused(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     with pytest.raises(AttributeError):

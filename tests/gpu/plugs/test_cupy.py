@@ -42,7 +42,7 @@ class Cupy:
         return SimpleNamespace(malloc=allocate)
 
 
-def test_memory_is_of_the_current_stream_and_comes_back_to_it() -> None:
+def test_cupy_memory_belongs_to_the_current_stream() -> None:
     cupy, allocator = Cupy(), Allocating()
     malloc = cupy_function_of(cupy, [allocator])
 
@@ -56,7 +56,7 @@ def test_memory_is_of_the_current_stream_and_comes_back_to_it() -> None:
     assert allocator.freed == [(ptr, None)]
 
 
-def test_memory_is_of_the_current_device_and_comes_back_to_it() -> None:
+def test_cupy_memory_belongs_to_the_current_device() -> None:
     cupy, first, second = Cupy(), Allocating(0), Allocating(1)
     malloc = cupy_function_of(cupy, [first, second])
 
@@ -68,7 +68,7 @@ def test_memory_is_of_the_current_device_and_comes_back_to_it() -> None:
     assert (first.allocated, len(second.allocated), len(second.freed)) == ([], 1, 1)
 
 
-def test_a_device_without_an_allocator_is_refused() -> None:
+def test_device_without_an_allocator_is_refused() -> None:
     cupy = Cupy()
     cupy.device = 1
 
@@ -76,14 +76,14 @@ def test_a_device_without_an_allocator_is_refused() -> None:
         cupy_function_of(cupy, [Allocating(0)])(100)
 
 
-def test_no_bytes_ask_for_nothing() -> None:
+def test_cupy_zero_bytes_call_no_allocator() -> None:
     allocator = Allocating()
 
     assert cupy_function_of(Cupy(), [allocator])(0).ptr == 0
     assert (allocator.allocated, allocator.freed) == ([], [])
 
 
-def test_a_free_finds_what_the_allocator_does_by_then() -> None:
+def test_free_uses_the_current_method_of_the_allocator() -> None:
     allocator, ignored = Allocating(), []
     memory = cupy_function_of(Cupy(), [allocator])(100)
 
@@ -94,7 +94,7 @@ def test_a_free_finds_what_the_allocator_does_by_then() -> None:
     assert (allocator.freed, ignored) == ([], [(ptr,)])
 
 
-def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
 
     with pytest.raises(MissingDependency) as caught:

@@ -7,7 +7,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.plugs.callbacks import AllocatorByDevice
 
 
-def test_each_device_has_its_allocator() -> None:
+def test_allocators_are_found_by_device() -> None:
     first, second = Allocating(0), Allocating(1)
 
     devices = AllocatorByDevice([second, first])
@@ -15,7 +15,7 @@ def test_each_device_has_its_allocator() -> None:
     assert (devices[0], devices[1]) == (first, second)
 
 
-def test_a_device_without_one_is_refused_with_what_to_give() -> None:
+def test_device_without_an_allocator_is_refused_with_a_hint() -> None:
     devices = AllocatorByDevice([Allocating(0), Allocating(2)])
 
     with pytest.raises(UsageError, match="cuda:1, only for cuda:0, cuda:2") as caught:
@@ -23,11 +23,11 @@ def test_a_device_without_one_is_refused_with_what_to_give() -> None:
     assert caught.value.hint == "add cudakit.CachingAllocator(1)"
 
 
-def test_two_for_a_device_are_refused() -> None:
+def test_two_allocators_for_a_device_are_refused() -> None:
     with pytest.raises(UsageError, match="two allocators were given for cuda:1"):
         AllocatorByDevice([Allocating(1), Allocating(1)])
 
 
-def test_none_at_all_is_refused() -> None:
+def test_missing_allocators_are_refused() -> None:
     with pytest.raises(UsageError, match="no allocator was given"):
         AllocatorByDevice([])

@@ -44,7 +44,7 @@ def on_host(buffer: Any, stream: Any) -> Any:
     return np.from_dlpack(pinned).view("f4").copy()
 
 
-def test_kernels_on_buffers_are_right_and_counted(
+def test_kernels_on_buffers_compute_correctly_and_are_counted(
     device: Any, resource: Any, tmp_path: Path
 ) -> None:
     resource.allocator.record_history()
@@ -67,7 +67,7 @@ def test_kernels_on_buffers_are_right_and_counted(
     assert any("test_real_cuda_core" in f.filename for row in seen.holders for f in row.stack)
 
 
-def test_it_is_what_a_device_allocates_from(device: Any, resource: Any) -> None:
+def test_device_allocates_from_the_resource(device: Any, resource: Any) -> None:
     stream, before = device.create_stream(), device.memory_resource
     device.memory_resource = resource
     try:
@@ -79,7 +79,7 @@ def test_it_is_what_a_device_allocates_from(device: Any, resource: Any) -> None:
         device.memory_resource = before
 
 
-def test_what_is_closed_on_another_stream_waits_for_it(device: Any, resource: Any) -> None:
+def test_buffer_closed_on_another_stream_waits_for_it(device: Any, resource: Any) -> None:
     first, second = device.create_stream(), device.create_stream()
     buffer = resource.allocate(64 * MIB, stream=first)
     first.sync()
@@ -95,7 +95,7 @@ def test_what_is_closed_on_another_stream_waits_for_it(device: Any, resource: An
     assert resource.statistics()["active.all.current"] == 0
 
 
-def test_a_buffer_without_bytes_and_one_that_is_freed_twice(
+def test_empty_buffer_and_double_free(
     device: Any, resource: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = device.create_stream()

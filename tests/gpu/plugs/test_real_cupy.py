@@ -22,7 +22,7 @@ def cupy() -> Any:
     return pytest.importorskip("cupy")
 
 
-def test_products_and_sums_on_several_streams_are_right_and_counted(
+def test_cupy_on_several_streams_computes_correctly_and_is_counted(
     cupy: Any, tmp_path: Path
 ) -> None:
     allocator = cudakit.CachingAllocator(0)
@@ -53,7 +53,7 @@ def test_products_and_sums_on_several_streams_are_right_and_counted(
     assert any("test_real_cupy" in frame.filename for row in seen.holders for frame in row.stack)
 
 
-def test_a_graph_computes_in_memory_that_nobody_else_has(cupy: Any) -> None:
+def test_graph_computes_in_private_memory(cupy: Any) -> None:
     allocator = cudakit.CachingAllocator(0, settings="graph_capture_record_stream_reuse:True")
     stream = cupy.cuda.Stream(non_blocking=True)
     with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)), stream:
@@ -79,7 +79,7 @@ def test_a_graph_computes_in_memory_that_nobody_else_has(cupy: Any) -> None:
         assert allocator.private_pools() == ()
 
 
-def test_what_is_dropped_is_there_for_the_next(cupy: Any) -> None:
+def test_deleted_array_memory_is_reused(cupy: Any) -> None:
     allocator = cudakit.CachingAllocator(0)
     with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)):
         first = cupy.empty(3 * MIB, dtype="u1")
@@ -92,7 +92,7 @@ def test_what_is_dropped_is_there_for_the_next(cupy: Any) -> None:
     assert allocator.statistics()["active.all.current"] == 0
 
 
-def test_too_much_says_what_there_is(cupy: Any) -> None:
+def test_out_of_memory_shows_the_device_memory(cupy: Any) -> None:
     allocator = cudakit.CachingAllocator(0, settings="per_process_memory_fraction:0.01")
     with (
         cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)),
@@ -101,7 +101,7 @@ def test_too_much_says_what_there_is(cupy: Any) -> None:
         cupy.empty(allocator.memory_info().total_bytes // 50, dtype="u1")
 
 
-def test_each_device_takes_its_own(cupy: Any) -> None:
+def test_each_device_uses_its_allocator(cupy: Any) -> None:
     if cudakit.device_count() < 2:
         pytest.skip("needs two devices")
     first, second = cudakit.CachingAllocator(0), cudakit.CachingAllocator(1)

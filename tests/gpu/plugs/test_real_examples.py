@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "allocator"
         ("use_cuda_core.py", "cuda", "allocator-cuda-core.pickle"),
     ],
 )
-def test_an_example_works_and_leaves_a_snapshot(
+def test_example_runs_and_writes_a_snapshot(
     program: str, needed: str, written: str, tmp_path: Path
 ) -> None:
     if find_spec(needed) is None:
@@ -50,7 +50,7 @@ def test_an_example_works_and_leaves_a_snapshot(
     opened_by_all(pickle.loads((tmp_path / written).read_bytes()), tmp_path)  # noqa: S301
 
 
-def test_every_example_is_run_here() -> None:
+def test_every_example_is_tested() -> None:
     assert {place.name for place in EXAMPLES.glob("*.py")} == {
         "use_cupy.py",
         "use_numba.py",

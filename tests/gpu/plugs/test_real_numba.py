@@ -79,7 +79,7 @@ with whole as array:
 """
 
 
-def test_an_array_is_opened_in_another_process() -> None:
+def test_numba_array_is_opened_in_another_process() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", SHARING, OPENING],
         env=os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "cudakit.api.numba"},
@@ -92,7 +92,7 @@ def test_an_array_is_opened_in_another_process() -> None:
     assert done.stdout.split() == ["True", "499500.0", "[5.0,", "1.0,", "2.0]"]
 
 
-def test_kernels_on_several_streams_are_right_and_counted(tmp_path: Path) -> None:
+def test_numba_on_several_streams_computes_correctly_and_is_counted(tmp_path: Path) -> None:
     place = tmp_path / "seen.pickle"
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(place)],

@@ -31,7 +31,7 @@ def used_by(rmm: Any, allocator: cudakit.CachingAllocator) -> Iterator[None]:
         rmm.mr.set_current_device_resource(before)
 
 
-def test_buffers_are_counted(rmm: Any, tmp_path: Path) -> None:
+def test_rmm_buffers_are_counted(rmm: Any, tmp_path: Path) -> None:
     allocator = cudakit.CachingAllocator(0)
     allocator.record_history()
     with used_by(rmm, allocator):
@@ -44,7 +44,7 @@ def test_buffers_are_counted(rmm: Any, tmp_path: Path) -> None:
     assert allocator.statistics()["allocation.all.current"] == 0
 
 
-def test_out_of_memory_is_what_rmm_makes_of_it(rmm: Any) -> None:
+def test_out_of_memory_becomes_rmms_error(rmm: Any) -> None:
     allocator = cudakit.CachingAllocator(0, settings="per_process_memory_fraction:0.01")
     size = allocator.memory_info().total_bytes // 50
 

@@ -27,7 +27,7 @@ def segments_of(torch: Any, pool: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-def test_tensors_of_a_pool_are_right_and_in_torchs_snapshot(
+def test_tensors_of_a_pool_compute_correctly_and_are_in_torchs_snapshot(
     torch: Any, upstream: str, tmp_path: Path
 ) -> None:
     torch.cuda.memory._record_memory_history()
@@ -52,7 +52,7 @@ def test_tensors_of_a_pool_are_right_and_in_torchs_snapshot(
     assert left.isdisjoint(addresses)
 
 
-def test_managed_memory_may_be_read_by_the_host(torch: Any) -> None:
+def test_managed_memory_is_readable_by_the_host(torch: Any) -> None:
     import ctypes
 
     pool = cudakit.torch_pool("managed")
@@ -64,14 +64,14 @@ def test_managed_memory_may_be_read_by_the_host(torch: Any) -> None:
     del tensor
 
 
-def test_more_than_there_is_is_out_of_memory(torch: Any) -> None:
+def test_pool_beyond_the_device_memory_raises_out_of_memory(torch: Any) -> None:
     pool = cudakit.torch_pool("driver")
 
     with torch.cuda.use_mem_pool(pool), pytest.raises(torch.cuda.OutOfMemoryError):
         torch.empty(1 << 45, dtype=torch.int8, device="cuda")
 
 
-def test_a_pool_of_whole_segments(torch: Any) -> None:
+def test_no_split_pool_has_whole_segments(torch: Any) -> None:
     try:
         pool = cudakit.torch_pool("driver", no_split=True)
     except cudakit.UsageError as refused:

@@ -29,7 +29,7 @@ def callbacks(allocator: Allocating) -> Any:
     return rmm_resource_of(SimpleNamespace(CallbackMemoryResource=make), allocator)
 
 
-def test_memory_is_allocated_and_freed_on_the_streams_that_are_given() -> None:
+def test_rmm_streams_are_passed_on() -> None:
     allocator = Allocating()
     made = callbacks(allocator)
 
@@ -40,7 +40,7 @@ def test_memory_is_allocated_and_freed_on_the_streams_that_are_given() -> None:
     assert allocator.freed == [(ptr, 6)]
 
 
-def test_out_of_memory_is_what_rmm_knows_as_such() -> None:
+def test_out_of_memory_is_a_memory_error_for_rmm() -> None:
     allocator = Allocating()
     allocator.refuses = cudakit.OutOfMemory("1 GiB asked")
 
@@ -48,7 +48,7 @@ def test_out_of_memory_is_what_rmm_knows_as_such() -> None:
         callbacks(allocator).allocate(1 << 30, Stream(0))
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_raised_unchanged() -> None:
     allocator = Allocating()
     allocator.refuses = CudaError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "lost")
 
@@ -56,7 +56,7 @@ def test_other_errors_stay_what_they_are() -> None:
         callbacks(allocator).allocate(100, Stream(0))
 
 
-def test_without_rmm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rmm_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rmm", None)
     monkeypatch.setitem(sys.modules, "rmm.mr", None)
 

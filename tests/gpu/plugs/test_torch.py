@@ -35,13 +35,13 @@ def fake_torch(**known: type) -> Any:
     return SimpleNamespace(__version__="2.7", cuda=SimpleNamespace(memory=memory, MemPool=mem_pool))
 
 
-def test_a_pool_is_made_of_two_functions_in_c() -> None:
+def test_torch_pool_uses_two_c_functions() -> None:
     made = pool_of(fake_torch(), "/lib.so", "managed", {"no_split": False})
 
     assert made == (("/lib.so", "cudakit_managed_alloc", "cudakit_managed_free"), {})
 
 
-def test_options_that_are_on_are_passed_on() -> None:
+def test_torch_pool_passes_enabled_options() -> None:
     _, options = pool_of(
         fake_torch(no_split=bool), "/lib.so", "async", {"no_split": True, "use_on_oom": False}
     )
@@ -49,12 +49,12 @@ def test_options_that_are_on_are_passed_on() -> None:
     assert options == {"no_split": True}
 
 
-def test_an_option_that_this_torch_does_not_know_is_refused() -> None:
+def test_unknown_torch_option_is_refused() -> None:
     with pytest.raises(UsageError, match=r"torch 2\.7 cannot create this MemPool: .*'no_split'"):
         pool_of(fake_torch(), "/lib.so", "async", {"no_split": True})
 
 
-def test_an_allocator_of_python_is_refused_with_the_reason() -> None:
+def test_python_allocator_is_refused_with_the_reason() -> None:
     with pytest.raises(
         UsageError, match=r"cannot use Allocating .* holding its own lock"
     ) as caught:
@@ -62,13 +62,13 @@ def test_an_allocator_of_python_is_refused_with_the_reason() -> None:
     assert caught.value.hint.endswith("driver, managed, async")
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+def test_unknown_upstream_is_refused_with_the_known_names() -> None:
     with pytest.raises(UsageError, match="no upstream is named 'pinned'") as caught:
         checked("pinned")
     assert caught.value.hint == "one of driver, managed, async"
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     library()
     monkeypatch.setitem(sys.modules, "torch", None)
 
@@ -78,7 +78,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", UPSTREAMS)
-def test_the_functions_of_every_kind_are_there_for_whoever_opens_the_library(kind: str) -> None:
+def test_library_exports_the_functions_of_every_kind(kind: str) -> None:
     opened = ctypes.CDLL(library())
 
     assert getattr(opened, f"cudakit_{kind}_alloc")
@@ -101,7 +101,7 @@ for kind in sys.argv[2:]:
 """
 
 
-def test_where_there_is_no_such_device_they_give_nothing_and_do_not_crash() -> None:
+def test_functions_return_null_for_a_missing_device() -> None:
     command = [sys.executable, "-P", "-c", WITHOUT_DEVICE, library(), *UPSTREAMS]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
 

@@ -23,7 +23,7 @@ def test_device_nodes_of_the_driver_are_opened_and_others_ignored(tmp_path: Path
     assert found == {"/dev/nvidia0": "", "/dev/nvidiactl": "ENOENT"}
 
 
-def test_kernel_log_has_messages_without_their_numbers(tmp_path: Path) -> None:
+def test_kernel_log_messages_have_no_prefix(tmp_path: Path) -> None:
     files = tree(tmp_path, dev__kmsg="6,1,200,-;Linux version\n3,2,300,-;NVRM: Xid (PCI:0): 79\n")
 
     assert kernel_log(files) == ("Linux version", "NVRM: Xid (PCI:0): 79")
@@ -61,7 +61,7 @@ def test_modules_are_read_by_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "found"), [({}, False), ({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, True)]
 )
-def test_mps_pipes_are_looked_for_in_the_directory_of_the_variable(
+def test_mps_pipes_are_found_in_directory_of_variable(
     tmp_path: Path, variables: dict[str, str], found: bool
 ) -> None:
     files = tree(tmp_path, run__mps__control="")

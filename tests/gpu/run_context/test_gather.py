@@ -63,7 +63,7 @@ def test_results_record_versions_device_processes_and_command() -> None:
     assert (found.variables, found.command) == ({"A": "1"}, ("cudakit", "bench"))
 
 
-def test_gathering_for_results_leaves_the_costly_facts_out() -> None:
+def test_gather_for_results_omits_slow_facts() -> None:
     found, default = gather(Working(), variables={}), RunContext()
 
     assert (found.driver, found.software) == (default.driver, default.software)
@@ -80,7 +80,7 @@ def test_device_unknown_to_nvml_has_no_count_of_processes() -> None:
 # --- gather_all: what doctor checks ----------------------------------------------------------------
 
 
-def test_failing_source_costs_no_other_fact(tmp_path: Path) -> None:
+def test_failed_source_leaves_other_facts(tmp_path: Path) -> None:
     found = gather_all(Machine(), variables={}, search_path=[str(tmp_path)], files=Files(tmp_path))
 
     assert found.cuda == Unavailable("reading failed: ZeroDivisionError: unforeseen")

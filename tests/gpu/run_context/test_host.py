@@ -71,7 +71,7 @@ def test_shared_memory_has_the_size_of_its_file_system(tmp_path: Path) -> None:
     ("status", "privileged"),
     [("CapEff:\t000001ffffffffff", True), ("CapEff:\t00000000a80425fb", False), ("", False)],
 )
-def test_privilege_is_a_bit_of_the_effective_set(
+def test_privilege_is_cap_sys_admin_in_effective_set(
     tmp_path: Path, status: str, privileged: bool
 ) -> None:
     assert is_privileged(tree(tmp_path, proc__self__status=status)) is privileged

@@ -1,4 +1,4 @@
-"""Trees of files that stand for the files of a system."""
+"""Trees of files in place of the files of a system."""
 
 from __future__ import annotations
 

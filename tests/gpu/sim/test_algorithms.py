@@ -33,7 +33,7 @@ def sim() -> Iterator[Sim]:
 
 
 def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
-    """Say what a product takes on an idle device."""
+    """Return the duration of a GEMM on an idle device, in seconds."""
     busy = extra_ns(
         gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s
     )
@@ -130,7 +130,7 @@ def test_events_measure_gemm_duration(sim: Sim) -> None:
     blas, where = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
     for algorithm in blas.heuristics(gemm, USUAL, 3):
         plan = blas.prepare(gemm, USUAL, algorithm)
-        for _ in range(8):  # the device is busy until all is enqueued
+        for _ in range(8):  # keeps the device busy until all work is enqueued
             plan.enqueue(where, LEGACY)
         begin, end = sim.event(), sim.event()
         sim.record(begin, LEGACY)

@@ -203,7 +203,7 @@ def test_closed_device_rejects_blas_calls() -> None:
     blas.close()
 
 
-# --- what is offered
+# --- supported GEMMs
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gpu.kernels import ONE, Desk
+from gpu.kernels import ONE, SimBench
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr
@@ -19,8 +19,8 @@ ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk() -> SimBench:
+    return SimBench()
 
 
 def test_simulated_device_reports_simulated() -> None:
@@ -76,7 +76,7 @@ def test_unknown_model_error_lists_models() -> None:
 # --- time
 
 
-def test_clock_advances_with_calls_and_work_only(desk: Desk) -> None:
+def test_clock_advances_with_calls_and_work_only(desk: SimBench) -> None:
     gpu = desk.gpu
     begin = gpu.clock.now_ns
     assert gpu.clock.now_ns == begin
@@ -89,7 +89,7 @@ def test_clock_advances_with_calls_and_work_only(desk: Desk) -> None:
     assert gpu.clock.now_ns >= enqueued + 1_000_000
 
 
-def test_streams_overlap_and_each_stream_is_serial(desk: Desk) -> None:
+def test_streams_overlap_and_each_stream_is_serial(desk: SimBench) -> None:
     gpu, streams = desk.gpu, [desk.gpu.stream() for _ in range(2)]
 
     def took_ns(first: int, second: int) -> int:
@@ -103,7 +103,7 @@ def test_streams_overlap_and_each_stream_is_serial(desk: Desk) -> None:
     assert took_ns(0, 0) > 2_000_000
 
 
-def test_work_begins_after_earlier_work_of_stream(desk: Desk) -> None:
+def test_work_begins_after_earlier_work_of_stream(desk: SimBench) -> None:
     gpu = desk.gpu
     begin = gpu.clock.now_ns
     desk.spin(1_000_000)
@@ -124,7 +124,7 @@ def test_work_begins_after_earlier_work_of_stream(desk: Desk) -> None:
     ],
     ids=["sync", "sync_stream", "free"],
 )
-def test_sync_waits_for_running_work(desk: Desk, wait: Callable[[Sim, Ptr], object]) -> None:
+def test_sync_waits_for_running_work(desk: SimBench, wait: Callable[[Sim, Ptr], object]) -> None:
     gpu, ptr = desk.gpu, desk.ints()
     begin = gpu.clock.now_ns
     desk.spin(1_000_000)
@@ -136,7 +136,7 @@ def test_sync_waits_for_running_work(desk: Desk, wait: Callable[[Sim, Ptr], obje
     assert gpu.clock.now_ns - begin > 1_000_000
 
 
-def test_copies_in_same_direction_serialize_and_opposite_overlap(desk: Desk) -> None:
+def test_copies_in_same_direction_serialize_and_opposite_overlap(desk: SimBench) -> None:
     gpu, size = desk.gpu, 8 << 20
     streams = [gpu.stream(blocking=False) for _ in range(2)]
     pinned = [gpu.host_malloc(size) for _ in range(2)]
@@ -157,7 +157,7 @@ def test_copies_in_same_direction_serialize_and_opposite_overlap(desk: Desk) -> 
     assert opposite < 1.2 * alone
 
 
-def test_higher_priority_begins_first(desk: Desk) -> None:
+def test_higher_priority_begins_first(desk: SimBench) -> None:
     gpu, value = desk.gpu, desk.ints()
     gate = desk.gpu.stream(blocking=False)
     low, high = gpu.stream(blocking=False), gpu.stream(blocking=False, priority=-5)
@@ -173,7 +173,7 @@ def test_higher_priority_begins_first(desk: Desk) -> None:
 
 def test_repeated_query_ends_with_true() -> None:
     for seed in (None, 0, 1, 2, 3):
-        desk = Desk(seed=seed)
+        desk = SimBench(seed=seed)
         desk.spin(100_000)
         event = desk.gpu.event()
         desk.gpu.record(event, LEGACY)
@@ -184,7 +184,7 @@ def test_repeated_query_ends_with_true() -> None:
         assert 0 < asked < 10_000
 
 
-def test_elapsed_time_is_exact_device_time(desk: Desk) -> None:
+def test_elapsed_time_is_exact_device_time(desk: SimBench) -> None:
     gpu, stream = desk.gpu, desk.gpu.stream()
     begin, end = gpu.event(), gpu.event()
     gpu.record(begin, stream)
@@ -198,7 +198,7 @@ def test_elapsed_time_is_exact_device_time(desk: Desk) -> None:
 # --- host kernels
 
 
-def test_missing_host_kernel_error_has_hint(desk: Desk) -> None:
+def test_missing_host_kernel_error_has_hint(desk: SimBench) -> None:
     with pytest.raises(UsageError, match="orphan") as caught:
         desk.launch("orphan")
     assert '@host_kernel("orphan")' in caught.value.hint
@@ -250,7 +250,7 @@ def test_host_kernel_read_view_is_read_only() -> None:
         gpu.sync()
 
 
-def test_exception_in_host_kernel_fails_launch(desk: Desk) -> None:
+def test_exception_in_host_kernel_fails_launch(desk: SimBench) -> None:
     desk.launch("fail")
 
     with pytest.raises(CudaError) as caught:
@@ -260,7 +260,7 @@ def test_exception_in_host_kernel_fails_launch(desk: Desk) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_strided_write_changes_single_column(desk: Desk) -> None:
+def test_strided_write_changes_single_column(desk: SimBench) -> None:
     table = desk.ints(6)
     args = (np.int32(3), np.int32(2), np.int32(9))
 
@@ -269,34 +269,34 @@ def test_strided_write_changes_single_column(desk: Desk) -> None:
     assert desk.read(table, 6) == [0, 9, 0, 9, 0, 9]
 
 
-# --- what goes wrong
+# --- errors
 
 
-def misuses() -> dict[str, Callable[[Desk], object]]:
-    def freed(desk: Desk) -> None:
+def misuses() -> dict[str, Callable[[SimBench], object]]:
+    def freed(desk: SimBench) -> None:
         value = desk.ints()
         desk.gpu.free(value)
         desk.store(value, 1)
 
-    def beyond(desk: Desk) -> None:
+    def beyond(desk: SimBench) -> None:
         desk.store(Ptr(desk.ints(4) + 16), 1)
 
-    def straddling(desk: Desk) -> None:
+    def straddling(desk: SimBench) -> None:
         desk.launch("column", desk.ints(4), np.int32(3), np.int32(2), np.int32(1))
 
-    def null(desk: Desk) -> None:
+    def null(desk: SimBench) -> None:
         desk.store(Ptr(0), 1)
 
-    def unmapped(desk: Desk) -> None:
+    def unmapped(desk: SimBench) -> None:
         desk.store(desk.gpu.reserve(desk.gpu.granularity()), 1)
 
-    def freed_in_its_stream(desk: Desk) -> None:
+    def freed_in_its_stream(desk: SimBench) -> None:
         stream = desk.gpu.stream()
         value = desk.gpu.malloc(4, stream)
         desk.gpu.free(value, stream)
         desk.store(value, 1, stream)
 
-    def before_its_turn(desk: Desk) -> None:
+    def before_its_turn(desk: SimBench) -> None:
         stream, other = desk.gpu.stream(), desk.gpu.stream()
         desk.spin(1_000_000, stream)
         desk.store(desk.gpu.malloc(4, stream), 1, other)
@@ -308,7 +308,7 @@ def misuses() -> dict[str, Callable[[Desk], object]]:
 
 @pytest.mark.parametrize("use", misuses().values(), ids=misuses())
 def test_kernel_access_to_unallocated_memory_fails(
-    desk: Desk, use: Callable[[Desk], object]
+    desk: SimBench, use: Callable[[SimBench], object]
 ) -> None:
     use(desk)
 
@@ -318,14 +318,14 @@ def test_kernel_access_to_unallocated_memory_fails(
     assert "0x" in caught.value.message
 
 
-def test_misaligned_address_fails(desk: Desk) -> None:
+def test_misaligned_address_fails(desk: SimBench) -> None:
     desk.store(Ptr(desk.ints(2) + 1), 1)
 
     with pytest.raises(CudaError, match="CUDA_ERROR_MISALIGNED_ADDRESS"):
         desk.gpu.sync()
 
 
-def test_every_call_but_close_fails_after_illegal_address(desk: Desk) -> None:
+def test_every_call_but_close_fails_after_illegal_address(desk: SimBench) -> None:
     desk.store(Ptr(0), 1)
     uses: list[Callable[[], object]] = [
         desk.gpu.sync,
@@ -342,7 +342,7 @@ def test_every_call_but_close_fails_after_illegal_address(desk: Desk) -> None:
     desk.gpu.close()
 
 
-def test_kernel_failure_is_raised_by_next_call(desk: Desk) -> None:
+def test_kernel_failure_is_raised_by_next_call(desk: SimBench) -> None:
     desk.store(Ptr(0), 1)
     calls = 0
     with pytest.raises(CudaError, match=ILLEGAL):
@@ -354,7 +354,7 @@ def test_kernel_failure_is_raised_by_next_call(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [17, 1 << 40])
-def test_copy_beyond_end_is_refused_without_effect(desk: Desk, size_bytes: int) -> None:
+def test_copy_beyond_end_is_refused_without_effect(desk: SimBench, size_bytes: int) -> None:
     here, there = desk.ints(4), desk.ints(4)
 
     for dst, src in ((here, there), (there, here)):
@@ -365,7 +365,7 @@ def test_copy_beyond_end_is_refused_without_effect(desk: Desk, size_bytes: int) 
     assert desk.read(here, 4) == [0] * 4
 
 
-def test_injected_failures_are_raised_once_and_in_order(desk: Desk) -> None:
+def test_injected_failures_are_raised_once_and_in_order(desk: SimBench) -> None:
     desk.gpu.fail_next("malloc", cuda_error(Status.OUT_OF_MEMORY, seen="on request"))
     desk.gpu.fail_next("malloc", cuda_error(Status.NOT_PERMITTED))
 
@@ -376,7 +376,7 @@ def test_injected_failures_are_raised_once_and_in_order(desk: Desk) -> None:
     desk.gpu.malloc(4)
 
 
-def test_injected_sticky_failure_stays(desk: Desk) -> None:
+def test_injected_sticky_failure_stays(desk: SimBench) -> None:
     desk.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
 
     for use in (lambda: desk.spin(1), desk.gpu.sync):
@@ -384,7 +384,7 @@ def test_injected_sticky_failure_stays(desk: Desk) -> None:
             use()
 
 
-def test_injected_failure_of_unknown_call_is_refused(desk: Desk) -> None:
+def test_injected_failure_of_unknown_call_is_refused(desk: SimBench) -> None:
     for call in ("mallok", "lane", "clock", "close"):
         with pytest.raises(UsageError, match=call):
             desk.gpu.fail_next(call, cuda_error(Status.UNKNOWN))

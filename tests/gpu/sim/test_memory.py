@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from gpu.kernels import Desk
+from gpu.kernels import SimBench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -20,8 +20,8 @@ PAGE = 2 * MIB
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
-class Accounts(RuleBasedStateMachine):
-    """The memory of a device against a book that is kept beside it."""
+class MemoryModel(RuleBasedStateMachine):
+    """Compares the free memory of a device with a model."""
 
     pointers: Bundle[Ptr] = Bundle("pointers")
     backings: Bundle[Backing] = Bundle("backings")
@@ -97,8 +97,8 @@ class Accounts(RuleBasedStateMachine):
         self.gpu.close()
 
 
-TestAccounts = Accounts.TestCase
-TestAccounts.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestMemoryModel = MemoryModel.TestCase
+TestMemoryModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 def test_stream_ordered_free_is_awaited_before_out_of_memory() -> None:
@@ -121,7 +121,7 @@ def test_device_may_have_more_memory_than_host() -> None:
 
 
 def test_new_memory_is_not_zero() -> None:
-    desk = Desk()
+    desk = SimBench()
 
     assert desk.read(desk.gpu.malloc(4)) != [0]
 
@@ -129,7 +129,7 @@ def test_new_memory_is_not_zero() -> None:
 @given(before=st.integers(0, 40), rows=st.integers(1, 12), columns=st.integers(1, 7))
 @settings(max_examples=30, deadline=None)
 def test_kernel_accesses_range_of_several_mappings(before: int, rows: int, columns: int) -> None:
-    desk = Desk(capacity_bytes=CAPACITY)
+    desk = SimBench(capacity_bytes=CAPACITY)
     base = desk.gpu.reserve(2 * PAGE)
     for page in (base, Ptr(base + PAGE)):
         desk.gpu.map(page, desk.gpu.create(PAGE), PAGE)
@@ -144,7 +144,7 @@ def test_kernel_accesses_range_of_several_mappings(before: int, rows: int, colum
 
 
 def test_released_memory_lives_while_mapped() -> None:
-    desk = Desk()
+    desk = SimBench()
     backing, base = desk.gpu.create(PAGE), desk.gpu.reserve(PAGE)
     desk.gpu.map(base, backing, PAGE)
     desk.gpu.release(backing)

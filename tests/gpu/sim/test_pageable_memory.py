@@ -1,9 +1,9 @@
-"""Pageable memory of the host, which the driver stages, on the simulated device."""
+"""Pageable host memory, whose copies the driver stages, on the simulated device."""
 
 from __future__ import annotations
 
 import pytest
-from gpu.kernels import Desk
+from gpu.kernels import SimBench
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Ptr
@@ -16,7 +16,7 @@ LONG_NS = 1_000_000_000
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pageable_copy_returns_when_done_or_staged(seed: int) -> None:
-    desk = Desk(seed=seed)
+    desk = SimBench(seed=seed)
     gpu, stream = desk.gpu, desk.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
     gpu.host_view(host, LARGE)[:] = b"\1" * LARGE
@@ -29,7 +29,7 @@ def test_pageable_copy_returns_when_done_or_staged(seed: int) -> None:
 
 
 def test_pageable_copy_waits_for_stream_unless_staged() -> None:
-    desk = Desk()
+    desk = SimBench()
     gpu, stream = desk.gpu, desk.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
     waited = []
@@ -45,7 +45,7 @@ def test_pageable_copy_waits_for_stream_unless_staged() -> None:
 
 def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
     trace: list[Event] = []
-    desk = Desk(sink=trace.append)
+    desk = SimBench(sink=trace.append)
     gpu = desk.gpu
     ptr = gpu.malloc(SMALL)
     gpu.sync()
@@ -66,7 +66,7 @@ def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
 
 
 def test_kernels_and_fills_cannot_access_pageable_memory() -> None:
-    desk = Desk()
+    desk = SimBench()
     host = desk.gpu.host_malloc(SMALL, pinned=False)
     with pytest.raises(CudaError, match=r"INVALID_VALUE: .*pageable"):
         desk.gpu.fill(host, 0, SMALL, LEGACY)
@@ -77,7 +77,7 @@ def test_kernels_and_fills_cannot_access_pageable_memory() -> None:
 
 
 def test_pageable_copy_invalidates_capture() -> None:
-    gpu = Desk().gpu
+    gpu = SimBench().gpu
     ptr, host = gpu.malloc(SMALL), gpu.host_malloc(SMALL, pinned=False)
     stream = gpu.stream()
     gpu.capture_begin(stream)
@@ -89,7 +89,7 @@ def test_pageable_copy_invalidates_capture() -> None:
 
 
 def test_pageable_copy_beyond_end_is_refused() -> None:
-    gpu = Desk().gpu
+    gpu = SimBench().gpu
     ptr, host = gpu.malloc(2 * SMALL), gpu.host_malloc(SMALL, pinned=False)
 
     with pytest.raises(CudaError, match="INVALID_VALUE"):

@@ -1,9 +1,9 @@
-"""Memory of the other devices of a simulated machine."""
+"""Peer memory on a simulated machine."""
 
 from __future__ import annotations
 
 import pytest
-from gpu.kernels import Desk
+from gpu.kernels import SimBench
 
 from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Ptr, Stream
@@ -14,8 +14,8 @@ from cudakit.trace.kinds import Direction, HostMemory
 SIZE = 1 << 20
 
 
-def took_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
-    """Say how long copies take, enqueued at once."""
+def copies_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
+    """Return the duration of concurrently enqueued copies in nanoseconds."""
     gpu.sync()
     begin_ns = gpu.clock.now_ns
     for to, from_, stream in copies:
@@ -30,7 +30,7 @@ def test_peer_copy_duration_follows_nvlinks() -> None:
     dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
 
     assert gpu.peers.nvlinks(1) == 18
-    taken_ns = took_ns(gpu, (there, here, stream))
+    taken_ns = copies_ns(gpu, (there, here, stream))
     assert taken_ns == pytest.approx(
         SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
     )
@@ -41,9 +41,9 @@ def test_peer_copies_of_two_directions_overlap() -> None:
     here, also = gpu.malloc(SIZE), gpu.malloc(SIZE)
     there, other = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
     first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
-    one_ns = took_ns(gpu, (there, here, first))
-    both_ns = took_ns(gpu, (there, here, first), (also, other, second))
-    two_ns = took_ns(gpu, (there, here, first), (other, also, second))
+    one_ns = copies_ns(gpu, (there, here, first))
+    both_ns = copies_ns(gpu, (there, here, first), (also, other, second))
+    two_ns = copies_ns(gpu, (there, here, first), (other, also, second))
 
     assert both_ns - one_ns <= gpu.costs.call_ns
     assert two_ns - one_ns > SIZE / 18 / 20
@@ -71,7 +71,7 @@ def test_peer_allocation_is_traced_on_peer() -> None:
 
 
 def test_kernels_access_peer_memory_if_machine_allows() -> None:
-    desk = Desk(model="h200x2")
+    desk = SimBench(model="h200x2")
     there, here = desk.gpu.peer_malloc(1, 4), desk.ints()
     desk.store(there, 5)
     desk.gpu.copy(here, there, 4, LEGACY)

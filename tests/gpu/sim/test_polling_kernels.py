@@ -1,4 +1,4 @@
-"""Kernels of the simulated device that poll memory of the host."""
+"""Kernels of the simulated device that poll host memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def store(launch: Launch, where: Ptr, value: np.int32) -> None:
     launch.write(where, np.int32)[:] = value
 
 
-class Held:
-    """A stream that a kernel holds, and behind it a store to ``done``."""
+class BlockedStream:
+    """A stream blocked by a polling kernel, followed by a store to ``done``."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         self.gpu = Sim(seed=seed, host_kernels={"poll": poll, "store": store})
@@ -57,13 +57,13 @@ class Held:
 
 
 @pytest.fixture
-def held() -> Iterator[Held]:
-    held = Held()
+def held() -> Iterator[BlockedStream]:
+    held = BlockedStream()
     with closing(held.gpu):
         yield held
 
 
-def test_work_behind_polling_kernel_waits_for_host(held: Held) -> None:
+def test_work_behind_polling_kernel_waits_for_host(held: BlockedStream) -> None:
     assert not any(held.gpu.query_stream(held.stream) for _ in range(500))
     assert held.words.tolist() == [0, 0, 0]
 
@@ -73,7 +73,7 @@ def test_work_behind_polling_kernel_waits_for_host(held: Held) -> None:
     assert held.words.tolist() == [1, 0, 1]
 
 
-def test_polling_kernel_lasts_until_host_signals(held: Held) -> None:
+def test_polling_kernel_lasts_until_host_signals(held: BlockedStream) -> None:
     begin = held.gpu.clock.now_ns
     for _ in range(100):
         held.gpu.memory_info()
@@ -83,7 +83,7 @@ def test_polling_kernel_lasts_until_host_signals(held: Held) -> None:
     assert 50_000 <= held.gpu.clock.now_ns - begin < 60_000
 
 
-def test_other_streams_run_during_polling_kernel(held: Held) -> None:
+def test_other_streams_run_during_polling_kernel(held: BlockedStream) -> None:
     other, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
     held.put(held.store, value, other)
     held.gpu.sync_stream(other)
@@ -91,7 +91,7 @@ def test_other_streams_run_during_polling_kernel(held: Held) -> None:
     assert held.words.tolist() == [0, 0, 0]
 
 
-def test_second_stream_can_end_polling_kernel(held: Held) -> None:
+def test_second_stream_can_end_polling_kernel(held: BlockedStream) -> None:
     other = held.gpu.stream(blocking=False)
     held.put(held.store, held.go, other)
     held.gpu.sync_stream(held.stream)
@@ -99,7 +99,7 @@ def test_second_stream_can_end_polling_kernel(held: Held) -> None:
     assert held.words.tolist() == [1, 0, 1]
 
 
-def test_waiting_host_reaches_limit_of_polling_kernel(held: Held) -> None:
+def test_waiting_host_reaches_limit_of_polling_kernel(held: BlockedStream) -> None:
     begin = held.gpu.clock.now_ns
     held.gpu.sync()
 
@@ -107,7 +107,7 @@ def test_waiting_host_reaches_limit_of_polling_kernel(held: Held) -> None:
     assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
 
 
-def test_querying_host_reaches_limit_of_polling_kernel(held: Held) -> None:
+def test_querying_host_reaches_limit_of_polling_kernel(held: BlockedStream) -> None:
     asked = 0
     while not held.gpu.query_stream(held.stream) and asked < 10_000:
         asked += 1
@@ -116,7 +116,7 @@ def test_querying_host_reaches_limit_of_polling_kernel(held: Held) -> None:
     assert asked * held.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
 
 
-def test_two_polling_kernels_reach_limits_concurrently(held: Held) -> None:
+def test_two_polling_kernels_reach_limits_concurrently(held: BlockedStream) -> None:
     other = held.gpu.stream(blocking=False)
     held.poll(other)
     begin = held.gpu.clock.now_ns
@@ -126,7 +126,7 @@ def test_two_polling_kernels_reach_limits_concurrently(held: Held) -> None:
 
 
 def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
-    held = Held()
+    held = BlockedStream()
     held.gpu.sync_stream(LEGACY)
     assert held.words.tolist() == [0, 0, 0]  # a stream that does not block it
 
@@ -136,7 +136,7 @@ def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
 
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_schedule_ends_polling_kernel_early(seed: int, let_go: bool) -> None:
-    held = Held(seed=seed)
+    held = BlockedStream(seed=seed)
     with closing(held.gpu):
         for _ in range(30):
             held.gpu.memory_info()

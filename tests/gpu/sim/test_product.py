@@ -32,7 +32,7 @@ INF, NAN = float("inf"), float("nan")
 
 @st.composite
 def gemms(draw: st.DrawFn) -> Gemm:
-    """Draw any small product that the simulated library computes."""
+    """Draw a small GEMM that the simulated library supports."""
     dtype = draw(st.sampled_from([*DATA_TYPES]))
     kind, fp8 = DATA_TYPES[dtype], dtype.startswith("fp8")
     multiple = 16 if fp8 else 4 if dtype == "int8" else 1

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 from gpu.happens_before import races
-from gpu.kernels import Desk
+from gpu.kernels import SimBench
 from gpu.programs import Run, Step, certain, ordered, programs
 from hypothesis import given, settings
 
@@ -49,7 +49,7 @@ def test_trace_times_and_sequence_never_decrease(program: list[Step]) -> None:
         assert all(a.time_ns <= b.time_ns and a.seq <= b.seq for a, b in pairwise(trace))
 
 
-# Two steps that race, and what can come of it.
+# Two racing steps, and the possible results.
 RACES: dict[str, list[Step]] = {
     "streams without an event": [("fill", 2, 0, 0), ("fill", 3, 0, 0)],
     "a non-blocking stream and the legacy one": [("fill", 4, 0, 0), ("fill", 0, 0, 0)],
@@ -103,7 +103,7 @@ def test_implicit_order_of_cuda_suffices(program: list[Step]) -> None:
 
 def test_legacy_stream_waits_for_work_of_destroyed_stream() -> None:
     for seed in range(24):
-        desk = Desk(seed=seed)
+        desk = SimBench(seed=seed)
         stream, value = desk.gpu.stream(), desk.ints()
         desk.store(value, 1, stream)
         desk.gpu.destroy_stream(stream)

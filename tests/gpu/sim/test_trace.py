@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu.kernels import ONE, Desk
+from gpu.kernels import ONE, SimBench
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
 from cudakit.gpu.sim import Sim
@@ -41,10 +41,10 @@ from cudakit.trace.log import Clock, Frame, Reader, Writer
 READ, WRITE = Mode.READ, Mode.WRITE
 
 
-def facts_of(use: Callable[[Desk], object], **options: int) -> list[Fact]:
-    """List what a use of a device, and nothing before it, told."""
+def facts_of(use: Callable[[SimBench], object], **options: int) -> list[Fact]:
+    """Return the trace facts of a use of a device, without earlier ones."""
     trace: list[Event] = []
-    desk = Desk(sink=trace.append, **options)
+    desk = SimBench(sink=trace.append, **options)
     desk.gpu.sync()
     begin = len(trace)
     use(desk)
@@ -53,7 +53,7 @@ def facts_of(use: Callable[[Desk], object], **options: int) -> list[Fact]:
 
 
 def test_allocations_and_frees_are_traced() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         gpu, stream = desk.gpu, desk.gpu.stream()
         gpu.free(gpu.malloc(100))
         gpu.free(gpu.malloc(200, stream), stream)
@@ -77,7 +77,7 @@ def test_allocations_and_frees_are_traced() -> None:
 
 
 def test_stream_and_event_calls_are_traced() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         gpu, first = desk.gpu, desk.gpu.stream()
         second = gpu.stream(blocking=False, priority=-1)
         event = gpu.event()
@@ -105,7 +105,7 @@ def test_stream_and_event_calls_are_traced() -> None:
 
 
 def test_unsuccessful_query_is_not_traced() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         desk.spin(1_000_000)
         event = desk.gpu.event()
         desk.gpu.record(event, LEGACY)
@@ -120,7 +120,7 @@ def test_wait_for_unrecorded_event_is_not_traced() -> None:
 
 
 def test_elapsed_is_traced_as_query_of_both_events() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         events = [desk.gpu.event(), desk.gpu.event()]
         for event in events:
             desk.gpu.record(event, LEGACY)
@@ -133,7 +133,7 @@ def test_elapsed_is_traced_as_query_of_both_events() -> None:
 def test_copies_and_fills_are_traced_with_ranges() -> None:
     places: list[Ptr] = []
 
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         gpu = desk.gpu
         places.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
         device, other, pinned = places
@@ -157,7 +157,7 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
     trace: list[Event] = []
-    desk = Desk(sink=trace.append, seed=seed)
+    desk = SimBench(sink=trace.append, seed=seed)
     x, y = desk.ints(), desk.ints()
     begin = len(trace)
     desk.mix(x, y, 5, LEGACY)
@@ -178,7 +178,7 @@ def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
 def test_strided_access_is_traced_with_stride() -> None:
     table: list[Ptr] = []
 
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         table.append(desk.ints(6))
         desk.launch("column", table[0], np.int32(3), np.int32(2), np.int32(1))
 
@@ -189,7 +189,7 @@ def test_strided_access_is_traced_with_stride() -> None:
 
 def test_per_thread_default_streams_have_own_numbers() -> None:
     trace: list[Event] = []
-    desk = Desk(sink=trace.append)
+    desk = SimBench(sink=trace.append)
     desk.spin(1, PER_THREAD)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(desk.spin, 1, PER_THREAD).result()
@@ -209,7 +209,7 @@ def test_per_thread_default_streams_have_own_numbers() -> None:
 
 
 def test_capture_is_traced_as_nodes_and_edges() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         gpu, x = desk.gpu, desk.ints()
         first, second = gpu.stream(), gpu.stream()
         event = gpu.event()
@@ -248,7 +248,7 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
 
 
 def test_graph_launched_into_capture_is_inlined() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         gpu, x, stream = desk.gpu, desk.ints(), desk.gpu.stream()
         gpu.capture_begin(stream)
         desk.mix(x, x, 1, stream)
@@ -286,7 +286,7 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
             writer.write(event)
             trace.append(event)
 
-        desk = Desk(sink=sink, site=lambda: writer.stack((frame,)))
+        desk = SimBench(sink=sink, site=lambda: writer.stack((frame,)))
         desk.mix(desk.ints(), desk.ints(), 1, LEGACY)
         desk.gpu.close()
 
@@ -297,7 +297,7 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
 
 
 def test_failed_launch_is_traced() -> None:
-    def use(desk: Desk) -> None:
+    def use(desk: SimBench) -> None:
         desk.store(Ptr(0), 1)
         desk.gpu.query_stream(LEGACY)
 

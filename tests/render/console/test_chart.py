@@ -22,7 +22,7 @@ def lines_of(*series: Series, **options: object) -> Chart:
     return Chart("", X, series, **options)  # type: ignore[arg-type]
 
 
-def test_a_peak_of_one_sample_is_seen() -> None:
+def test_peak_of_one_sample_is_drawn() -> None:
     y = np.full(1000, 10)
     y[617] = 1000
     top = drawn(lines_of(Series("memory", y)))[0]
@@ -34,20 +34,20 @@ def test_a_peak_of_one_sample_is_seen() -> None:
     st.integers(1, 50),
     st.booleans(),
 )
-def test_the_highest_column_is_as_high_as_the_curve(y: list[int], columns: int, step: bool) -> None:
+def test_highest_column_is_as_high_as_the_curve(y: list[int], columns: int, step: bool) -> None:
     heights = column_maxima(np.arange(len(y)), np.array(y), columns=columns, step=step)
     assert len(heights) == columns
     assert heights.max() == max(y)
     assert heights.min() >= min(y)
 
 
-def test_a_step_holds_its_value_and_a_line_runs_on() -> None:
+def test_step_keeps_its_value_and_line_is_interpolated() -> None:
     x, y = np.array([0, 10]), np.array([0, 10])
     assert column_maxima(x, y, columns=5, step=True).tolist() == [0, 0, 0, 0, 10]
     assert column_maxima(x, y, columns=5, step=False).tolist() == [0, 2, 4, 6, 10]
 
 
-def test_the_axes_carry_units() -> None:
+def test_axes_carry_units() -> None:
     chart = Chart(
         "Memory", np.array([0.0, 12.0]), (Series("allocated", np.array([0, 3 << 30])),),
         x_label="time", x_unit="seconds",
@@ -61,14 +61,14 @@ def test_the_axes_carry_units() -> None:
     assert lines[11] == "⠶ allocated  max 3.00 GiB"
 
 
-def test_lines_have_a_glyph_each() -> None:
+def test_curves_have_different_glyphs() -> None:
     series = tuple(Series(f"s{i}", np.full(1000, 30 * (i + 1))) for i in range(3))
     chart = Chart("", X, series)
     glyphs = {line[-1] for line in drawn(chart)[:8] if line[-1] not in "│┤"}
     assert len(glyphs) == 3
 
 
-def test_a_curve_that_another_hides_is_named_instead_of_drawn() -> None:
+def test_coinciding_curve_is_named_instead_of_drawn() -> None:
     lines = drawn(lines_of(FLAT, Series("nearly", np.full(1000, 99))))
     assert lines[-2:] == [
         "⠶ flat  max 100 B",
@@ -88,7 +88,7 @@ def test_gaps_in_a_curve_stay_empty() -> None:
     assert [len(part) for part in row.split()] == [17, 17]
 
 
-def test_markers_stand_under_their_instants_with_symbols_of_their_level() -> None:
+def test_markers_are_below_their_instants_with_the_symbol_of_their_level() -> None:
     markers = (
         Marker(0, "start"), Marker(500, "peak", "warn"), Marker(999, "OOM", "error"),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def test_markers_stand_under_their_instants_with_symbols_of_their_level() -> Non
     assert len(pointers) == len(axis)
 
 
-def test_markers_too_close_to_one_another_take_lines_of_their_own() -> None:
+def test_overlapping_markers_use_several_lines() -> None:
     markers = tuple(Marker(500 + i, f"marker {i}") for i in range(5))
     lines = drawn(lines_of(FLAT, markers=markers))
     assert [line.strip() for line in lines[10:14]] == [
@@ -117,11 +117,11 @@ def test_negative_values_lower_the_axis() -> None:
     assert lines[8].startswith("-1.00 KiB ┼")
 
 
-def test_a_chart_without_data_says_so() -> None:
+def test_chart_without_data_has_a_sentence() -> None:
     chart = Chart("Empty", np.array([]), (Series("a", np.array([])),))
     assert drawn(chart) == ["Empty", "(no data)"]
 
 
-def test_unknown_values_only_leave_an_empty_picture() -> None:
+def test_chart_of_nan_is_empty() -> None:
     lines = drawn(lines_of(Series("power", np.full(1000, np.nan))))
     assert lines[-1].endswith("power  max n/a")

@@ -25,7 +25,7 @@ def test_values_begin_in_one_column() -> None:
     assert drawn(facts) == ["peak       3.00 GiB", "requested  ~1.00 GiB"]
 
 
-def test_a_wide_terminal_shows_two_columns_read_downwards() -> None:
+def test_wide_terminal_shows_two_columns_read_downwards() -> None:
     facts = Facts(tuple((f"fact {i}", Count(i)) for i in range(5)))
     assert drawn(facts, 115) == [f"fact {i}  {i}" for i in range(5)]
     assert drawn(facts, 116) == [
@@ -35,21 +35,21 @@ def test_a_wide_terminal_shows_two_columns_read_downwards() -> None:
     ]
 
 
-def test_an_unavailable_fact_has_its_reason() -> None:
+def test_unavailable_fact_has_its_reason() -> None:
     facts = Facts((("free", Unavailable("no device")), ("power", Unavailable(""))))
     assert drawn(facts) == ["free   n/a (no device)", "power  n/a"]
 
 
-def test_a_value_that_is_not_a_number_is_not_available() -> None:
+def test_value_that_is_not_a_number_is_not_available() -> None:
     facts = Facts((("a", Seconds(float("inf"))), ("b", Rate(float("nan"), "B"))))
     assert drawn(facts) == ["a  n/a", "b  n/a"]
 
 
-def test_long_words_wrap_under_their_beginning() -> None:
+def test_long_value_wraps_in_its_column() -> None:
     facts = Facts((("note", Text("one two three four")),))
     assert drawn(facts, 15) == ["note  one two", "      three", "      four"]
 
 
-def test_a_stack_shows_its_callers_below() -> None:
+def test_stack_shows_its_callers_below() -> None:
     stack = Stack((Frame("forward", "model.py", 9), Frame("step", "a/b/train.py", 20)))
     assert drawn(Facts((("at", stack),))) == ["at  model.py:9 forward", "    ← b/train.py:20 step"]

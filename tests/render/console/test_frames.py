@@ -14,11 +14,11 @@ MAIN = Frame("<module>", "/home/ada/llm/train/main.py", 131)
 STACK = Stack((Frame("linear", TORCH, 5560), SITE, Frame("call", TORCH, 9), STEP, MAIN), site=1)
 
 
-def line(stack: Stack, room: int, *, with_callers: bool = False) -> str:
-    return stack_line(stack, room=room, with_callers=with_callers).plain
+def line(stack: Stack, width: int, *, with_callers: bool = False) -> str:
+    return stack_line(stack, width=width, with_callers=with_callers).plain
 
 
-def test_a_stack_shows_its_site_and_what_that_called_in_the_end_in_the_words_that_fit() -> None:
+def test_stack_line_has_call_site_and_innermost_frame_as_far_as_they_fit() -> None:
     site = "model/attention.py:97 forward"
     assert line(STACK, 66) == f"{site} (torch/nn/functional.py:5560 linear)"
     assert line(STACK, 65) == f"{site} (functional.py:5560 linear)"
@@ -26,13 +26,13 @@ def test_a_stack_shows_its_site_and_what_that_called_in_the_end_in_the_words_tha
     assert line(STACK, 37) == site
 
 
-def test_a_path_of_an_installed_package_begins_at_the_package() -> None:
+def test_path_of_an_installed_package_begins_at_the_package() -> None:
     frame = Frame("linear", TORCH, 5560)
     assert line(Stack((frame,)), 80) == "torch/nn/functional.py:5560 linear"
 
 
 @pytest.mark.parametrize(
-    ("room", "shown"),
+    ("width", "shown"),
     [
         (29, "model/attention.py:97 forward"),
         (28, "attention.py:97 forward"),
@@ -40,13 +40,11 @@ def test_a_path_of_an_installed_package_begins_at_the_package() -> None:
         (1, "…"),
     ],
 )
-def test_a_long_site_loses_its_folder_first_then_the_end_of_its_function(
-    room: int, shown: str
-) -> None:
-    assert line(STACK, room) == shown
+def test_long_call_site_is_cut_at_its_folder_first(width: int, shown: str) -> None:
+    assert line(STACK, width) == shown
 
 
-def test_callers_follow_as_far_as_they_fit_whole_and_without_libraries() -> None:
+def test_callers_outside_of_libraries_follow_while_they_fit() -> None:
     both = (
         "model/attention.py:97 forward (torch/nn/functional.py:5560 linear)"
         " ← train/loop.py:214 step ← train/main.py:131 <module>"
@@ -55,21 +53,21 @@ def test_callers_follow_as_far_as_they_fit_whole_and_without_libraries() -> None
     assert line(STACK, len(both) - 1, with_callers=True) == both.rpartition(" ← ")[0]
 
 
-def test_a_stack_of_libraries_only_shows_the_callers_that_it_has() -> None:
+def test_stack_of_libraries_only_shows_the_callers_that_it_has() -> None:
     stack = Stack((Frame("linear", TORCH, 1), Frame("call", TORCH, 2)))
     shown = "torch/nn/functional.py:1 linear ← torch/nn/functional.py:2 call"
     assert line(stack, 80, with_callers=True) == shown
 
 
-def test_a_frame_without_a_file_is_its_function() -> None:
+def test_frame_without_a_file_is_its_function() -> None:
     assert line(Stack((Frame("at::native::add", "??", 0),)), 80) == "at::native::add"
 
 
-def test_an_empty_stack_says_so() -> None:
+def test_empty_stack_has_a_sentence() -> None:
     assert line(Stack(()), 80, with_callers=True) == "no stack recorded"
     assert line(Stack(()), 8) == "no stac…"
 
 
-def test_a_stack_of_any_depth_is_drawn_at_once() -> None:
+def test_very_deep_stack_is_formatted_quickly() -> None:
     deep = Stack((SITE,) + (STEP,) * 100_000)
     assert line(deep, 160, with_callers=True).count("←") == 5

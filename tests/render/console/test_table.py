@@ -31,7 +31,7 @@ def drawn(table: Table, width: int) -> list[str]:
     return [line.plain.rstrip() for line in table_lines(table, width)]
 
 
-def test_numbers_end_and_words_begin_in_one_column() -> None:
+def test_numbers_are_right_aligned_and_text_left_aligned() -> None:
     table = Table((Column("pool"), SIZE), ((Text("large"), Bytes(2048)), (Text("s"), Bytes(9))))
     assert drawn(table, 80) == [
         "pool       size",
@@ -41,7 +41,7 @@ def test_numbers_end_and_words_begin_in_one_column() -> None:
     ]
 
 
-def test_a_bar_is_as_long_as_its_share_to_an_eighth_and_never_vanishes() -> None:
+def test_bar_length_is_its_share_and_nonzero_is_visible() -> None:
     shares = (1.0, 0.5, 0.0125, 1e-9, 0.0, 7.0, -0.5)
     table = Table((SHARE,), tuple((Ratio(share),) for share in shares))
     assert drawn(table, 80)[2:] == [
@@ -55,24 +55,24 @@ def test_a_bar_is_as_long_as_its_share_to_an_eighth_and_never_vanishes() -> None
     ]
 
 
-def test_a_bar_without_a_value_is_not_available() -> None:
+def test_bar_without_a_value_is_not_available() -> None:
     cells = ((Unavailable("no total"),), (Ratio(float("nan")),))
     assert drawn(Table((SHARE,), cells), 80)[2:] == ["n/a", "n/a"]
 
 
-def test_a_total_closes_the_table_with_figures_only() -> None:
+def test_total_row_is_last_and_has_no_bar() -> None:
     table = Table((SIZE, SHARE), ((Bytes(8), Ratio(0.5)),), total_row=(Bytes(16), Ratio(1)))
     assert drawn(table, 80)[-2:] == ["───────────────────────", "16 B               100%"]
 
 
-def test_a_table_that_is_too_wide_cuts_bars_first_and_then_stacks() -> None:
+def test_wide_table_cuts_bars_before_stacks() -> None:
     table = Table((SIZE, SHARE, AT), ((Bytes(8 << 30), Ratio(0.5), SITE),))
     assert drawn(table, 58)[2:] == ["8.00 GiB  █████       50.0%  model/attention.py:97 forward"]
     assert drawn(table, 53)[2:] == ["8.00 GiB  ██▌    50.0%  model/attention.py:97 forward"]
     assert drawn(table, 42)[2:] == ["8.00 GiB   50.0%  attention.py:97 forward"]
 
 
-def test_a_header_wraps_before_anything_is_cut() -> None:
+def test_header_wraps_before_cells_are_cut() -> None:
     wide = Column("largest free block", "number")
     table = Table((wide, AT), ((Bytes(8 << 30), SITE),))
     assert drawn(table, 39) == [
@@ -84,7 +84,7 @@ def test_a_header_wraps_before_anything_is_cut() -> None:
     ]
 
 
-def test_columns_that_do_not_fit_at_all_are_named() -> None:
+def test_columns_left_out_are_named() -> None:
     columns = (SIZE, SHARE, *(Column(f"count {i}", "number") for i in range(4)), AT)
     row = (Bytes(8 << 30), Ratio(0.5), *(Count(10**7 + i) for i in range(4)), SITE)
     assert drawn(Table(columns, (row,)), 60)[2:] == [
@@ -100,13 +100,13 @@ def test_numbers_are_never_cut_on_a_terminal_of_eighty() -> None:
     assert lines[-1].count("1023 MiB") == 5
 
 
-def test_a_wide_terminal_shows_who_called() -> None:
+def test_wide_terminal_shows_callers() -> None:
     table = Table((SIZE, AT), ((Bytes(8), SITE),))
     assert "←" not in drawn(table, 115)[-1]
     assert drawn(table, 116)[-1] == " 8 B  model/attention.py:97 forward ← train/loop.py:214 step"
 
 
-def test_long_words_wrap_to_three_lines_and_say_that_there_is_more() -> None:
+def test_long_text_wraps_to_three_lines_with_an_ellipsis() -> None:
     table = Table((SIZE, Column("remark")), ((Bytes(8), Text("one two three four " * 4)),))
     assert drawn(table, 24)[2:] == [
         " 8 B  one two three four",
@@ -115,7 +115,7 @@ def test_long_words_wrap_to_three_lines_and_say_that_there_is_more() -> None:
     ]
 
 
-def test_a_table_without_rows_says_none_and_keeps_its_caption() -> None:
+def test_table_without_rows_shows_none_and_its_caption() -> None:
     lines = drawn(Table((Column("name"), SIZE), (), "Nothing was freed."), 80)
     assert lines[2:] == ["(none)", "Nothing was freed."]
 
@@ -137,7 +137,7 @@ FAINT = Document(
 )
 
 
-def test_a_faint_row_is_dim_and_the_others_are_not() -> None:
+def test_faint_row_is_dim_and_the_others_are_not() -> None:
     shown, hidden = console.render(FAINT, width=60, color=True).splitlines()[-2:]
 
     assert "shown" in shown
@@ -145,7 +145,7 @@ def test_a_faint_row_is_dim_and_the_others_are_not() -> None:
     assert "\x1b[2mhidden" in hidden
 
 
-def test_a_faint_row_without_colour_reads_like_any_other() -> None:
+def test_faint_row_without_color_is_plain() -> None:
     last = console.render(FAINT, width=60, color=False).splitlines()[-1]
 
     assert last.split() == ["hidden", "2"]

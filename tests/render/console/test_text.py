@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from cudakit.render.console.text import LIMIT, cut, escaped, wrapped
+from cudakit.render.console.text import LIMIT, cut, escape, wrap
 
 WORDS = st.lists(st.text("ab漢🙂", min_size=1, max_size=12), max_size=12).map(" ".join)
 
@@ -30,51 +30,51 @@ WORDS = st.lists(st.text("ab漢🙂", min_size=1, max_size=12), max_size=12).map
     ],
 )
 def test_invisible_characters_are_escaped(written: str, shown: str) -> None:
-    assert escaped(written) == shown
+    assert escape(written) == shown
 
 
-def test_a_megabyte_of_text_is_cut_at_once() -> None:
+def test_megabyte_of_text_is_cut_quickly() -> None:
     start = time.perf_counter()
-    assert escaped("\x1b" * 1_000_000, limit=10) == r"\x1b\x1b\…"
-    assert len(escaped("x" * 1_000_000)) == LIMIT
+    assert escape("\x1b" * 1_000_000, limit=10) == r"\x1b\x1b\…"
+    assert len(escape("x" * 1_000_000)) == LIMIT
     assert time.perf_counter() - start < 0.1
 
 
-def test_text_of_just_the_limit_is_whole() -> None:
-    assert escaped("x" * 10, limit=10) == "x" * 10
-    assert escaped("x" * 11, limit=10) == "x" * 9 + "…"
+def test_text_of_exactly_the_limit_is_not_cut() -> None:
+    assert escape("x" * 10, limit=10) == "x" * 10
+    assert escape("x" * 11, limit=10) == "x" * 9 + "…"
 
 
 @given(st.text(st.characters(exclude_categories=())), st.integers(1, 50))
 def test_escaped_text_is_printable_and_short(text: str, limit: int) -> None:
-    safe = escaped(text, limit=limit)
+    safe = escape(text, limit=limit)
     assert safe.isprintable()
     assert len(safe) <= limit
-    assert escaped(safe, limit=limit) == safe
+    assert escape(safe, limit=limit) == safe
 
 
 @given(WORDS, st.integers(2, 30))
-def test_no_line_is_too_wide_and_no_word_is_lost(text: str, width: int) -> None:
-    lines = wrapped(text, width)
+def test_wrapped_lines_fit_and_lose_no_word(text: str, width: int) -> None:
+    lines = wrap(text, width)
     assert all(cell_len(line) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
-def test_lines_break_at_spaces_and_inside_a_word_only_where_it_fits_on_no_line() -> None:
-    assert wrapped("one two three", 8) == ["one two", "three"]
-    assert wrapped("a extraordinary", 8) == ["a", "extraord", "inary"]
+def test_lines_break_at_spaces_and_inside_overlong_words() -> None:
+    assert wrap("one two three", 8) == ["one two", "three"]
+    assert wrap("a extraordinary", 8) == ["a", "extraord", "inary"]
 
 
-def test_a_word_of_marks_alone_takes_no_room_and_is_kept() -> None:
-    assert wrapped(":: \u0301 x", 2) == ["::", "\u0301 x"]
+def test_word_of_combining_marks_is_kept() -> None:
+    assert wrap(":: \u0301 x", 2) == ["::", "\u0301 x"]
 
 
-def test_words_beyond_the_last_line_allowed_leave_an_ellipsis() -> None:
-    assert wrapped("one two three four", 8, most=2) == ["one two", "three f…"]
-    assert wrapped("one two", 8, most=1) == ["one two"]
+def test_words_after_the_last_line_become_an_ellipsis() -> None:
+    assert wrap("one two three four", 8, most=2) == ["one two", "three f…"]
+    assert wrap("one two", 8, most=1) == ["one two"]
 
 
-def test_cut_text_fits_also_where_a_wide_character_would_not() -> None:
+def test_cut_before_a_wide_character_fits() -> None:
     assert cut("漢字漢字", 5) == "漢字…"
     assert cell_len(cut("漢字漢字", 4)) == 4
     assert cut("漢字", 4) == "漢字"

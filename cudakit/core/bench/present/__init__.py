@@ -16,18 +16,18 @@ from cudakit.document import Document, Node
 
 
 def present(result: BenchResult, *, detail: bool = False) -> Document:
-    """Show the figures, their limits, and warnings.
+    """Return the report of a result: the table, notes, then the method.
 
-    ``detail`` adds charts and the distribution of the samples, for a page. The Columns ``results`` are for
-    exports, and come first.
+    ``detail`` adds charts and the distribution of the samples, for a page. The Columns ``results``,
+    ``samples`` and ``device`` are for exports and charts.
     """
     cases = result.results
     nodes: list[Node] = [result_columns(cases)]
     if cases:
-        nodes += [machine_facts(cases), cases_table(cases)]
+        nodes.append(cases_table(cases))
     nodes += [*graph_section(result.graphs), *notes(result), sample_columns(cases)]
     if cases:
-        nodes.append(device_columns(cases[0].environment))
+        nodes += [machine_facts(cases), device_columns(cases[0].environment)]
     if cases and detail:
         nodes += sweeps(cases, result.graphs)
         nodes += roofline_section(cases)

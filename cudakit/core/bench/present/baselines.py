@@ -1,4 +1,4 @@
-"""The baselines of cases, and our rate as a share of theirs."""
+"""cudakit's rate relative to each baseline."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from statistics import median
 
 import numpy as np
 
-from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.present.labels import short_labels
-from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
+from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, lanes, omitted_lanes
 from cudakit.core.bench.result import CaseResult
-from cudakit.core.bench.stats import run_interval
+from cudakit.core.bench.stats import ci_over_rounds
 from cudakit.document import Array, Column, Columns, Node, Ratio, Section, Table, Text, Value, View
 from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import Figure, dots, shape, stretched, to_units
@@ -21,14 +21,14 @@ from cudakit.units import Unavailable, format_ratio
 # Height of a lane in pixels, and in units of its drawing.
 _LANE = 38
 _HEIGHT = 100
-# Least reach of the axis from equal speed.
-_LEAST_REACH = 0.01
+# The axis extends at least this far to both sides of equal speed.
+_MIN_EXTENT = 0.01
 _MARGIN = 1.08
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Our rate as a share of a baseline's, and its 95 % CI."""
+class RelativeRate:
+    """cudakit's rate divided by a baseline's, and its 95% CI."""
 
     ratio: float
     low: float
@@ -36,82 +36,86 @@ class Share:
 
 
 def baselines(cases: Sequence[CaseResult]) -> list[str]:
-    """List the baselines, in the order of first appearance."""
-    return [name for name in dict.fromkeys(case.contender for case in cases) if name != OURSELVES]
+    """Return the libraries of baselines, in the order of first appearance."""
+    return [name for name in dict.fromkeys(case.library for case in cases) if name != CUDAKIT]
 
 
-def compared(cases: Sequence[CaseResult]) -> list[str]:
-    """List the baselines that have a figure."""
+def measured_baselines(cases: Sequence[CaseResult]) -> list[str]:
+    """Return the baselines that have at least one time."""
     known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     return baselines(known)
 
 
-def share_of(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:
-    """Format our rate as a share of a baseline's, with its 95 % CI."""
-    if case.contender != OURSELVES:
+def relative_rate(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:
+    """Return cudakit's rate relative to a baseline's as text: ``99.6% ± 0.2%``; "-" for a baseline."""
+    if case.library != CUDAKIT:
         return Text("-")
     found = ratio_to(baseline, case, cases)
     if isinstance(found, Unavailable):
         return found
-    # To a tenth of a percent: 99.6 and 100.4 differ in meaning.
+    # One decimal, because 99.6% and 100.4% differ in meaning.
     return Text(f"{found.ratio:.1%} ± {format_ratio((found.high - found.low) / 2)}")
 
 
-def ratio_to(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Share | Unavailable:
-    """Return the rate of a case of ours as a share of a baseline's for the same case."""
+def ratio_to(
+    baseline: str, case: CaseResult, cases: Sequence[CaseResult]
+) -> RelativeRate | Unavailable:
+    """Return the rate of a case relative to that of a baseline in the same case."""
     for other in cases:
-        if other.contender == baseline and (other.name, other.axes) == (case.name, case.axes):
-            return _share(case, other)
+        if other.library == baseline and (other.name, other.axes) == (case.name, case.axes):
+            return _relative(case, other)
     return Unavailable(f"{baseline} did not run this case")
 
 
 def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show our rate as a share of each baseline's, case by case, with its 95 % CI."""
-    own = [case for case in cases if case.contender == OURSELVES]
+    """Show cudakit's rate relative to each baseline, case by case."""
+    own = [case for case in cases if case.library == CUDAKIT]
     names = short_labels(own)
-    for baseline in compared(cases):
+    for baseline in measured_baselines(cases):
         found = [
             (name, share)
             for name, case in zip(names, own, strict=True)
-            if isinstance(share := ratio_to(baseline, case, cases), Share)
+            if isinstance(share := ratio_to(baseline, case, cases), RelativeRate)
         ]
         if found:
-            columns = _share_columns(baseline, found)
-            picture = View("beside", (columns.name,), beside, _share_table(baseline, found))
-            yield Section(f"Beside {baseline}", (columns, picture))
+            columns = _columns(baseline, found)
+            picture = View(
+                "relative-rate", (columns.name,), draw_relative_rates, _table(baseline, found)
+            )
+            yield Section(f"Compared with {baseline}", (columns, picture))
 
 
-def beside(columns: Sequence[Columns]) -> Figure:
-    """Draw our rate as a share of a baseline's, with its 95 % interval; to the right of 100 % we are faster.
+def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
+    """Draw cudakit's rate relative to a baseline with its 95% CI; cudakit is faster to the right of 100%.
 
-    The arrays of ``beside BASELINE`` are ``case`` (decoded by ``text``), ``ratio``, ``low`` and ``high``.
+    The arrays of ``vs BASELINE`` are ``case`` (decoded by ``text``), ``ratio``, ``low`` and ``high``.
     """
     (shares,) = columns
-    baseline = shares.name.removeprefix("beside ")
-    names = shares.text["case"][:MOST_LANES]
+    baseline = shares.name.removeprefix("vs ")
+    names = shares.text["case"][:MAX_LANES]
     ends = np.stack([shares.arrays[key][: len(names)] for key in ("low", "ratio", "high")], axis=1)
-    axis = _share_axis(ends)
-    title = f"Our rate as a share of {baseline}'s"
+    axis = _axis(ends)
+    title = f"Rate relative to {baseline}"
     rows = [_lane(name, row, axis) for name, row in zip(names, ends, strict=True)]
     drawing = lanes(rows, axis, Mark(1.0, f"as fast as {baseline}"), height=_LANE, title=title)
-    beyond = left_out(len(shares.text["case"]) - len(names))
+    beyond = omitted_lanes(len(shares.text["case"]) - len(names))
     return Figure("lanes", (drawing, *beyond), title)
 
 
-def _share(own: CaseResult, other: CaseResult) -> Share | Unavailable:
+def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
     for case in (own, other):
         if isinstance(case.median_s, Unavailable):
             return case.median_s
     pairs = [pair for pair in _pairs(own, other) if pair]
     ratios = [theirs / ours for pair in pairs for ours, theirs in pair if ours]
     if not ratios:
-        return Unavailable("it took no time")
-    low, high = run_interval(ratios, [len(pair) for pair in pairs] if len(pairs) > 1 else ())
-    return Share(median(ratios), low, high)
+        return Unavailable("the measured time is 0")
+    low, high = ci_over_rounds(ratios, [len(pair) for pair in pairs] if len(pairs) > 1 else ())
+    return RelativeRate(median(ratios), low, high)
 
 
 def _pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
-    """Yield the interleaved samples of each round: both met the same clock."""
+    """Yield the pairs of interleaved samples of each round: both ran at the same clock."""
     for ours, theirs in zip(_rounds(own), _rounds(other), strict=False):
         yield list(zip(ours, theirs, strict=False))
 
@@ -123,26 +127,26 @@ def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
         begin += count
 
 
-def _share_axis(ends: Array) -> Axis:
-    """Return an axis around 100 %: slower to the left, faster to the right."""
-    reach = max(float(np.abs(ends - 1).max()), _LEAST_REACH) * _MARGIN
-    return tight_axis(max(1 - reach, 0.0), 1 + reach, "ratio")
+def _axis(ends: Array) -> Axis:
+    """Return an axis that is symmetric about 100%."""
+    extent = max(float(np.abs(ends - 1).max()), _MIN_EXTENT) * _MARGIN
+    return tight_axis(max(1 - extent, 0.0), 1 + extent, "ratio")
 
 
 def _lane(name: str, ends: Array, axis: Axis) -> Lane:
     low, middle, high = to_units(axis.shares(ends), WIDTH)
     half = _HEIGHT // 2
-    reach = (float(ends[2]) - float(ends[0])) / 2
+    half_width = (float(ends[2]) - float(ends[0])) / 2
     bar = shape("path", class_="line s0", d=f"M{low} {half}H{high}M{low} 30V70M{high} 30V70")
     dot = shape("path", class_="scatter case s0", d=dots([middle], [half]))
-    remark = f"{ends[1]:.1%} ± {format_ratio(reach)}"
+    remark = f"{ends[1]:.1%} ± {format_ratio(half_width)}"
     return Lane(name, remark, stretched((bar, dot), width=WIDTH, height=_HEIGHT))
 
 
-def _share_columns(baseline: str, found: Sequence[tuple[str, Share]]) -> Columns:
+def _columns(baseline: str, found: Sequence[tuple[str, RelativeRate]]) -> Columns:
     shares = [share for _, share in found]
     return Columns(
-        f"beside {baseline}",
+        f"vs {baseline}",
         {
             "case": np.arange(len(found)),
             "ratio": np.array([share.ratio for share in shares]),
@@ -153,13 +157,13 @@ def _share_columns(baseline: str, found: Sequence[tuple[str, Share]]) -> Columns
     )
 
 
-def _share_table(baseline: str, found: Sequence[tuple[str, Share]]) -> Table:
-    titles = (f"of {baseline}", "least", "most")
+def _table(baseline: str, found: Sequence[tuple[str, RelativeRate]]) -> Table:
+    titles = (f"vs {baseline}", "CI low", "CI high")
     return Table(
         columns=(Column("case", "text"), *(Column(title, "number") for title in titles)),
         rows=tuple(
             (Text(name), Ratio(share.ratio), Ratio(share.low), Ratio(share.high))
             for name, share in found
         ),
-        caption=f"Our rate as a share of {baseline}'s, with what it may be at least and at most.",
+        caption=f"Rate relative to {baseline}, with its 95% CI.",
     )

@@ -1,4 +1,4 @@
-"""The table of cases: time, rate and share of the limit."""
+"""The table of cases: time, rate and percentage of the peak."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from functools import partial
 from statistics import median
 from typing import Literal, TypeVar
 
-from cudakit.core.bench.case import OURSELVES
-from cudakit.core.bench.present.baselines import baselines, compared, share_of
-from cudakit.core.bench.present.labels import axis_title, axis_value, fixed_words, varying
+from cudakit.core.bench.case import CUDAKIT
+from cudakit.core.bench.present.baselines import baselines, measured_baselines, relative_rate
+from cudakit.core.bench.present.labels import (
+    axis_title,
+    axis_value,
+    describe_common_axes,
+    varying_axes,
+)
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis
@@ -23,24 +28,24 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """A column, its cells, and whether it has a value for a case."""
+class _CaseColumn:
+    """A column of the table; it is shown if ``has_value`` is true of any case."""
 
     title: str
     cell: Callable[[CaseResult], Value]
     kind: Literal["number", "text"] = "number"
-    needed: Callable[[CaseResult], bool] = lambda _: True
+    has_value: Callable[[CaseResult], bool] = lambda _: True
 
 
 def cases_table(cases: Sequence[CaseResult]) -> Table:
-    """Return a table with a row for each case; baselines are faint.
+    """Return a table with a row per case, baselines in a muted style.
 
-    Steps of graphs have a row for all sizes of a graph.
+    For the steps of graphs of several sizes, return ``steps_table``.
     """
-    if are_steps(cases):
+    if are_graph_steps(cases):
         return steps_table(cases)
-    axes = varying(cases)
-    shown = [column for column in _columns(cases) if any(column.needed(case) for case in cases)]
+    axes = varying_axes(cases)
+    shown = [column for column in _columns(cases) if any(map(column.has_value, cases))]
     return Table(
         columns=(
             *(_axis_column(name, cases) for name in axes),
@@ -54,47 +59,56 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
             for case in cases
         ),
         caption=_caption(cases),
-        faint=frozenset(at for at, case in enumerate(cases) if case.contender != OURSELVES),
+        faint=frozenset(at for at, case in enumerate(cases) if case.library != CUDAKIT),
     )
 
 
 def rate(case: CaseResult) -> Value:
-    """Return the rate of a case: operations per second if it has any, else bytes."""
+    """Return operations per second or, for a case without operations, bytes per second."""
+    if isinstance(case.median_s, Unavailable):
+        return case.median_s
     if not case.amount:
-        return Unavailable("it is a latency")
+        return Text("-")
     return cell(lambda amount: Rate(amount, case.unit), case.per_second(case.amount))
 
 
-def cell(make: Callable[[_T], Value], found: _T | Unavailable) -> Value:
-    """Return a known value as a cell made of it, an unavailable one as it is."""
-    return found if isinstance(found, Unavailable) else make(found)
+def percent_of_peak(case: CaseResult) -> Value:
+    """Return the rate as a share of the peak at the measured clock; "-" for a latency."""
+    if not case.amount and not isinstance(case.median_s, Unavailable):
+        return Text("-")
+    return cell(Ratio, case.ratio_to_limit)
 
 
-def _columns(cases: Sequence[CaseResult]) -> list[_Shown]:
+def cell(make: Callable[[_T], Value], value: _T | Unavailable) -> Value:
+    """Return ``make(value)``, or the value itself if it is Unavailable."""
+    return value if isinstance(value, Unavailable) else make(value)
+
+
+def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
     several = len({case.name for case in cases}) > 1
+    has_baselines = bool(baselines(cases))
     return [
-        _Shown("bench", lambda case: Text(case.name), "text", lambda _: several),
-        _Shown("shape", _shape, "text", lambda case: "shape" in case.settings),
-        _Shown("by", lambda case: Text(case.contender), "text", lambda _: bool(baselines(cases))),
-        _Shown("time", lambda case: cell(Seconds, case.median_s)),
-        _Shown("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
-        _Shown("rate", rate, needed=lambda case: bool(case.amount)),
+        _CaseColumn("bench", lambda case: Text(case.name), "text", lambda _: several),
+        _CaseColumn("shape", _shape, "text", lambda case: "shape" in case.settings),
+        _CaseColumn("library", lambda case: Text(case.library), "text", lambda _: has_baselines),
+        _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
+        _CaseColumn("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
+        _CaseColumn("rate", rate, has_value=lambda case: bool(case.amount)),
         *(
-            _Shown(f"of {baseline}", partial(share_of, baseline, cases=cases))
-            for baseline in compared(cases)
+            _CaseColumn(f"vs {baseline}", partial(relative_rate, baseline, cases=cases))
+            for baseline in measured_baselines(cases)
         ),
-        _Shown("of limit", lambda case: cell(Ratio, case.ratio_to_limit), needed=_has_limit),
-        _Shown(
-            "of datasheet", lambda case: cell(Ratio, case.ratio_to_datasheet), needed=_has_datasheet
+        _CaseColumn("% of peak", percent_of_peak, has_value=_has_peak),
+        _CaseColumn(
+            "% of datasheet",
+            lambda case: cell(Ratio, case.ratio_to_datasheet),
+            has_value=_has_datasheet_peak,
         ),
-        _Shown("energy", _energy, needed=_has_energy),
-        _Shown("SM clock", _clock, needed=lambda case: bool(case.sm_clock_hz)),
-        # As a number: narrow tables drop it first.
-        _Shown(
-            "bound",
-            lambda case: cell(lambda found: Text(found.bound), case.limit),
-            "number",
-            _has_limit,
+        _CaseColumn("energy", _energy, has_value=_has_energy),
+        _CaseColumn("SM clock", _clock, has_value=lambda case: bool(case.sm_clock_hz)),
+        # Declared as a number, because narrow tables leave out columns of numbers first.
+        _CaseColumn(
+            "bound", lambda case: cell(lambda x: Text(x.bound), case.limit), has_value=_has_peak
         ),
     ]
 
@@ -105,39 +119,40 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 
 
 def _caption(cases: Sequence[CaseResult]) -> str:
-    fixed = fixed_words(cases)
-    lines = [f"All with {fixed}."] if fixed else []
-    if others := compared(cases):
+    common = describe_common_axes(cases)
+    lines = [f"All with {common}."] if common else []
+    lines.append("±: half of the 95% CI of the median time.")
+    if others := measured_baselines(cases):
+        names = " and ".join(f"vs {name}" for name in others)
         lines.append(
-            f"Of {' or '.join(others)} is our rate as a share of theirs: the median of samples in turn, with "
-            "95 % confidence."
+            f"{names}: rate relative to the baseline, median of interleaved samples with its 95% CI."
         )
-    if any(map(_has_limit, cases)):
-        lines.append(_limit_words(cases))
+    if any(map(_has_peak, cases)):
+        lines.append(_explain_peak(cases))
     return " ".join(lines)
 
 
-def _limit_words(cases: Sequence[CaseResult]) -> str:
-    """Describe the limit and its SM clock."""
-    computing = [case for case in cases if case.operations and _has_limit(case)]
+def _explain_peak(cases: Sequence[CaseResult]) -> str:
+    """Say which bound the peak is, and at which SM clock."""
+    computing = [case for case in cases if case.operations and _has_peak(case)]
     if not computing:
-        return "The limit is the least time that memory and links allow."
-    least = "The limit is the least time that arithmetic and memory allow"
-    measured = [_has_datasheet(case) for case in computing]
+        return "Peak: the theoretical bandwidth of the memory or link."
+    roofline = "Peak: the roofline of arithmetic and memory"
+    measured = [_has_datasheet_peak(case) for case in computing]
     if not any(measured):
-        return f"{least}, at the datasheet's SM clock: the clock was not measured."
-    clock = "measured" if all(measured) else "where that was measured"
-    return f"{least}, at the SM clock {clock}; of datasheet is the same at the datasheet's clock."
+        return f"{roofline} at the SM clock of the datasheet, because the clock was not measured."
+    clock = "measured SM clock" if all(measured) else "SM clock that was measured, if any"
+    return f"{roofline} at the {clock}; datasheet: at the clock of the datasheet."
 
 
-def _has_limit(case: CaseResult) -> bool:
+def _has_peak(case: CaseResult) -> bool:
     return not isinstance(case.limit, Unavailable)
 
 
-def _has_datasheet(case: CaseResult) -> bool:
-    """Return whether the limit at the datasheet's clock differs from that at the measured one."""
-    found = case.limit
-    known = not isinstance(found, Unavailable) and not isinstance(found.measured_s, Unavailable)
+def _has_datasheet_peak(case: CaseResult) -> bool:
+    """Return whether the peaks at the datasheet's and at the measured clock may differ."""
+    limit = case.limit
+    known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
     return known and bool(case.operations)
 
 
@@ -158,7 +173,7 @@ def _has_energy(case: CaseResult) -> bool:
 
 
 def _energy(case: CaseResult) -> Value:
-    """Return the energy of one operation, or of one execution without operations."""
+    """Return the energy of one operation or, without operations, of one execution."""
     if isinstance(case.energy_j, Unavailable):
         return case.energy_j
     if case.operations:
@@ -166,8 +181,8 @@ def _energy(case: CaseResult) -> Value:
     return Text(f"{case.energy_j:.3g} J")
 
 
-def are_steps(cases: Sequence[CaseResult]) -> bool:
-    """Return whether cases are steps of graphs of several sizes, which get a compact table."""
+def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
+    """Return whether cases are several steps of graphs of several sizes, which get a compact table."""
     return (
         all(_STEP in case.axes and isinstance(case.axes.get(_NODES), int) for case in cases)
         and len({case.axes[_NODES] for case in cases}) > 1
@@ -176,15 +191,15 @@ def are_steps(cases: Sequence[CaseResult]) -> bool:
 
 
 def steps_table(cases: Sequence[CaseResult]) -> Table:
-    """Return a table of the steps of each graph, with a column for each number of nodes."""
-    graph = [name for name in varying(cases) if name not in (_STEP, _NODES)]
+    """Return a table with a row per step of a graph, and a column per number of nodes."""
+    axes = [name for name in varying_axes(cases) if name not in (_STEP, _NODES)]
     counts = sorted({int(case.axes[_NODES]) for case in cases})
     rows: dict[tuple[Axis | None, ...], dict[int, CaseResult]] = {}
     for case in cases:
-        key = (*(case.axes.get(name) for name in graph), case.axes[_STEP])
+        key = (*(case.axes.get(name) for name in axes), case.axes[_STEP])
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
-    heads = [*graph, _STEP]
-    # The steps of a graph stay in the order measured.
+    heads = [*axes, _STEP]
+    # The sort is stable: the steps of a graph stay in the order measured.
     graphs = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(
@@ -194,30 +209,28 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
         rows=tuple(
             (
                 *(axis_value(name, value) for name, value in zip(heads, key, strict=True)),
-                *(_step_time(found.get(count)) for count in counts),
+                *(_step_time(by_count.get(count)) for count in counts),
             )
-            for key, found in sorted(rows.items(), key=lambda row: graphs.index(row[0][:-1]))
+            for key, by_count in sorted(rows.items(), key=lambda row: graphs.index(row[0][:-1]))
         ),
         caption=_steps_caption(cases),
     )
 
 
 def _step_time(case: CaseResult | None) -> Value:
-    if case is None:
-        return Unavailable("it was not measured")
-    return cell(Seconds, case.median_s)
+    return Text("-") if case is None else cell(Seconds, case.median_s)
 
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
-    fixed = fixed_words(cases)
-    lines = [f"Time of each step, with {fixed}." if fixed else "Time of each step."]
+    common = describe_common_axes(cases)
+    lines = [f"Time of each step, with {common}." if common else "Time of each step."]
     noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
     if noise:
-        usual, most = format_ratio(median(noise)), format_ratio(max(noise))
-        rest = f", the least sure of them to ± {most}" if most != usual else ""
-        lines.append(f"Known to ± {usual} with 95 % confidence{rest}.")
+        usual, highest = format_ratio(median(noise)), format_ratio(max(noise))
+        rest = f", at most {highest}" if highest != usual else ""
+        lines.append(f"Half of the 95% CI: ± {usual}{rest}.")
     clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
     if clocks:
         low, high = f"{min(clocks):.0f}", f"{max(clocks):.0f}"
-        lines.append(f"SM clock {low if low == high else f'{low} to {high}'} MHz.")
+        lines.append(f"SM clock: {low if low == high else f'{low} to {high}'} MHz.")
     return " ".join(lines)

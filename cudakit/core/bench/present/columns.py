@@ -1,7 +1,7 @@
-"""The figures as columns, for CSV, nvbench's JSON and charts.
+"""The results as arrays, for CSV, nvbench's JSON and charts.
 
-``results`` has a row for each case: ``name``, then the axes, then figures from ``median_s`` on, with NaN
-for what is withheld or unknown. ``samples`` has a row for each sample. ``device`` has one row.
+``results`` has a row per case: ``name``, the axes, then figures from ``median_s`` on; NaN is an unavailable
+figure. ``samples`` has a row per sample, ``device`` one row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cudakit.units import Unavailable
 
 
 def result_columns(cases: Sequence[CaseResult]) -> Columns:
-    """Return a row for each case."""
+    """Return the Columns ``results``."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
     arrays["name"], text["name"] = _indexed([case.name for case in cases])
@@ -32,8 +32,8 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         else:
             words = [None if value is None else str(value) for value in values]
             arrays[name], text[name] = _indexed(words)
-    if {case.contender for case in cases} - {"cudakit"}:
-        arrays["contender"], text["contender"] = _indexed([case.contender for case in cases])
+    if {case.library for case in cases} - {"cudakit"}:
+        arrays["contender"], text["contender"] = _indexed([case.library for case in cases])
     for figure in _figures(cases[0]) if cases else ():
         arrays[figure] = np.array([_figures(case)[figure] for case in cases], np.float64)
     if cases:
@@ -45,7 +45,7 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
 
 
 def sample_columns(cases: Sequence[CaseResult]) -> Columns:
-    """Return a row for each sample of each case, in the order taken."""
+    """Return the Columns ``samples``: the samples of each case in the order measured."""
     sizes = [len(case.samples_s) for case in cases]
     clocks = (case.sm_clock_hz or (np.nan,) * len(case.samples_s) for case in cases)
     return Columns(
@@ -61,7 +61,7 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
 
 
 def device_columns(environment: Environment) -> Columns:
-    """Return the device in one row."""
+    """Return the Columns ``device``."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
     for name, word in (
@@ -103,8 +103,8 @@ def _figures(case: CaseResult) -> dict[str, float]:
 
 
 def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
-    """Return the type of an array of these values; None for words."""
-    # By exact type: bool is a subclass of int, and is shown as a word.
+    """Return the dtype of an array of these values; None if they are not all int or all float."""
+    # The type must be exact, because bool is a subclass of int.
     for kind, dtype in ((int, np.int64), (float, np.float64)):
         if all(type(value) is kind for value in values):
             return dtype
@@ -112,7 +112,7 @@ def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
 
 
 def _indexed(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
-    """Return words as indices into a table, -1 for None; and the table."""
+    """Return the index of each word in the tuple of distinct words, -1 for None; and the tuple."""
     known = list(dict.fromkeys(word for word in words if word is not None))
     numbers = {word: at for at, word in enumerate(known)}
     return np.array([-1 if w is None else numbers[w] for w in words], np.int64), tuple(known)
@@ -133,10 +133,10 @@ def _scaled(value: float | Unavailable, factor: float) -> float | Unavailable:
 
 
 def limit_s(case: CaseResult) -> float:
-    """Return the limit of a case for an array: NaN if it is unavailable."""
+    """Return the lower bound of the time of a case; NaN if it is unavailable."""
     return np.nan if isinstance(case.limit, Unavailable) else case.limit.seconds
 
 
 def number(value: float | Unavailable) -> float:
-    """Return a value for an array: NaN if it is unavailable."""
+    """Return the value as a float; NaN if it is unavailable."""
     return np.nan if isinstance(value, Unavailable) else float(value)

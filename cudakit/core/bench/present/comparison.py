@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict, label
 from cudakit.core.bench.present.cases import cell
-from cudakit.core.bench.present.labels import first_few
+from cudakit.core.bench.present.labels import count_cases, first_few
 from cudakit.document import Column, Document, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
@@ -15,18 +15,18 @@ _COLUMNS = (
     Column("before", "number"),
     Column("after", "number"),
     Column("change", "number"),
-    Column("least", "number"),
-    Column("most", "number"),
+    Column("CI low", "number"),
+    Column("CI high", "number"),
     Column("in cycles", "number"),
     Column("verdict", "text"),
 )
 
 
 def present_comparison(comparison: Comparison) -> Document:
-    """Show the verdict on each case; unchanged ones are faint."""
+    """Return the report: the number of cases per verdict, a row per case, then reasons."""
     return Document(
         "Simulated: bench compare" if comparison.simulated else "bench compare",
-        (_headline(comparison), _table(comparison), *_remarks(comparison)),
+        (_headline(comparison), _table(comparison), *_notes(comparison)),
     )
 
 
@@ -37,7 +37,8 @@ def _headline(comparison: Comparison) -> Note:
         if comparison.count(verdict)
     ]
     slower = comparison.count(Verdict.SLOWER)
-    return Note("error" if slower else "ok", f"{', '.join(counts)}.".capitalize())
+    text = f"{count_cases(len(comparison.cases))}: {', '.join(counts)}."
+    return Note("error" if slower else "ok", text)
 
 
 def _table(comparison: Comparison) -> Table:
@@ -45,57 +46,64 @@ def _table(comparison: Comparison) -> Table:
     return Table(
         _COLUMNS,
         tuple(map(_row, cases)),
-        caption="Change of the median time, and the least and the most that it may be.",
+        caption="Change of the median time with its 95% CI; in cycles: the change of time x SM clock.",
         faint=frozenset(at for at, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
 
 
 def _row(case: CaseComparison) -> tuple[Value, ...]:
     interval = case.change_interval
-    least, most = (interval,) * 2 if isinstance(interval, Unavailable) else interval
+    low, high = (interval,) * 2 if isinstance(interval, Unavailable) else interval
     return (
         Text(label(case)),
         cell(Seconds, case.before_s),
         cell(Seconds, case.after_s),
-        cell(_change, case.change),
-        cell(_change, least),
-        cell(_change, most),
-        cell(_change, case.cycles_change),
+        cell(_signed, case.change),
+        cell(_signed, low),
+        cell(_signed, high),
+        cell(_signed, case.cycles_change),
         Text(case.verdict.value),
     )
 
 
-def _change(value: float) -> Value:
-    return Text(f"+{format_ratio(value)}") if value > 0 else Ratio(value)
+def _signed(change: float) -> Value:
+    return Text(f"+{format_ratio(change)}") if change > 0 else Ratio(change)
 
 
-def _remarks(comparison: Comparison) -> Iterator[Note]:
-    for line in comparison.differences:
-        yield Note("warn", f"The runs are not alike: {line}.")
+def _notes(comparison: Comparison) -> Iterator[Note]:
+    for difference in comparison.differences:
+        yield Note("warn", f"The runs differ: {difference}.")
     reasons: dict[tuple[str, str], list[CaseComparison]] = {}
     for case in comparison.cases:
         if case.reason:
-            reasons.setdefault((case.reason, _clock_word(case)), []).append(case)
-    for (reason, clock), cases in reasons.items():
-        which = first_few([label(case) for case in cases])
-        yield Note("warn", f"{which}: {reason}{_clock_words(clock, cases)}.")
+            reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
+    for (reason, direction), cases in reasons.items():
+        which = first_few([label(case) for case in cases], separator="; ")
+        yield Note("warn", f"{which}: {reason}{_clock_change(direction, cases)}.")
+    missing: dict[str, list[str]] = {}
+    for case in comparison.cases:
+        if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
+            missing.setdefault(case.cycles_change.reason, []).append(label(case))
+    for reason, labels in missing.items():
+        which = first_few(labels, separator="; ")
+        yield Note("info", f"No change in cycles for {which}: {reason}.")
     for run, names in (("earlier", comparison.only_before), ("later", comparison.only_after)):
         if names:
-            yield Note("info", f"Only in the {run} run: {first_few(names)}.")
+            yield Note("info", f"Only in the {run} run: {first_few(names, separator='; ')}.")
 
 
-def _clock_word(case: CaseComparison) -> str:
-    """Return how the clock changed if the verdict depends on cycles, else ""."""
+def _clock_direction(case: CaseComparison) -> str:
+    """Return "lower" or "higher" if the SM clock explains the verdict, else ""."""
     if "in cycles" not in case.reason or isinstance(case.clock_change, Unavailable):
         return ""
     return "lower" if case.clock_change < 0 else "higher"
 
 
-def _clock_words(word: str, cases: Sequence[CaseComparison]) -> str:
-    if not word:
+def _clock_change(direction: str, cases: Sequence[CaseComparison]) -> str:
+    if not direction:
         return ""
-    known = [each.clock_change for each in cases]
-    changes = sorted(abs(each) for each in known if not isinstance(each, Unavailable))
-    least, most = (f"{each * 100:.1f}" for each in (changes[0], changes[-1]))
-    by = f"{most} %" if least == most else f"{least} to {most} %"
-    return f": the clock was {by} {word}"
+    changes = sorted(
+        abs(case.clock_change) for case in cases if not isinstance(case.clock_change, Unavailable)
+    )
+    low, high = (f"{change * 100:.1f}%" for change in (changes[0], changes[-1]))
+    return f", because the SM clock was {low if low == high else f'{low} to {high}'} {direction}"

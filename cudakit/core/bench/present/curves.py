@@ -1,4 +1,4 @@
-"""Sections of charts along an axis: the rate or time of cases that differ only in that axis."""
+"""Charts of the rate or time of cases that differ in one axis only."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.present.columns import limit_s, number
-from cudakit.core.bench.present.labels import SIZES, axis_names, axis_title, is_cube, short_labels
-from cudakit.core.bench.present.sweep import sweep
+from cudakit.core.bench.present.labels import (
+    DIMENSIONS,
+    axis_names,
+    axis_title,
+    is_square,
+    short_labels,
+)
+from cudakit.core.bench.present.sweep import draw_sweep
 from cudakit.core.bench.result import CaseResult, GraphCosts
 from cudakit.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
 
-# Fewer points are a table, not a curve.
-_LEAST_POINTS = 3
-# More lines in one chart cannot be distinguished.
-_MOST_LINES = 9
+# Fewer points make no curve.
+_MIN_POINTS = 3
+# More lines in one chart would be hard to tell apart.
+_MAX_LINES = 9
 # An axis with at least this ratio is logarithmic.
 _WIDE = 8
-# The axis of GEMMs of square matrices.
-_CUBES = "m=n=k"
+# The axis of GEMMs with m = n = k.
+_SQUARE = "m=n=k"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +37,8 @@ class _Line:
 
     name: str
     points: tuple[CaseResult, ...]
-    colour: int  # the same for the same work, whoever did it
-    contender: int  # 0 is ours
+    colour: int  # the same for the same work, in whatever library
+    library: int  # 0 is cudakit
 
 
 def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
@@ -40,14 +47,14 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
     The fits of ``graphs`` are drawn with their steps.
     """
     known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    # Square matrices have an additional axis.
-    cubes = [_CUBES] if any(map(is_cube, known)) else []
-    for name in [*cubes, *axis_names(known)]:
+    # Square GEMMs have an additional axis.
+    square = [_SQUARE] if any(map(is_square, known)) else []
+    for name in [*square, *axis_names(known)]:
         if groups := _groups(known, name):
             pictures = (
                 node for group in _panels(groups) for node in _picture(name, *group, graphs)
             )
-            yield Section(f"Along {axis_title(name).replace('=', ' = ')}", tuple(pictures))
+            yield Section(f"By {axis_title(name).replace('=', ' = ')}", tuple(pictures))
 
 
 def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
@@ -56,21 +63,21 @@ def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     for case in cases:
         if _at(case, name) is not None:
             others = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
-            groups.setdefault((case.name, case.contender, *others), []).append(case)
+            groups.setdefault((case.name, case.library, *others), []).append(case)
     return [
         sorted(group, key=lambda case: _place(case, name))
         for group in groups.values()
-        if len({_at(case, name) for case in group}) >= _LEAST_POINTS
+        if len({_at(case, name) for case in group}) >= _MIN_POINTS
     ]
 
 
 def _axes_of(name: str) -> tuple[str, ...]:
-    return SIZES if name == _CUBES else (name,)
+    return DIMENSIONS if name == _SQUARE else (name,)
 
 
 def _at(case: CaseResult, name: str) -> float | None:
-    if name == _CUBES:
-        return _at(case, SIZES[0]) if is_cube(case) else None
+    if name == _SQUARE:
+        return _at(case, DIMENSIONS[0]) if is_square(case) else None
     value = case.axes.get(name)
     return float(value) if isinstance(value, int | float) else None
 
@@ -91,10 +98,10 @@ def _panels(
             panels.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
         if len(panels) > 1 and all(isinstance(first.axes.get(name), str) for first in firsts):
             by[name] = panels
-    if len(groups) <= _MOST_LINES or not by:
+    if len(groups) <= _MAX_LINES or not by:
         yield "", list(groups)
         return
-    fitting = [one for one in by.values() if max(map(len, one.values())) <= _MOST_LINES]
+    fitting = [one for one in by.values() if max(map(len, one.values())) <= _MAX_LINES]
     yield from min(fitting or by.values(), key=len).items()
 
 
@@ -103,18 +110,18 @@ def _picture(
 ) -> tuple[Node, ...]:
     lines = _lines(name, groups)
     columns = _columns(f"{name}: {panel}" if panel else name, name, lines, graphs)
-    return columns, View("sweep", (columns.name,), sweep, _chart(name, lines))
+    return columns, View("sweep", (columns.name,), draw_sweep, _chart(name, lines))
 
 
 def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
     firsts = [group[0] for group in groups]
     without = _axes_of(name)
-    works = short_labels(firsts, without=without, contender=False)
-    who = list(dict.fromkeys(["cudakit", *(first.contender for first in firsts)]))
+    works = short_labels(firsts, without=without, library=False)
+    libraries = list(dict.fromkeys([CUDAKIT, *(first.library for first in firsts)]))
     colours = list(dict.fromkeys(works))
     names = short_labels(firsts, without=without)
     return [
-        _Line(words, tuple(group), colours.index(work), who.index(group[0].contender))
+        _Line(words, tuple(group), colours.index(work), libraries.index(group[0].library))
         for words, work, group in zip(names, works, groups, strict=True)
     ]
 
@@ -131,7 +138,7 @@ def _columns(
         {
             "line": np.array([at for at, _, _ in points], np.int64),
             "colour": np.array([line.colour for _, line, _ in points], np.int64),
-            "contender": np.array([line.contender for _, line, _ in points], np.int64),
+            "library": np.array([line.library for _, line, _ in points], np.int64),
             name: _floats(_place(case, name) for case in cases),
             "median_s": _floats(number(case.median_s) for case in cases),
             "ci95_low_s": _floats(low for low, _ in intervals),
@@ -162,14 +169,14 @@ def _unit(cases: Sequence[CaseResult]) -> str:
 
 
 def _chart(name: str, lines: Sequence[_Line]) -> Chart:
-    """Chart the share of the limit if all have one, else the time, for a terminal and for Markdown."""
+    """Chart the % of peak if all cases have one, else the time, for a terminal and for Markdown."""
     cases = [case for line in lines for case in line.points]
     places = sorted({_place(case, name) for case in cases})
     by_limit = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
     wide = places[0] > 0 and places[-1] / places[0] >= _WIDE
     title = axis_title(name)
     return Chart(
-        title="Share of the limit" if by_limit else "Time",
+        title="% of peak" if by_limit else "Time",
         x=np.log2(places) if wide else np.array(places, np.float64),
         series=tuple(
             Series(line.name, _heights(line, name, places, by_limit=by_limit), step=False)

@@ -1,36 +1,42 @@
-"""The facts above a table of cases: which device, in which state, measured by which method and library."""
+"""The method, libraries, versions and GPU state of a result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.present.labels import axis_names, axis_words, short_labels, varying
+from cudakit.core.bench.present.labels import axis_names, format_axis, short_labels, varying_axes
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds
 
 _MODES = {
-    "isolated": "one execution between two events",
-    "batch": "{n} between two events",
-    "graph": "{n} in a graph",
-    "host": "clock of the host, until the device has finished",
-    "call": "clock of the host, until the call returns",
+    "isolated": "one execution per sample, timed by CUDA events",
+    "batch": "{n} per sample, timed by CUDA events",
+    "graph": "a CUDA graph of {n} per sample, timed by CUDA events",
+    "host": "host time until the GPU has finished",
+    "call": "host time until the call returns",
 }
 _CACHES = {
-    "rotate": "{sets} buffer sets in turn, so that the L2 cache is cold",
-    "flush": "L2 cache overwritten before each",
-    "hot": "L2 cache hot",
+    "rotate": "L2 cold, {sets} buffer sets in rotation",
+    "flush": "L2 flushed before each sample",
+    "hot": "L2 hot",
 }
-# More names than this are replaced by a count.
-_MOST_NAMES = 7
+_FILLS = {
+    "uniform": "uniform random data",
+    "normal": "normal random data",
+    "int": "random small integers",
+    "bits": "random bits",
+    "no": "",
+}
+_MAX_NAMES = 7  # if there are more, their number is shown
 
 
 def title(result: BenchResult) -> str:
-    """Return the title: simulated or not, bench, GPU."""
+    """Return the title of a report: the bench and the GPU, behind "Simulated" if it is."""
     words = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
     if not result.results:
         return words
@@ -39,22 +45,22 @@ def title(result: BenchResult) -> str:
 
 
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
-    """Return the method, the libraries, the versions and the state of the GPU."""
-    known = [case for case in cases if not case.refused] or cases
+    """Return the methods, libraries, versions and the GPU state at the end of the first case that was run."""
+    known = [case for case in cases if not case.is_unsupported] or cases
     first = known[0]
     rows = [*method_rows(known), *library_rows(known)]
     rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
     state = _state(first)
-    return Facts((*rows, ("state", Text(state))) if state else tuple(rows))
+    return Facts((*rows, ("GPU state", Text(state))) if state else tuple(rows))
 
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
-    """Return each library once, with its settings; nothing if no case has one."""
-    words = dict.fromkeys(_library_words(case) for case in cases if "library" in case.settings)
+    """Return the libraries with their settings in one row; no row if no case has one."""
+    words = dict.fromkeys(_describe_library(case) for case in cases if "library" in case.settings)
     return [("library", Text("; ".join(words)))] if words else []
 
 
-def _library_words(case: CaseResult) -> str:
+def _describe_library(case: CaseResult) -> str:
     settings = case.settings
     named = " ".join(str(settings[name]) for name in ("library", "version") if name in settings)
     allowed = settings.get("workspace_bytes")
@@ -67,7 +73,7 @@ def _library_words(case: CaseResult) -> str:
 
 
 def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
-    """Describe each method in a row, with its cases if there are several methods."""
+    """Return a row per method, with the names of its cases if there are several methods."""
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
@@ -75,17 +81,17 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
         groups.setdefault(alike, []).append(case)
     rows: list[tuple[str, Value]] = []
     for group in groups.values():
-        words = method_words([case.method for case in group], own=_distinguishing(group))
+        words = describe_method([case.method for case in group], own=_first_varying_values(group))
         rows.append(
-            ("method", Text(words if len(groups) == 1 else f"{_of(group, cases)}: {words}"))
+            ("method", Text(words if len(groups) == 1 else f"{_name_group(group, cases)}: {words}"))
         )
     return rows
 
 
-def method_words(methods: Sequence[Method], *, own: Sequence[str] = ()) -> str:
-    """Describe methods that differ only in their numbers.
+def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> str:
+    """Describe methods that differ only in numbers, which become ranges.
 
-    ``own`` names interleaved workloads that are all cudakit's own.
+    ``own`` names the interleaved workloads if all of them are cudakit's own.
     """
     first = methods[0]
     warmup = _range(
@@ -95,29 +101,33 @@ def method_words(methods: Sequence[Method], *, own: Sequence[str] = ()) -> str:
     parts = [
         _MODES[first.mode].format(n=_counted(executions, "execution")),
         _CACHES[first.cache].format(sets=_range([method.buffer_sets for method in methods], str)),
-        f"{first.fill} data",
+        *filter(None, (_FILLS.get(first.fill, f"data: {first.fill}"),)),
         f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
     if any(method.rounds > 1 for method in methods):
         rounds = _range([method.rounds for method in methods], str)
-        parts.append(f"{rounds} rounds on new buffers each")
+        parts.append(f"{rounds} rounds, each with new buffers")
     names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
-    if names := list(own) if names == [OURSELVES] else names:
-        parts.append(f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} in turn")
+    if names := list(own) if names == [CUDAKIT] else names:
+        parts.append(f"interleaved: {', '.join(names)}")
     return "; ".join(parts)
 
 
-def _distinguishing(cases: Sequence[CaseResult]) -> list[str]:
-    """Return the values of the first text axis that distinguishes cases."""
-    for name in varying(cases):
+def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
+    """Return the values of the first axis that varies and has words as values."""
+    for name in varying_axes(cases):
         values = [case.axes.get(name) for case in cases]
         if len(set(values)) > 1 and all(isinstance(value, str) for value in values):
             return list(dict.fromkeys(map(str, values)))
     return []
 
 
-def _of(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
-    """Name a group by values that no other case has, the rest one by one; count many."""
+def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
+    """Name the cases of a group among all cases.
+
+    The name has values of an axis that only cases of the group have, then labels of its other cases; the axis
+    is the one that leaves the fewest. A group with too many names is counted.
+    """
     rest = [case for case in cases if not any(case is one for one in group)]
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
     best: tuple[int, list[str]] | None = None
@@ -130,24 +140,26 @@ def _of(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
         if best is None or len(single) < best[0]:
             best = len(single), [*whole, *single]
     names = best[1] if best else []
-    # A case measured by two methods has one name.
+    # A case that was measured by two methods has one label.
     ambiguous = not {labels[id(case)] for case in rest}.isdisjoint(names)
-    return _many(group) if ambiguous or len(names) > _MOST_NAMES else ", ".join(names)
+    return _count_group(group) if ambiguous or len(names) > _MAX_NAMES else ", ".join(names)
 
 
-def _many(group: Sequence[CaseResult]) -> str:
-    """Count the cases, with their range of sizes."""
+def _count_group(group: Sequence[CaseResult]) -> str:
+    """Return the number of cases and their range of sizes."""
     counted = _counted(str(len(group)), "case")
-    for name in varying(group):
+    for name in varying_axes(group):
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
             known = [size for size in sizes if isinstance(size, int)]
-            return f"{counted} of {axis_words(name, min(known))} to {axis_words(name, max(known))}"
+            return (
+                f"{counted} of {format_axis(name, min(known))} to {format_axis(name, max(known))}"
+            )
     return counted
 
 
 def _value(name: str, case: CaseResult) -> str:
-    return axis_words(name, case.axes.get(name))
+    return format_axis(name, case.axes.get(name))
 
 
 def _counted(number: str, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Costs of graphs: the fit of each step, and the break-even point of each size."""
+"""Costs of graphs: the linear fit of each step, and the break-even point of each size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from cudakit.core.bench.present.cases import cell
-from cudakit.core.bench.result import GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
 
@@ -16,46 +16,45 @@ _STEPS = (
     Column("step", "text"),
     Column("fixed", "number"),
     Column("per node", "number"),
-    Column("off by", "number"),
+    Column("max error", "number"),
 )
-_PAYOFFS = (
+_BREAK_EVENS = (
     *_GRAPH,
     Column("nodes", "number"),
-    Column("to make", "number"),
-    Column("saved by a replay", "number"),
-    Column("pays after", "number"),
+    Column("creation", "number"),
+    Column("saved per replay", "number"),
+    Column("break-even", "number"),
 )
 _STEPS_CAPTION = (
-    "A step takes the fixed time, and the time per node for each of them; off by is the most that a graph "
-    "differs from that."
+    "Fit: time of a step = fixed + per node * nodes. Max error: the largest relative deviation of a measured "
+    "graph from the fit."
 )
-_PAYOFFS_CAPTION = (
-    "To make: capture and instantiate. Saved by a replay: against enqueueing the nodes one by one, measured "
-    "in turn. Pays after: so many replays."
+_BREAK_EVENS_CAPTION = (
+    "Creation: capture and instantiate. Saved per replay: compared with eager launches of the same nodes, "
+    "interleaved. Break-even: the number of replays that save the time of creation; - if a replay saves none."
 )
 
-# Less than a picosecond is a rounding residue of a subtraction.
-_PLACES = 12
+_DECIMALS = 12  # shorter times than a picosecond are rounding errors of a subtraction
 
 
 def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
-    """Show the costs of graphs, if any are known."""
+    """Return a section with the costs of graphs, or nothing if no graph was measured."""
     steps = _table(
         _STEPS, [_step(graph, step) for graph in graphs for step in graph.steps], _STEPS_CAPTION
     )
     payoffs = _table(
-        _PAYOFFS,
-        [_payoff(graph, payoff) for graph in graphs for payoff in graph.payoffs],
-        _PAYOFFS_CAPTION,
+        _BREAK_EVENS,
+        [_break_even(graph, payoff) for graph in graphs for payoff in graph.payoffs],
+        _BREAK_EVENS_CAPTION,
     )
     if tables := (*steps, *payoffs):
-        yield Section("What a graph costs and saves", tables)
+        yield Section("Graph costs and savings", tables)
 
 
 def _table(
     columns: tuple[Column, ...], rows: Sequence[tuple[Value, ...]], caption: str
 ) -> Iterator[Table]:
-    """Return a table of the rows that have a value, if any."""
+    """Yield a table of the rows that have a value, if there are any."""
     known = tuple(
         row
         for row in rows
@@ -76,16 +75,25 @@ def _step(graph: GraphCosts, cost: StepCost) -> tuple[Value, ...]:
     )
 
 
-def _payoff(graph: GraphCosts, payoff: Payoff) -> tuple[Value, ...]:
+def _break_even(graph: GraphCosts, payoff: BreakEven) -> tuple[Value, ...]:
     return (
         Text(graph.topology),
         Text(graph.kind),
         Count(payoff.nodes),
         cell(_seconds, payoff.made_s),
         cell(_seconds, payoff.saved_s),
-        cell(lambda replays: Count(ceil(replays)), payoff.replays),
+        _replays(payoff),
     )
 
 
+def _replays(payoff: BreakEven) -> Value:
+    if not isinstance(payoff.replays, Unavailable):
+        return Count(ceil(payoff.replays))
+    is_known = not isinstance(payoff.saved_s, Unavailable) and not isinstance(
+        payoff.made_s, Unavailable
+    )
+    return Text("-") if is_known else payoff.replays
+
+
 def _seconds(value: float) -> Seconds:
-    return Seconds(round(value, _PLACES))
+    return Seconds(round(value, _DECIMALS))

@@ -1,64 +1,44 @@
-"""The health check as a Document: each figure with its expected value."""
+"""The health check as a Document: the verdict, then each figure with its expected value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cudakit.core.bench.health import Figure, SuiteResult
-from cudakit.core.bench.present.cases import cell
+from cudakit.core.bench.present.cases import cell, percent_of_peak
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.labels import first_few
 from cudakit.core.bench.present.notes import notes
 from cudakit.core.bench.present.spread import sample_section
-from cudakit.core.bench.result import BenchResult
+from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.warnings import environment_warnings, environments
-from cudakit.document import (
-    Column,
-    Document,
-    Node,
-    Note,
-    Rate,
-    Ratio,
-    Seconds,
-    Table,
-    Text,
-    Value,
-)
+from cudakit.document import Column, Document, Node, Note, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
-_COLUMNS = (
-    Column("figure", "text"),
-    Column("reached", "number"),
-    Column("expected", "number"),
-    Column("of expected", "number"),
-    Column("of limit", "number"),
-    Column("health", "text"),
-    Column("by", "text"),
-)
+_MEASURED = (Column("figure", "text"), Column("measured", "number"))
+_EXPECTED = (Column("expected", "number"), Column("of expected", "number"))
+_PEAK = (Column("% of peak", "number"),)
+_VERDICT = (Column("verdict", "text"), Column("source", "text"))
 _CAPTION = (
-    "What is expected was measured on another GPU of the model, or is derived as a share of what the "
-    "datasheet allows, or is a bound that times stay below on any machine."
+    "Source of the expected value: measured on another GPU of this model, derived as a share of the peak, or "
+    "bound, a time that no healthy machine exceeds."
 )
-_NO_CAUSE = (
+_NEXT_STEPS = (
     "look for other load on the GPU and the host: cudakit devices",
-    "look for what is wrong with the set-up: cudakit doctor",
+    "check the set-up: cudakit doctor",
 )
 
 
 def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
-    """Show whether the GPU is as fast as its kind.
+    """Return the report of a health check; ``detail`` adds the distribution of the samples, for a page.
 
-    The Columns are for exports, as those of other benches; ``detail`` adds the distribution of the samples.
+    The Columns are for exports, as in the reports of other benches.
     """
     result = suite.bench
-    nodes: list[Node] = [result_columns(result.results), _headline(suite)]
-    rows = tuple(map(_row, suite.figures))
-    judged = [not isinstance(one.health, Unavailable) for one in suite.figures]
-    faint = frozenset(at for at, is_judged in enumerate(judged) if not is_judged)
-    nodes += [Table(_COLUMNS, rows, _CAPTION, faint=faint)]
-    nodes += [*_left_out(suite), *notes(_without_warnings(result))]
+    nodes: list[Node] = [result_columns(result.results), _headline(suite), _table(suite)]
+    nodes += [*_not_run(suite), *_without_expectation(suite), *notes(_without_causes(result))]
     if result.results:
         nodes += [
             machine_facts(result.results),
@@ -71,43 +51,60 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
 
 
 def _headline(suite: SuiteResult) -> Note:
-    """Return the verdict, the figures out of band, and likely causes."""
-    judged = [one for one in suite.figures if not isinstance(one.health, Unavailable)]
-    bad = [one for one in judged if one.is_out_of_band]
-    if not judged:
-        why = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing ran"
-        return Note("info", f"{_capital(why)}.")
+    """Return the verdict, the figures outside of their bands, and likely causes."""
+    assessed = [one for one in suite.figures if not isinstance(one.health, Unavailable)]
+    bad = [one for one in assessed if one.is_out_of_band]
+    if not assessed:
+        why = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
+        return Note("info", f"{why[:1].upper()}{why[1:]}.")
     if not bad:
-        return Note("ok", f"Pass: all {len(judged)} figures that are judged are as expected.")
-    verdict = "Fail" if suite.health == "fail" else "Warn"
-    text = f"{verdict}: {len(bad)} of {len(judged)} figures are out of band: {_named(bad)}."
+        return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
+    verdict = "Fail" if suite.health == "fail" else "Warning"
+    worst_first = sorted(bad, key=lambda one: one.health != "fail")
+    names = first_few([_describe(one) for one in worst_first], 4)
+    text = f"{verdict}: {len(bad)} of {len(assessed)} figures are not as expected: {names}."
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."
-    remedies = () if suite.causes else _NO_CAUSE
+    remedies = () if suite.causes else _NEXT_STEPS
     return Note("error" if suite.health == "fail" else "warn", text, remedies)
 
 
-def _named(figures: list[Figure]) -> str:
-    """List the worst first, with their share of the expected value."""
-    worst_first = sorted(figures, key=lambda one: one.health != "fail")
-    return first_few([_in_words(one) for one in worst_first], most=4, separator=", ")
-
-
-def _in_words(figure: Figure) -> str:
+def _describe(figure: Figure) -> str:
     if isinstance(figure.reached, Unavailable):
-        return f"{figure.name} (no figure)"
+        return f"{figure.name} (not measured)"
     if isinstance(figure.band, Unavailable):
         return figure.name
     return f"{figure.name} ({format_ratio(figure.reached / figure.band.expected)} of expected)"
 
 
-def _row(figure: Figure) -> tuple[Value, ...]:
-    return (
+def _table(suite: SuiteResult) -> Table:
+    """Return a row per figure, without expected values if no figure has one."""
+    figures = suite.figures
+    is_assessed = any(not isinstance(one.band, Unavailable) for one in figures)
+    rows = tuple(
+        _row(one, case, is_assessed=is_assessed)
+        for one, case in zip(figures, suite.bench.results, strict=True)
+    )
+    if not is_assessed:
+        return Table((*_MEASURED, *_PEAK), rows)
+    unassessed = frozenset(
+        i for i, one in enumerate(figures) if isinstance(one.health, Unavailable)
+    )
+    return Table((*_MEASURED, *_EXPECTED, *_PEAK, *_VERDICT), rows, _CAPTION, faint=unassessed)
+
+
+def _row(figure: Figure, case: CaseResult, *, is_assessed: bool) -> tuple[Value, ...]:
+    measured = (
         Text(figure.name),
         cell(lambda amount: _amount(amount, figure.unit), figure.reached),
+    )
+    if not is_assessed:
+        return (*measured, percent_of_peak(case))
+    return (
+        *measured,
         cell(lambda band: _amount(band.expected, band.unit), figure.band),
         _share(figure),
-        cell(Ratio, figure.ratio_to_limit),
+        percent_of_peak(case),
         cell(Text, figure.health),
         cell(lambda band: Text(band.source), figure.band),
     )
@@ -120,21 +117,34 @@ def _amount(amount: float, unit: str) -> Value:
 def _share(figure: Figure) -> Value:
     if isinstance(figure.band, Unavailable):
         return figure.band
-    if isinstance(figure.reached, Unavailable):
-        return figure.reached
-    return Ratio(figure.reached / figure.band.expected)
+    return cell(Ratio, _divided(figure.reached, figure.band.expected))
 
 
-def _left_out(suite: SuiteResult) -> Iterator[Note]:
+def _divided(amount: float | Unavailable, expected: float) -> float | Unavailable:
+    return amount if isinstance(amount, Unavailable) else amount / expected
+
+
+def _not_run(suite: SuiteResult) -> Iterator[Note]:
     for one in suite.left_out:
-        yield Note("warn", f"{one.what} was left out: {one.reason}.", (one.remedy,))
+        yield Note("warn", f"{one.what} was not run: {one.reason}.", (one.remedy,))
 
 
-def _without_warnings(result: BenchResult) -> BenchResult:
-    """Return the result without the warnings that the headline gives as causes."""
-    said = environment_warnings(environments(result.results))
-    return replace(result, warnings=tuple(each for each in result.warnings if each not in said))
+def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
+    """Give the reason for each figure without an expected value, if others have one."""
+    reasons: dict[str, list[str]] = {}
+    for one in suite.figures:
+        if isinstance(one.band, Unavailable):
+            reasons.setdefault(one.band.reason, []).append(one.name)
+    if sum(map(len, reasons.values())) < len(suite.figures):
+        for reason, names in reasons.items():
+            yield Note("info", f"No expected value for {_listed(names)}: {reason}.")
 
 
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _listed(names: Sequence[str]) -> str:
+    return first_few(list(dict.fromkeys(names)))
+
+
+def _without_causes(result: BenchResult) -> BenchResult:
+    """Return the result without the warnings that the headline gives as likely causes."""
+    causes = environment_warnings(environments(result.results))
+    return replace(result, warnings=tuple(each for each in result.warnings if each not in causes))

@@ -1,4 +1,4 @@
-"""Lanes: a row for each case, its name on the left, its drawing over a common axis on the right."""
+"""Lanes: a row per case, its name on the left, its drawing over a common axis on the right."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from cudakit.document.axis import Axis
 from cudakit.document.picture import Caption, Drawing, Shape, percent, shape
 
-# Drawing units across a strip, which fills the width of the page.
+# Width of the right part in drawing units; it is stretched to the page.
 WIDTH = 2400
 # More cases are not drawn.
-MOST_LANES = 40
+MAX_LANES = 40
 
-# The share of the page's width, and the letters that fit into it.
+# The left part: its share of the width of the page, and the number of letters that fit.
 _NAMES = 0.3
 _LETTERS = 34
-# Pixels.
-_TICKS = 26
+_TICKS = 26  # height of the labels of the axis in pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Mark:
 
 
 def lanes(shown: Sequence[Lane], axis: Axis, mark: Mark, *, height: int, title: str) -> Drawing:
-    """Stack lanes of ``height`` pixels over the ticks of their axis."""
+    """Draw lanes of ``height`` pixels each above their axis."""
     bottom = len(shown) * height
     strips = shape(
         "svg",
@@ -53,8 +52,8 @@ def lanes(shown: Sequence[Lane], axis: Axis, mark: Mark, *, height: int, title: 
     return Drawing(title, (strips, *names), height=bottom + _TICKS)
 
 
-def left_out(count: int) -> tuple[Caption, ...]:
-    """Report how many cases have no lane, if any."""
+def omitted_lanes(count: int) -> tuple[Caption, ...]:
+    """Return a caption with the number of cases without a lane, if any."""
     return (Caption(f"{count:,} more cases are not drawn."),) if count else ()
 
 

@@ -1,95 +1,125 @@
-"""Notes: errors, refusals and warnings of a result."""
+"""Notes below the tables: errors, cases that were not run, warnings, and what was verified."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cudakit.core.bench.compare import label
-from cudakit.core.bench.present.labels import brief_label, first_few
+from cudakit.core.bench.present.labels import count_cases, describe_some
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
 from cudakit.units import Unavailable, format_ratio
 
-# Measurement and limit are not exact enough for a smaller excess to be meaningful.
-_ABOVE_LIMIT = 1.02
+SIMULATED = (
+    "Simulated: these are not measurements of a GPU. Values are computed on the CPU, so default sizes are "
+    "smaller than on a GPU."
+)
+# Smaller excesses over the peak are within the error of measurement and of the datasheet.
+_MAX_OF_PEAK = 1.02
 
 
 def notes(result: BenchResult) -> list[Note]:
-    """Return errors, then warnings, or that all values were correct."""
-    found = [*_wrong(result.results), *_refused(result.results), *_doubts(result)]
-    if not any(note.level in ("warn", "error") for note in found) and result.results:
-        checked = sum(case.verified for case in result.results)
-        if checked:
-            found.append(Note("ok", f"{_cases(checked)} computed the right values."))
-    if result.simulated:
-        found.insert(0, Note("info", "Simulated: nothing here is a measurement of a GPU."))
-    return found
+    """Return each error, reason and warning of a result once, with the cases that it concerns."""
+    cases = result.results
+    found = [Note("info", SIMULATED)] if result.simulated else []
+    return [
+        *found,
+        *_wrong(cases),
+        *_not_run(cases),
+        *_missing(cases),
+        *_warnings(result),
+        *_verified(cases),
+    ]
 
 
 def _wrong(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in cases:
-        if isinstance(case.median_s, Unavailable) and not case.refused:
-            sentence = f"{label(case)}: {case.median_s.reason}. Its figures are withheld."
-            yield Note("error", sentence)
+        if isinstance(case.median_s, Unavailable) and not case.is_unsupported:
+            label = describe_some([case], cases)
+            yield Note("error", f"{label}: {case.median_s.reason}; no time is reported.")
 
 
-def _refused(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _not_run(cases: Sequence[CaseResult]) -> Iterator[Note]:
     reasons: dict[str, list[CaseResult]] = {}
     for case in cases:
-        if case.refused and isinstance(case.median_s, Unavailable):
+        if case.is_unsupported and isinstance(case.median_s, Unavailable):
             reasons.setdefault(case.median_s.reason, []).append(case)
-    for reason, refused in reasons.items():
-        names = first_few([brief_label(case, cases) for case in refused], separator=", ")
-        yield Note("info", f"Not measured: {names}: {reason}.")
+    for reason, some in reasons.items():
+        yield Note("info", f"Not run: {describe_some(some, cases)}: {reason}.")
 
 
-def _doubts(result: BenchResult) -> Iterator[Note]:
+def _missing(cases: Sequence[CaseResult]) -> Iterator[Note]:
+    """Give the reason for each figure that a measured case should have and does not have."""
+    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
+    reasons: dict[tuple[str, str], list[CaseResult]] = {}
+    for case in timed:
+        if case.amount and isinstance(case.ratio_to_limit, Unavailable):
+            reasons.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
+        if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
+            reasons.setdefault(("energy", case.energy_j.reason), []).append(case)
+    for (figure, reason), some in reasons.items():
+        yield Note("info", f"No {figure} for {describe_some(some, cases)}: {reason}.")
+
+
+def _warnings(result: BenchResult) -> Iterator[Note]:
+    cases = result.results
     if not result.complete:
-        yield Note("warn", f"Interrupted after {_cases(len(result.results))}.")
-    yield from (
-        Note("warn", f"{sentence[0].upper()}{sentence[1:]}.") for sentence in result.warnings
+        yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
+    for sentence in result.warnings:
+        yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
+    known = [case for case in cases if isinstance(case.statistics, Summary)]
+    for is_doubtful, text, remedy in _DOUBTS:
+        if doubtful := [case for case in known if is_doubtful(case)]:
+            yield Note("warn", f"{text}: {describe_some(doubtful, cases)}.", (remedy,))
+
+
+def _verified(cases: Sequence[CaseResult]) -> Iterator[Note]:
+    """Count the cases whose values were verified, and all others, so that the sum is the number of cases."""
+    verified = sum(case.verified for case in cases)
+    wrong = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
+    if wrong or not verified:
+        return
+    if verified == len(cases):
+        which = "the 1 case" if verified == 1 else f"all {verified} cases"
+        yield Note("ok", f"Results verified for {which}.")
+        return
+    not_run = sum(case.is_unsupported for case in cases)
+    without = len(cases) - verified - not_run
+    others = [f"{not_run} not run"] * bool(not_run) + [f"{without} without values"] * bool(without)
+    yield Note(
+        "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(others)})."
     )
-    known = [case for case in result.results if isinstance(case.statistics, Summary)]
-    for doubtful, says, remedies in _DOUBTS:
-        cases = [case for case in known if doubtful(case)]
-        if cases:
-            yield Note("warn", f"{first_few(list(map(label, cases)))}: {says}.", remedies)
 
 
-def _cases(count: int) -> str:
-    return "1 case" if count == 1 else f"{count} cases"
+def _has(case: CaseResult, flag: str) -> bool:
+    return isinstance(case.statistics, Summary) and bool(getattr(case.statistics, flag))
 
 
-def _statistics(case: CaseResult, name: str) -> bool:
-    return isinstance(case.statistics, Summary) and bool(getattr(case.statistics, name))
-
-
-def _is_above_limit(case: CaseResult) -> bool:
+def _is_above_peak(case: CaseResult) -> bool:
     ratio = case.ratio_to_limit
-    return not isinstance(ratio, Unavailable) and ratio > _ABOVE_LIMIT
+    return not isinstance(ratio, Unavailable) and ratio > _MAX_OF_PEAK
 
 
-_DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, tuple[str, ...]], ...] = (
+_DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, str], ...] = (
     (
         lambda case: not case.converged,
-        "the time ran out before the median was known well enough",
-        ("allow more time with --timeout, or a wider interval with --precision",),
+        "The time limit ended sampling before the precision was reached",
+        "allow more time with --timeout, or a wider interval with --precision",
     ),
     (
-        lambda case: _statistics(case, "trend"),
-        "times drift from the first third of the samples to the last, as with a clock that settles",
-        ("warm up longer with --warmup",),
+        lambda case: _has(case, "trend"),
+        "Times drift between the first and the last third of the samples",
+        "warm up longer with --warmup",
     ),
     (
-        lambda case: _statistics(case, "bimodal"),
-        "times fall into two groups, and the median is of the larger",
-        ("look at the samples in the HTML page: -o bench.html",),
+        lambda case: _has(case, "bimodal"),
+        "Times form two groups, so the median may jump between runs",
+        "see the samples in the HTML report: -o bench.html",
     ),
     (
-        _is_above_limit,
-        f"faster than the limit by more than {format_ratio(_ABOVE_LIMIT - 1)}: the data stayed in a "
-        "cache, or the limit is not of this device",
-        ("measure with --cache rotate",),
+        _is_above_peak,
+        f"Over {format_ratio(_MAX_OF_PEAK - 1)} above the peak: data came from a cache, or the peak is wrong",
+        "measure with --cache rotate",
     ),
 )

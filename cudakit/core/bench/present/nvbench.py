@@ -1,8 +1,7 @@
-"""The figures of a bench in the JSON of nvbench, so that its tools can read and compare them.
+"""A result in nvbench's JSON format, so that its tools can read and compare it.
 
-Reads the Columns ``results`` (a row for each case: ``name``, then the axes, then figures from ``median_s``
-on) and ``device`` (one row). Version 1.0.0 of nvbench's file format: nvbench/json_printer.cu; the tags are
-those of nvbench/detail/measure_cold.cu, which the comparing scripts look for.
+The input is the Columns ``results`` and ``device`` (see ``columns``). The format is version 1.0.0, written by
+nvbench/json_printer.cu; the tags are those of nvbench/detail/measure_cold.cu, which nvbench's scripts read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FIRST_FIGURE = "median_s"
 _Json: TypeAlias = dict[str, Any]
 _Row: TypeAlias = Mapping[str, Any]
 
-# Tag, name, hint and column of the summaries that are a figure as it is.
+# Summaries that are one column: tag, name, hint, column.
 _SUMMARIES = (
     ("nv/cold/sample_size", "Samples", "sample_size", "samples"),
     ("nv/cold/time/gpu/min", "Min GPU Time", "duration", "minimum_s"),
@@ -35,7 +34,7 @@ _SUMMARIES = (
     ("nv/cold/bw/item_rate", "Elem/s", "item_rate", "operations_per_s"),
     ("nv/cold/bw/global/bytes_per_second", "GlobalMem BW", "byte_rate", "bytes_per_s"),
 )
-# And of those that are a share: the first column over the second, of the difference of two where named.
+# Summaries that are a ratio: tag, name, numerator (one column or the difference of two), denominator.
 _SHARES = (
     ("nv/cold/time/gpu/stdev/relative", "Noise", ("stdev_s",), "mean_s"),
     ("nv/cold/time/gpu/iqr/relative", "Rel IQR", ("q3_s", "q1_s"), "median_s"),
@@ -43,14 +42,14 @@ _SHARES = (
 
 
 def nvbench(document: Document) -> str:
-    """Write the cases as nvbench's benchmarks and states, which have axis values as words.
+    """Return the cases as nvbench's benchmarks and states; a case without a time is a skipped state.
 
-    A case without figures is a skipped state. Raises UsageError if the document has no such Columns.
+    Raises UsageError if the document has no Columns ``results`` with figures.
     """
     found = {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
     if _FIRST_FIGURE not in (found["results"].arrays if "results" in found else ()):
         raise UsageError(
-            f"{document.title!r} has no figures to write for nvbench",
+            f"{document.title!r} has no results that nvbench's format can express",
             hint="choose another output format, such as json",
         )
     rows = _rows(found["results"])
@@ -64,7 +63,7 @@ def nvbench(document: Document) -> str:
 
 
 def _rows(columns: Columns) -> list[_Row]:
-    """Give each row by name of column; words for their numbers, None for what is not there."""
+    """Return the rows as dicts by column name, with words decoded, and None for missing values."""
     cells = {
         name: [_cell(item, columns.text.get(name)) for item in array.tolist()]
         for name, array in columns.arrays.items()
@@ -156,7 +155,7 @@ def _state(row: _Row, axes: list[str]) -> _Json:
         "summaries": [] if skipped else list(_summaries(row)),
         "is_skipped": skipped,
     }
-    return {**state, "skip_reason": "its figures are withheld"} if skipped else state
+    return {**state, "skip_reason": "no time was reported"} if skipped else state
 
 
 def _summaries(row: _Row) -> Iterator[_Json]:
@@ -178,5 +177,5 @@ def _summary(tag: str, name: str, hint: str, value: float) -> _Json:
 
 
 def _value(name: str, value: Any) -> _Json:
-    # Numbers as words too: JSON's are doubles, which do not hold every int64.
+    # Numbers are strings too, because JSON numbers are doubles, which cannot represent every int64.
     return {"name": name, "type": _kind([value]), "value": str(value)}

@@ -1,4 +1,4 @@
-"""The roofline: operations per second over operations per byte, under the peak and the bandwidth."""
+"""The roofline plot: operations per second by operations per byte, below arithmetic peak and bandwidth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.core.bench.case import OURSELVES
+from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.present.baselines import baselines
 from cudakit.core.bench.present.cases import rate
 from cudakit.core.bench.present.columns import number
@@ -33,14 +33,14 @@ from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
-# The factors by which the axes extend beyond cases and ridges: x, y.
-_BESIDE, _AROUND = 2.0, 1.6
-# The width of a letter as a share of a narrow plot, and the height of a line in pixels.
+# The factors by which the axes extend beyond points and ridges.
+_MARGIN_X, _MARGIN_Y = 2.0, 1.6
+# The width of a letter as a share of a narrow plot, and the height of a line of text in pixels.
 _LETTER, _LINE = 0.011, 13
 _LONGEST = 40
-# From a point to its label in pixels; that and the radius of a dot, as a share.
+# The distance from a point to its label in pixels, and as a share with the radius of the dot.
 _GAP, _DOT = 9, 0.009
-# From a roof to the middle of its label, in pixels.
+# The distance from a roof to the middle of its label, in pixels.
 _ABOVE = 10
 
 
@@ -57,36 +57,36 @@ class _Box:
         return self.left >= 0 and self.right <= 1
 
     def touches(self, other: _Box) -> bool:
-        beside = self.right <= other.left or other.right <= self.left
-        return not beside and abs(self.middle - other.middle) < _LINE
+        is_apart = self.right <= other.left or other.right <= self.left
+        return not is_apart and abs(self.middle - other.middle) < _LINE
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """A label beside a point: a share of the width, and pixels below the top of the plot."""
+class _PointLabel:
+    """The label of a point at a share of the width, and at pixels below the top of the plot."""
 
-    words: str
+    text: str
     share: float
     down: float
-    leftwards: bool = False
+    is_left: bool = False
     gap: int = _GAP  # in pixels, from the point
 
     @property
     def box(self) -> _Box:
-        wide = min(len(self.words), _LONGEST) * _LETTER
+        wide = min(len(self.text), _LONGEST) * _LETTER
         near = _DOT if self.gap else 0.0
-        if self.leftwards:
+        if self.is_left:
             return _Box(self.share - near - wide, self.share - near, self.down)
         return _Box(self.share + near, self.share + near + wide, self.down)
 
     def drawn(self) -> Shape:
         return shape(
             "text",
-            self.words,
+            self.text,
             longest=_LONGEST,
-            class_="tick end outlined" if self.leftwards else "tick outlined",
+            class_="tick end outlined" if self.is_left else "tick outlined",
             x=percent(self.share),
-            dx=-self.gap if self.leftwards else self.gap,
+            dx=-self.gap if self.is_left else self.gap,
             y=self.down,
             dy="0.32em",
         )
@@ -94,7 +94,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The Columns with their axes."""
+    """The Columns of the plot, and its axes."""
 
     columns: Columns
     x: Axis
@@ -115,7 +115,7 @@ class _Picture:
 
 
 def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show the cases that compute and move data by operations per byte, under their limits."""
+    """Show the cases that compute and move data, and whose peaks are known."""
     placed = [
         (case, case.limit)
         for case in cases
@@ -128,20 +128,20 @@ def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
     ]
     if placed:
         columns = _roofline_columns(placed)
-        picture = View("roofline", (columns.name,), roofline, _roofline_table(placed))
+        picture = View("roofline", (columns.name,), draw_roofline, _roofline_table(placed))
         yield Section("Roofline", (columns, picture))
 
 
-def roofline(columns: Sequence[Columns]) -> Plot:
-    """Draw a dot for each case of ``roofline``, and the roofs above them (Williams et al., 2009).
+def draw_roofline(columns: Sequence[Columns]) -> Plot:
+    """Draw a dot per case of ``roofline``, and the roofs above them (Williams et al., 2009).
 
     The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (the label of the dot), decoded by
-    ``text``, the ``contender`` (the library; 0 is cudakit), ``operations_per_byte``, ``operations_per_s``,
+    ``text``, the ``library`` (the library; 0 is cudakit), ``operations_per_byte``, ``operations_per_s``,
     ``peak_operations_per_s`` and ``peak_bytes_per_s``, all positive, and the ``unit`` of the operations.
     """
     (placed,) = columns
     picture = _picture(placed)
-    title = "Rate under the roof of arithmetic and memory"
+    title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
         stretched(parts, width=_WIDTH, height=_HEIGHT)
         for parts in (_roofs(picture), _cases(picture))
@@ -154,7 +154,7 @@ def roofline(columns: Sequence[Columns]) -> Plot:
         shapes=(shape("g", roofs, *_labels(picture), cases),),
         legend=tuple(_legend(picture)),
         description=f"{title}: {', '.join(placed.text['case'][:8])}",
-        x_label=f"{picture.unit} for each byte moved",
+        x_label=f"arithmetic intensity ({picture.unit} per byte)",
         height=_PIXELS,
     )
 
@@ -163,16 +163,16 @@ def _picture(columns: Columns) -> _Picture:
     arrays = columns.arrays
     at, reached = arrays["operations_per_byte"], arrays["operations_per_s"]
     peak, bandwidth = arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]
-    x = _axis(np.concatenate((at, peak / bandwidth)), "count", _BESIDE)
-    y = _axis(np.concatenate((reached, peak)), "rate", _AROUND, of=columns.text["unit"][0])
+    x = _axis(np.concatenate((at, peak / bandwidth)), "count", _MARGIN_X)
+    y = _axis(np.concatenate((reached, peak)), "rate", _MARGIN_Y, of=columns.text["unit"][0])
     return _Picture(columns, x, y)
 
 
 def _legend(picture: _Picture) -> list[PlotKey]:
     kinds = picture.columns.text["kind"]
-    ours = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
-    peers = ", ".join(picture.columns.text["contender"][1:])
-    return [*ours, PlotKey(peers, classes="ring shared", hollow=True)] if peers else ours
+    own = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
+    others = ", ".join(picture.columns.text["library"][1:])
+    return [*own, PlotKey(others, classes="ring shared", hollow=True)] if others else own
 
 
 def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
@@ -180,10 +180,10 @@ def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: s
 
 
 def _roofs(picture: _Picture) -> Iterator[Shape]:
-    """Draw bandwidth times operations per byte up to the ridge, and peak arithmetic beyond it."""
+    """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
-        # The part below the plot is left out.
+        # The part below the plot is not drawn.
         start = max(x.low, y.low / bytes_per_s)
         corners = np.array([start, per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, per_s)
@@ -193,8 +193,8 @@ def _roofs(picture: _Picture) -> Iterator[Shape]:
         yield shape("path", class_="line roof", d=path)
 
 
-def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
-    """Label each flat roof at its right end, or at its left if dots are in the way, and the slope."""
+def _roof_labels(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_PointLabel]:
+    """Label the bandwidth, and each arithmetic peak: at its right end or, if dots cover that, at its left."""
     kinds, peaks = picture.columns.arrays["kind"], picture.peaks
     bytes_per_s = float(peaks[:, 1].max())
     for per_s in np.unique(peaks[:, 0]).tolist():
@@ -203,54 +203,54 @@ def _roof_words(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_Words]:
         label = f"{names}: {format_rate(per_s, picture.unit)}"
         height, ridge = picture.down(per_s) - _ABOVE, picture.x.share(per_s / bytes_per_s)
         right, left = (
-            _Words(label, 1.0, height, leftwards=True, gap=0),
-            _Words(label, ridge, height),
+            _PointLabel(label, 1.0, height, is_left=True, gap=0),
+            _PointLabel(label, ridge, height),
         )
         yield left if any(map(right.box.touches, taken)) and left.box.is_inside else right
     ridge = float(peaks[:, 0].max()) / bytes_per_s
     middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
     label = f"memory: {format_rate(bytes_per_s, 'B')}"
     height = picture.down(middle * bytes_per_s) - _ABOVE
-    yield _Words(label, picture.x.share(middle), height, leftwards=True)
+    yield _PointLabel(label, picture.x.share(middle), height, is_left=True)
 
 
 def _cases(picture: _Picture) -> Iterator[Shape]:
-    """Draw cases of other libraries as rings, below our dots, so that both are visible at one point."""
+    """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
     across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
     down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
-    for i in np.argsort(arrays["contender"] == 0, kind="stable").tolist():
+    for i in np.argsort(arrays["library"] == 0, kind="stable").tolist():
         name = names[int(arrays["case"][i])]
         rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
         place, colour = dots([across[i]], [down[i]]), series_class(int(arrays["kind"][i]), 0)
-        is_peer = bool(arrays["contender"][i])
+        is_baseline = bool(arrays["library"][i])
         yield shape(
             "path",
             title=f"{name}: {rate}",
-            class_=f"scatter {'ring' if is_peer else 'case'} {colour}",
+            class_=f"scatter {'ring' if is_baseline else 'case'} {colour}",
             d=place,
         )
-        if is_peer:
+        if is_baseline:
             yield shape("path", class_="scatter hole", d=place)
 
 
 def _labels(picture: _Picture) -> Iterator[Shape]:
-    """Label the roofs, and our dots if there is space: right of them, else left."""
+    """Label the roofs, and the dots of cudakit if there is space: to the right, or to the left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
     found = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
-    roofs = list(_roof_words(picture, found))
+    roofs = list(_roof_labels(picture, found))
     taken = [*found, *(roof.box for roof in roofs)]
     named: list[_Box] = []
     yield from (roof.drawn() for roof in roofs)
-    for i in np.flatnonzero(arrays["contender"] == 0).tolist():
-        # Dots that cover one another have one label.
+    for i in np.flatnonzero(arrays["library"] == 0).tolist():
+        # Overlapping dots have one label.
         if any(map(found[i].touches, named)):
             continue
         name = near[int(arrays["near"][i])]
-        for leftwards in (False, True):
-            label = _Words(name, shares[i], heights[i], leftwards=leftwards)
+        for is_left in (False, True):
+            label = _PointLabel(name, shares[i], heights[i], is_left=is_left)
             if label.box.is_inside and not any(map(label.box.touches, taken)):
                 taken.append(label.box)
                 named.append(found[i])
@@ -263,8 +263,8 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     limits = [found for _, found in placed]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
-    near = short_labels(cases, without=("dtype",), contender=False)
-    who = [OURSELVES, *baselines(cases)]
+    near = short_labels(cases, without=("dtype",), library=False)
+    libraries = [CUDAKIT, *baselines(cases)]
     units = {case.operation for case in cases}
     return Columns(
         "roofline",
@@ -272,7 +272,7 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "case": np.arange(len(placed)),
             "kind": np.array([names.index(kind) for kind in kinds], np.int64),
             "near": np.arange(len(placed)),
-            "contender": np.array([who.index(case.contender) for case in cases], np.int64),
+            "library": np.array([libraries.index(case.library) for case in cases], np.int64),
             "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
             "operations_per_s": np.array([number(c.per_second(c.operations)) for c in cases]),
             "peak_operations_per_s": np.array([number(one.operations_per_s) for one in limits]),
@@ -283,7 +283,7 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "case": tuple(short_labels(cases)),
             "kind": tuple(names),
             "near": tuple(near),
-            "contender": tuple(who),
+            "library": tuple(libraries),
             "unit": (units.pop() if len(units) == 1 else "OP",),
         },
     )
@@ -296,8 +296,8 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
             Column("case", "text"),
             Column("operations per byte", "number"),
             Column("rate", "number"),
-            Column("roof", "number"),
-            Column("of roof", "bar"),
+            Column("peak", "number"),
+            Column("% of peak", "bar"),
         ),
         rows=tuple(
             (
@@ -309,7 +309,7 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
             )
             for name, (case, found) in zip(names, placed, strict=True)
         ),
-        caption="The roof is the least of peak arithmetic, and bandwidth times operations per byte.",
+        caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The distribution of samples: a lane for each case, a dot for each sample, around the median."""
+"""The distribution of samples: a lane per case, a dot per sample, relative to the median."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cudakit.core.bench.present.labels import short_labels
-from cudakit.core.bench.present.lanes import MOST_LANES, WIDTH, Lane, Mark, lanes, left_out
+from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, lanes, omitted_lanes
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import (
@@ -43,23 +43,23 @@ _TIMES = ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s")
 _LANE = 44
 _HEIGHT = 400
 
-_MOST_DOTS = 1000
-# Quantiles: samples beyond the outer ones are counted, not drawn.
+_MAX_DOTS = 1000
+# Samples beyond these quantiles are counted, not drawn.
 _OUTER = (0.005, 0.995)
 _QUARTERS = (0.25, 0.75)
-# Samples more than this many interquartile ranges beyond the quartiles are counted, not drawn: a single one
-# would compress all others.
+# So are samples more than this many interquartile ranges beyond the quartiles: one outlier would compress the
+# scale for all others.
 _FENCE = 6.0
-_LEAST_REACH = 0.005
+_MIN_EXTENT = 0.005
 _CAPTION = (
-    "A dot is a sample, the first of its case at the top, the last at the bottom; rounds are apart, with a "
-    "line at the median of each. Shaded: the middle half; darker: the 95 % interval of the median."
+    "A dot is a sample; time runs from top to bottom. Vertical lines: the median of each round. Shaded: the "
+    "interquartile range; darker: the 95% CI of the median."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The samples of a case relative to their median, which is 0."""
+    """The deviations of the samples of a case from their median, relative to it."""
 
     name: str
     median_s: float
@@ -69,36 +69,36 @@ class _Case:
 
     @property
     def outer(self) -> tuple[float, float]:
-        # With few samples the quantiles are the extremes, which are drawn.
+        # With few samples these quantiles are the extremes.
         low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
         high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
         below, above = np.quantile(self.deviations, _QUARTERS)
-        fence = max(_FENCE * float(above - below), _LEAST_REACH)
+        fence = max(_FENCE * float(above - below), _MIN_EXTENT)
         return max(low, float(below) - fence), min(high, float(above) + fence)
 
 
 def sample_section(cases: Sequence[CaseResult]) -> Section:
-    """Show every sample of the Columns ``samples``, around the medians of the Columns ``results``."""
-    view = View("sample-spread", ("samples", "results"), spread, _spread_table(cases))
+    """Show every sample of the Columns ``samples`` relative to the median of its case."""
+    view = View("sample-spread", ("samples", "results"), draw_samples, _spread_table(cases))
     return Section("Distribution of the samples", (view,))
 
 
-def spread(columns: Sequence[Columns]) -> Figure | NoData:
+def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     """Draw the deviations of samples from the median of their case, in the order of measurement.
 
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
-    ``results`` are ``ci95_low_s`` and ``ci95_high_s``, an item for each case.
+    ``results`` are ``ci95_low_s`` and ``ci95_high_s``, one item per case.
     """
     samples, figures = columns
     cases = list(_cases(samples, figures))
     if not cases:
         return NoData("No samples.")
-    shown = cases[:MOST_LANES]
+    shown = cases[:MAX_LANES]
     axis = _axis(shown)
     title = "Samples around the median of their case"
     rows = [_lane(case, axis) for case in shown]
     drawing = lanes(rows, axis, Mark(0.0, "median"), height=_LANE, title=title)
-    beyond = left_out(len(cases) - len(shown))
+    beyond = omitted_lanes(len(cases) - len(shown))
     return Figure("lanes spread", (drawing, Caption(_CAPTION), *beyond))
 
 
@@ -116,7 +116,7 @@ def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
 
 def _axis(cases: list[_Case]) -> Axis:
     lows, highs = zip(*(case.outer for case in cases), strict=True)
-    axis = tight_axis(min(*lows, -_LEAST_REACH), max(*highs, _LEAST_REACH), "ratio")
+    axis = tight_axis(min(*lows, -_MIN_EXTENT), max(*highs, _MIN_EXTENT), "ratio")
     ticks = (replace(t, label=f"+{t.label}") if t.value > 0 else t for t in axis.ticks)
     return replace(axis, ticks=tuple(ticks))
 
@@ -141,7 +141,7 @@ def _boxes(case: _Case, axis: Axis) -> Iterator[Shape]:
 
 def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
     heights = (np.arange(len(inside)) + 0.5) / len(inside)
-    every = max(-(-int(inside.sum()) // _MOST_DOTS), 1)
+    every = max(-(-int(inside.sum()) // _MAX_DOTS), 1)
     across = axis.shares(case.deviations[inside][::every])
     return shape(
         "path",
@@ -163,7 +163,7 @@ def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
 
 
 def _spread_table(cases: Sequence[CaseResult]) -> Table:
-    """Give quartiles and extremes, a row for each case that has figures."""
+    """Return quartiles and extremes, a row per case with samples."""
     rows = [
         _spread_row(name, case.statistics)
         for name, case in zip(short_labels(cases), cases, strict=True)
@@ -177,9 +177,9 @@ def _spread_table(cases: Sequence[CaseResult]) -> Table:
 
 def _spread_row(name: str, found: Summary) -> tuple[Value, ...]:
     times = (Seconds(getattr(found, time)) for time in _TIMES)
-    return (Text(name), Count(found.n), *times, Text(_shape_words(found)))
+    return (Text(name), Count(found.n), *times, Text(_describe_shape(found)))
 
 
-def _shape_words(found: Summary) -> str:
+def _describe_shape(found: Summary) -> str:
     flags = (("drifts", found.trend), ("two groups", found.bimodal))
     return ", ".join(word for word, set_ in flags if set_)

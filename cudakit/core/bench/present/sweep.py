@@ -1,4 +1,4 @@
-"""Rates or times along one axis, such as the problem size."""
+"""The drawing of rates or times along one axis, such as the problem size."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ from cudakit.document.picture import (
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 300
-# An x axis whose ends have at least this ratio is logarithmic.
-_WIDE = 8
-# So is an axis of rates if it is this many times higher than the peak of some line.
-_UNLIKE = 5
-# So is an axis of times whose ends have a larger ratio than this.
-_LONG = 32
-# The ratio of the least value to the lower end of such an axis.
+# An x axis is logarithmic if its ends have at least this ratio; an axis of rates, if it reaches this many
+# times the highest rate of some line; an axis of times, if its ends have a larger ratio.
+_LOG_X, _LOG_RATE, _LOG_TIME = 8, 5, 32
+# Ratio of the lowest value to the lower end of a logarithmic axis.
 _MARGIN = 1.5
 
 
@@ -49,13 +46,13 @@ class _Curves:
     classes: tuple[str, ...]  # of each line
 
 
-def sweep(columns: Sequence[Columns]) -> Plot:
-    """Draw a curve for each line of ``sweep AXIS``: the rate and its limit, or the time.
+def draw_sweep(columns: Sequence[Columns]) -> Plot:
+    """Draw a curve per line of ``sweep AXIS``: the rate and its peak, or the time.
 
-    The arrays are ``line`` (decoded by ``text``), ``colour`` and ``contender`` of the line, AXIS,
+    The arrays are ``line`` (decoded by ``text``), ``colour`` and ``library`` of the line, AXIS,
     ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` processed in
-    that time, with its ``unit``. Bars span the confidence intervals; a line connects the points, or is their
-    fit. The part of the name behind a colon is the title.
+    that time, with its ``unit``. Bars span the confidence intervals; a line connects the points, or is
+    their fit. The part of the name after a colon is the title.
     """
     (points,) = columns
     name, _, panel = points.name.removeprefix("sweep ").partition(": ")
@@ -65,7 +62,7 @@ def sweep(columns: Sequence[Columns]) -> Plot:
     names = points.text["line"]
     limits = list(_limits(curves, x, y)) if by_rate else []
     paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
-    fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed time + time per node"
+    fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
     title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
     along = axis_title(name).replace("=", " = ")
     return Plot(
@@ -88,8 +85,7 @@ def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
     fit = arrays["fit_s"]
     firsts = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
     classes = tuple(
-        series_class(int(arrays["colour"][at]), int(arrays["contender"][at]) or None)
-        for at in firsts
+        series_class(int(arrays["colour"][at]), int(arrays["library"][at]) or None) for at in firsts
     )
     if not by_rate:
         return _Curves(line, across, middle, low, high, limit, fit, classes)
@@ -103,29 +99,29 @@ def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
 def _x_axis(values: Array, name: str) -> Axis:
     low, high = float(values.min()), float(values.max())
     unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    wide = low > 0 and high / low >= _WIDE
+    wide = low > 0 and high / low >= _LOG_X
     axis = log_axis(low, high, unit) if wide else tight_axis(low, high, unit)
     return ticked_at(axis, values, unit)
 
 
 def _y_axis(curves: _Curves, unit: str) -> Axis:
-    """Make an axis from 0, or a logarithmic one if some line would be flat on it."""
+    """Return an axis that starts at 0, or a logarithmic one if some line would be flat on it."""
     values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
     known = values[np.isfinite(values)]
     low, high = float(known.min()), float(known.max())
     if not unit:
-        long = low > 0 and high / low > _LONG
+        long = low > 0 and high / low > _LOG_TIME
         return (
             log_axis(low / _MARGIN, high, "seconds") if long else rounded_axis(0, high, "seconds")
         )
     peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
-    if low > 0 and high > _UNLIKE * min(peaks):
+    if low > 0 and high > _LOG_RATE * min(peaks):
         return log_axis(low / _MARGIN, high * _MARGIN, "rate", of=unit)
     return rounded_axis(0, high, "rate", of=unit)
 
 
 def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw equal limits as one line, in the colour of their curves if these have only one."""
+    """Draw equal peaks as one line, in the colour of their curves if these have one colour."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
         which = (curves.line == i) & np.isfinite(curves.limit)
@@ -181,5 +177,5 @@ def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[P
         PlotKey(name, classes=classes) for name, classes in zip(names, curves.classes, strict=True)
     ]
     if limited:
-        return [*items, PlotKey("limit", classes="limit shared")]
+        return [*items, PlotKey("peak", classes="limit shared")]
     return items if len(items) > 1 else []

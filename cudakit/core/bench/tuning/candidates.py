@@ -1,4 +1,4 @@
-"""Candidates: the algorithms that the library recommends, and all others that it can run."""
+"""Candidates: the algorithms that the library recommends, then all others that it offers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never
 
-# Beyond this number the order of the heuristics means little.
+# Beyond this number the order of the heuristics is not meaningful.
 _RECOMMENDED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Algorithms in the order of trials; the first is the library's own choice."""
+    """Algorithms in the order of trials; the first is the library's default."""
 
     algorithms: tuple[Algorithm, ...]
     complete: bool  # whether all algorithms of the library are listed
@@ -29,27 +29,27 @@ def candidates(
     seed: int,
     is_over: Callable[[], bool] = never,
 ) -> Candidates:
-    """Return the recommended algorithms in order, then the others shuffled, each once.
+    """Return the recommended algorithms in order, then the others in random order, without duplicates.
 
-    ``is_over`` ends the listing, which can take long. Raises Unsupported if there is no algorithm.
+    ``is_over`` ends the listing, which can take seconds. Raises Unsupported if there is no algorithm.
     """
     recommended = blas.heuristics(gemm, settings, _RECOMMENDED)
     if not recommended:
         raise Unsupported(
-            f"{blas.library} recommends no algorithm for this product in {gemm.dtype}",
-            hint="another layout, alignment or size of the workspace may have one",
+            f"{blas.library} has no algorithm for this GEMM in {gemm.dtype}",
+            hint="try another --layout, --padding or --workspace",
         )
-    first = _each_once(recommended)
-    others = _each_once(blas.algorithms(gemm, settings, is_over))
+    first = _distinct(recommended)
+    others = _distinct(blas.algorithms(gemm, settings, is_over))
     rest = [each for numbers, each in others.items() if numbers not in first]
-    random.Random(seed).shuffle(rest)  # noqa: S311 an order, and no secret
+    random.Random(seed).shuffle(rest)  # noqa: S311 not for cryptography
     return Candidates((*first.values(), *rest), not is_over())
 
 
-def _each_once(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
-    """Return the first of the algorithms with equal parameters."""
+def _distinct(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
+    """Return the first algorithm of each set of parameters."""
     found: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
-        # The workspace follows from the other parameters.
+        # The workspace is a function of the other parameters.
         found.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
     return found

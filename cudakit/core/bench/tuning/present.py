@@ -1,15 +1,17 @@
-"""A tuning as a Document: the gain of each GEMM, its CI, and how to use it."""
+"""A tuning as a Document: the gain of each GEMM, and how to use the algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.present.cases import cell
-from cudakit.core.bench.present.facts import method_words
-from cudakit.core.bench.tuning.significance import LEAST_GAIN, LEVEL
+from cudakit.core.bench.present.facts import describe_method
+from cudakit.core.bench.present.labels import first_few
+from cudakit.core.bench.present.notes import SIMULATED
+from cudakit.core.bench.tuning.significance import FALSE_POSITIVE_RATE, MIN_GAIN
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
-from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
-from cudakit.core.bench.workloads.gemm import algorithm_words, gemm_axes
+from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine
+from cudakit.core.bench.workloads.gemm import describe_algorithm, gemm_axes
 from cudakit.document import (
     Column,
     Document,
@@ -26,39 +28,40 @@ from cudakit.gpu.api.gemm import Gemm
 from cudakit.units import Unavailable
 
 _COLUMNS = (
-    Column("product", "text"),
+    Column("GEMM", "text"),
     Column("default", "number"),
     Column("tuned", "number"),
     Column("gain", "number"),
-    Column("least", "number"),
-    Column("most", "number"),
+    Column("CI low", "number"),
+    Column("CI high", "number"),
     Column("verdict", "text"),
     Column("algorithm", "text"),
-    Column("tried", "number"),
+    Column("measured", "number"),
 )
 _CAPTION = (
-    "Gain: what the fastest other algorithm of the final takes less than the library's own choice, in the "
-    f"same rounds; it is below least with a probability of {LEVEL:.0%} at most, and above most likewise. "
-    f"That algorithm is used where least is above 0 and gain is {LEAST_GAIN:.0%} or more."
+    "Gain: time saved by the fastest algorithm compared with the library's default, with a "
+    f"{1 - 2 * FALSE_POSITIVE_RATE:.0%} CI. An algorithm replaces the default if CI low is above 0 and the "
+    f"gain is at least {MIN_GAIN:.0%}."
 )
 
 
 def present_tuned(
     tuned: Tuned, *, files: Sequence[str] = (), exported: TorchCsv | None = None
 ) -> Document:
-    """Show each GEMM in a row; those that keep the default are faint.
+    """Return the report: a row per GEMM, then notes, then the method.
 
-    ``files`` are where the tuning was written to, ``exported`` is what was written for torch.
+    ``files`` are the files with the tuning, ``exported`` is the file for torch.
     """
-    nodes: list[Node] = []
+    nodes: list[Node] = [_table(tuned.products)] if tuned.products else []
+    nodes += [*_summary(tuned, files), *_missing_gains(tuned), *_wrong(tuned), *_warnings(tuned)]
+    nodes += _torch(exported)
     if tuned.products:
-        nodes += [_facts(tuned), _table(tuned.products)]
-    notes = (*_wrong(tuned), *_doubts(tuned), *_summary(tuned, files), *_torch(exported))
-    return Document(_title(tuned), (*nodes, *notes))
+        nodes.append(_facts(tuned))
+    return Document(_title(tuned), tuple(nodes))
 
 
-def product_words(gemm: Gemm) -> str:
-    """Describe a GEMM: ``bf16 8192 x 8192 x 4096 tn``, and what differs from the default."""
+def describe_gemm(gemm: Gemm) -> str:
+    """Describe a GEMM: ``bf16 8192 x 8192 x 4096 tn``, and parameters that differ from their defaults."""
     axes = gemm_axes(gemm)
     sizes = " x ".join(str(axes.pop(name)) for name in ("m", "n", "k"))
     first = f"{axes.pop('dtype')} {sizes} {axes.pop('layout')}"
@@ -66,14 +69,14 @@ def product_words(gemm: Gemm) -> str:
 
 
 def _title(tuned: Tuned) -> str:
-    words = f"{'Simulated: ' if tuned.simulated else ''}bench gemm --tune"
+    title = f"{'Simulated: ' if tuned.simulated else ''}bench gemm --tune"
     gpu = tuned.machine.gpu
-    return words if isinstance(gpu, Unavailable) else f"{words}, {gpu}"
+    return title if isinstance(gpu, Unavailable) else f"{title}, {gpu}"
 
 
 def _facts(tuned: Tuned) -> Facts:
-    words = method_words([product.method for product in tuned.products])
-    return Facts((("method", Text(words)), ("library", Text(_library(tuned.machine)))))
+    method = describe_method([entry.method for entry in tuned.products])
+    return Facts((("method", Text(method)), ("library", Text(_library(tuned.machine)))))
 
 
 def _library(machine: TunedMachine) -> str:
@@ -81,7 +84,7 @@ def _library(machine: TunedMachine) -> str:
     return f"{machine.library} {machine.library_version}{driver}"
 
 
-def _table(products: Sequence[TunedProduct]) -> Table:
+def _table(products: Sequence[TunedGemm]) -> Table:
     return Table(
         _COLUMNS,
         tuple(map(_row, products)),
@@ -90,55 +93,67 @@ def _table(products: Sequence[TunedProduct]) -> Table:
     )
 
 
-def _row(product: TunedProduct) -> tuple[Value, ...]:
+def _row(product: TunedGemm) -> tuple[Value, ...]:
     gain, interval = product.gain, product.gain_interval
-    least, most = (interval, interval) if isinstance(interval, Unavailable) else interval
-    name = product_words(product.gemm)
+    low, high = (interval, interval) if isinstance(interval, Unavailable) else interval
+    name = describe_gemm(product.gemm)
     return (
         Text(f"{product.shape}: {name}" if product.shape else name),
         cell(Seconds, product.default_s),
         cell(Seconds, product.winner_s),
         cell(Ratio, gain),
-        cell(Ratio, least),
-        cell(Ratio, most),
+        cell(Ratio, low),
+        cell(Ratio, high),
         Text(_verdict(product)),
-        Text(algorithm_words(product.winner)),
-        Text(_tried(product)),
+        Text(describe_algorithm(product.winner)),
+        Text(_count_measured(product)),
     )
 
 
-def _verdict(product: TunedProduct) -> str:
+def _verdict(product: TunedGemm) -> str:
     if product.significant:
         return "faster"
     return "interrupted" if product.stopped == "interrupted" else "no significant gain"
 
 
-def _tried(product: TunedProduct) -> str:
-    return f"{product.tried} of {product.candidates}{'' if product.all_listed else ' or more'}"
+def _count_measured(product: TunedGemm) -> str:
+    return f"{product.tried} of {product.candidates}{'' if product.all_listed else '+'}"
+
+
+def _missing_gains(tuned: Tuned) -> Iterator[Note]:
+    """Give each reason for a missing gain or CI once."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for entry in tuned.products:
+        for figure, value in (("gain", entry.gain), ("CI of the gain", entry.gain_interval)):
+            if isinstance(value, Unavailable) and (figure == "gain" or value != entry.gain):
+                reasons.setdefault((figure, value.reason), []).append(describe_gemm(entry.gemm))
+    for (figure, reason), gemms in reasons.items():
+        yield Note("info", f"No {figure} for {first_few(gemms)}: {reason}.")
 
 
 def _wrong(tuned: Tuned) -> Iterator[Note]:
     for untuned in tuned.untuned:
-        sentence = f"{product_words(untuned.gemm)} was not tuned: {untuned.reason}."
+        sentence = f"{describe_gemm(untuned.gemm)} was not tuned: {untuned.reason}."
         yield Note("error" if untuned.wrong else "warn", sentence)
-    for product in tuned.products:
-        for algorithm in product.wrong:
-            words = f"{product_words(product.gemm)}: {algorithm_words(algorithm)}"
-            yield Note("warn", f"{words} computed wrong values, and is left out.")
-        if not product.verification.passed:
-            detail = product.verification.detail or "an error beyond rounding"
-            yield Note(
-                "error",
-                f"{product_words(product.gemm)}: the library's own choice computes wrong values: {detail}.",
+    for entry in tuned.products:
+        gemm = describe_gemm(entry.gemm)
+        for algorithm in entry.wrong:
+            words = (
+                f"{gemm}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
             )
+            yield Note("warn", words)
+        if not entry.verification.passed:
+            detail = entry.verification.detail or "the error exceeds that of rounding"
+            words = f"{gemm}: the library's default algorithm computes wrong values: {detail}."
+            yield Note("error", words)
 
 
-def _doubts(tuned: Tuned) -> Iterator[Note]:
+def _warnings(tuned: Tuned) -> Iterator[Note]:
     if not tuned.complete:
         yield Note(
             "warn",
-            "Interrupted: what was not tuned to the end keeps the default.",
-            ("go on with --tuned FILE, which keeps what is there",),
+            "Interrupted: GEMMs without a complete search keep the default algorithm.",
+            ("continue with --tune --tuned FILE, which keeps the complete searches",),
         )
     for sentence in tuned.warnings:
         yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
@@ -146,26 +161,26 @@ def _doubts(tuned: Tuned) -> Iterator[Note]:
     if short:
         yield Note(
             "warn",
-            f"The time ran out before all algorithms of {_count(len(short))} were tried.",
-            ("allow more with --tune-time SEC",),
+            f"The time limit ended the search before all algorithms of {_count(len(short))} were measured.",
+            ("allow more time with --tune-time SEC",),
         )
 
 
 def _summary(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     if tuned.simulated:
-        yield Note("info", "Simulated: nothing here is a measurement of a GPU.")
+        yield Note("info", SIMULATED)
     faster = sum(product.significant for product in tuned.products)
     if not tuned.products:
         return
     count = _count(len(tuned.products))
     if not faster:
-        yield Note("ok", f"No significant gain for {count}: the library's own choice stays.")
+        yield Note("ok", f"No significant gain for {count}: the default algorithm is used.")
         return
     file = files[0] if files else "tuned.json"
-    remedies = [f"use them: cudakit bench gemm ... --tuned {file}"]
+    remedies = [f"use the algorithms: cudakit bench gemm ... --tuned {file}"]
     if not files:
-        remedies.insert(0, "keep them: run again with -o tuned.json")
-    yield Note("ok", f"A faster algorithm for {faster} of {count}.", tuple(remedies))
+        remedies.insert(0, "save the algorithms: add -o tuned.json")
+    yield Note("ok", f"Found a faster algorithm for {faster} of {count}.", tuple(remedies))
 
 
 def _torch(exported: TorchCsv | None) -> Iterator[Note]:
@@ -173,12 +188,12 @@ def _torch(exported: TorchCsv | None) -> Iterator[Note]:
         return
     yield Note(
         "info",
-        "The file for torch is experimental: see that torch takes it.",
+        "The file for torch is experimental. Check with these variables that torch accepts it.",
         ("PYTORCH_TUNABLEOP_ENABLED=1 PYTORCH_TUNABLEOP_TUNING=0 PYTORCH_TUNABLEOP_VERBOSE=2",),
     )
     for gemm, reason in exported.left_out:
-        yield Note("warn", f"{product_words(gemm)} is not in the file for torch: {reason}.")
+        yield Note("warn", f"{describe_gemm(gemm)} was not exported for torch: {reason}.")
 
 
 def _count(number: int) -> str:
-    return "1 product" if number == 1 else f"{number} products"
+    return "1 GEMM" if number == 1 else f"{number} GEMMs"

@@ -1,7 +1,8 @@
 """Statistics of paired samples, and the final comparison that decides a search. Pure.
 
-Two algorithms are measured in one round, so that both meet the same clock. Only the ratio of the two counts,
-and of the ratios only ranks: whatever their distribution, at equal speed as many lie above 1 as below.
+Two algorithms are measured in the same round, at the same clock. The statistics use the signs of ratio - 1
+only: whatever the distribution, the ratios of equally fast algorithms are above 1 and below 1 with equal
+probability.
 """
 
 from __future__ import annotations
@@ -11,50 +12,49 @@ from collections.abc import Sequence
 from math import comb
 from statistics import median
 
-from cudakit.core.bench.stats import dependence, median_interval
+from cudakit.core.bench.stats import autocorrelation_time, median_ci
 
-# Share of searches that find a winner although nothing is faster than the default.
-LEVEL = 0.01
-# A smaller gain does not justify another algorithm: the speed of one and the same algorithm differs by this
-# much between addresses of its buffers.
-LEAST_GAIN = 0.01
+# The probability that a search finds a winner although no algorithm is faster than the default.
+FALSE_POSITIVE_RATE = 0.01
+# The minimum gain of a winner. The speed of an algorithm differs by this much between addresses of its
+# buffers.
+MIN_GAIN = 0.01
 
 
-def chance(above: int, n: int) -> float:
-    """Return the probability that ``above`` or more of n fair coins fall on one side: the sign test."""
+def sign_test(above: int, n: int) -> float:
+    """Return the probability that ``above`` or more of n fair coins show heads."""
     return sum(comb(n, k) for k in range(above, n + 1)) / 2.0**n
 
 
-def is_above(ratios: Sequence[float], bar: float, level: float) -> bool:
-    """Return whether the true median is above a bar, with an error probability of ``level`` at most."""
-    return chance(sum(ratio > bar for ratio in ratios), len(ratios)) <= level
+def is_median_above(ratios: Sequence[float], threshold: float, level: float) -> bool:
+    """Return whether the true median is above a threshold, with an error probability of at most ``level``."""
+    return sign_test(sum(ratio > threshold for ratio in ratios), len(ratios)) <= level
 
 
 def ratio_interval(ratios: Sequence[float], level: float) -> tuple[float, float] | None:
-    """Return an interval; the true median is below it with probability ``level`` at most, likewise above.
+    """Return a CI; the true median is below it, and above it, with a probability of at most ``level`` each.
 
-    Two order statistics (``stats.median_interval``), further apart if consecutive ratios are correlated; None
-    for too few ratios.
+    None if there are too few ratios. See ``stats.median_ci``; correlated ratios widen the interval.
     """
     if not ratios:
         return None
-    alike = dependence(ratios)
-    if 0.5 ** (len(ratios) / alike) > level:
+    correlation = autocorrelation_time(ratios)
+    if 0.5 ** (len(ratios) / correlation) > level:
         return None
-    return median_interval(ratios, 1 - 2 * level, dependence=alike)
+    return median_ci(ratios, 1 - 2 * level, correlation=correlation)
 
 
-def middle(ratios: Sequence[float]) -> float:
-    """Return the median, or infinity for no ratios."""
+def median_or_inf(ratios: Sequence[float]) -> float:
+    """Return the median, or infinity without ratios."""
     return median(ratios) if ratios else float("inf")
 
 
 class Final:
-    """Ratios of finalists to the default, in parts with buffers of their own, sampled after they were chosen.
+    """The ratios of finalists to the default, measured after the finalists were chosen.
 
-    Thousands of algorithms may be measured until then, and some are among the best by luck. The final uses no
-    earlier sample, so only its few comparisons can be wrong: each has the level LEVEL over their number
-    (Bonferroni), and all together are wrong with a probability of LEVEL at most.
+    Among thousands of algorithms, some of the fastest are so by chance. The final uses no earlier samples, so
+    only its few comparisons can be wrong: each has the level FALSE_POSITIVE_RATE divided by their number
+    (Bonferroni). Each part of the final has its own buffers.
     """
 
     def __init__(self, finalists: Sequence[int] = ()) -> None:
@@ -63,7 +63,7 @@ class Final:
         self._parts: list[dict[int, list[float]]] = []
 
     def begin_part(self) -> None:
-        """Start a part with other buffers."""
+        """Begin a part with new buffers."""
         self._parts.append(defaultdict(list))
 
     def add(self, ratios: dict[int, float]) -> None:
@@ -73,28 +73,29 @@ class Final:
             self._parts[-1][number].append(ratio)
 
     def ranked(self) -> list[int]:
-        """List the finalists, the fastest first."""
-        return sorted(self.finalists, key=lambda number: middle(self._all(number)))
+        """Return the finalists, the fastest first."""
+        return sorted(self.finalists, key=lambda number: median_or_inf(self._all(number)))
 
     def gain(self, number: int) -> float | None:
-        """Return the relative saving over the default; None without samples."""
+        """Return the relative time saved compared with the default; None without samples."""
         ratios = self._all(number)
-        return 1 - middle(ratios) if ratios else None
+        return 1 - median_or_inf(ratios) if ratios else None
 
     def gain_interval(self, number: int) -> tuple[float, float] | None:
         """Return the CI of the gain; None for too few samples."""
-        found = ratio_interval(self._all(number), LEVEL / len(self.finalists))
+        found = ratio_interval(self._all(number), FALSE_POSITIVE_RATE / len(self.finalists))
         return (1 - found[1], 1 - found[0]) if found else None
 
     def is_faster(self, number: int) -> bool:
-        """Return whether it is significantly faster, by LEAST_GAIN or more.
+        """Return whether a finalist is significantly faster than the default, by MIN_GAIN or more.
 
-        If it is slower on the buffers of one of three parts, a third of its ratios is above 1: it is not.
+        If it is slower in one of three parts, a third of its ratios is above 1, and it is not significantly
+        faster.
         """
         gain, interval = self.gain(number), self.gain_interval(number)
         if gain is None or interval is None:
             return False
-        return interval[0] > 0 and gain >= LEAST_GAIN
+        return interval[0] > 0 and gain >= MIN_GAIN
 
     def _all(self, number: int) -> list[float]:
         return [ratio for part in self._parts for ratio in part.get(number, ())]

@@ -1,8 +1,8 @@
-"""Tuned algorithms in the file format of ``torch.cuda.tunable``, which is experimental.
+"""Tuned algorithms in the experimental file format of ``torch.cuda.tunable``.
 
-The names are those of torch 2.15 (its wheel, ATen/cuda/tunable: TunableGemm.h, GemmCommon.h, GemmCublaslt.h).
-It names products as cuBLAS does, column-major, as we do: ``torch.mm`` of rows has its factors exchanged.
-A file has no comments: torch takes every line for one of its own.
+The names are those of torch 2.15 (ATen/cuda/tunable in its wheel: TunableGemm.h, GemmCommon.h,
+GemmCublaslt.h). GEMMs are column-major as in cuBLAS, so ``torch.mm`` of row-major matrices has exchanged
+operands. The format has no comments: torch parses every line.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cudakit.core.bench.load import read_text
-from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
+from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm
 from cudakit.units import Unavailable
 
-# Validators of every file of a torch that tunes cuBLASLt.
+# The validators that every file of a torch with cuBLASLt tuning has.
 _TORCH, _LIBRARY = "PT_VERSION", "CUBLASLT_VERSION"
 _TYPES = MappingProxyType(
     {"fp64": "double", "fp32": "float", "tf32": "tf32", "fp16": "Half", "bf16": "BFloat16"}
 )
-_HOW_TO_WRITE = "write one by running torch with PYTORCH_TUNABLEOP_ENABLED=1"
+_HOW_TO_WRITE = "run torch with PYTORCH_TUNABLEOP_ENABLED=1, which writes such a file"
 _OPERATIONS = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
 
 
 @dataclass(frozen=True, slots=True)
 class TorchCsv:
-    """A file for torch, and the GEMMs that it cannot express."""
+    """The lines of a file for torch, and the GEMMs that the format cannot express."""
 
     lines: tuple[str, ...]
-    left_out: tuple[tuple[Gemm, str], ...]  # products, and why
+    left_out: tuple[tuple[Gemm, str], ...]  # with the reason
 
     @property
     def text(self) -> str:
-        """The file."""
+        """The content of the file."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
 def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
-    """Return the algorithms that beat the default; for all others torch uses its own choice."""
+    """Return the algorithms that are faster than the default; torch uses its default for all other GEMMs."""
     lines = [f"Validator,{name},{value}" for name, value in validators.items()]
     left_out: list[tuple[Gemm, str]] = []
     for product in tuned.products:
@@ -56,38 +56,38 @@ def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
 
 
 def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> None:
-    """Raise InputError for validators that torch would reject or interpret differently.
+    """Raise InputError if torch would reject the file, or uses another version of the library.
 
-    The parameters of an algorithm are valid within one version of the library only.
+    The parameters of an algorithm are only valid within one version of the library.
     """
     for name in (_TORCH, _LIBRARY):
         if name not in validators:
             raise InputError(
-                f"the validators of torch name no {name}, as those of torch 2.15 and newer do",
-                hint="take them from a torch 2.15 or newer for CUDA",
+                f"the validators of torch lack {name}, which torch 2.15 and newer for CUDA write",
+                hint="use a file of torch 2.15 or newer",
             )
     of_torch, ours = _version(validators[_LIBRARY]), _version(machine.library_version)
     if of_torch is not None and ours is not None and of_torch != ours:
         raise InputError(
-            f"torch uses cuBLASLt {validators[_LIBRARY]}, and tuned is {machine.library_version}",
+            f"torch uses cuBLASLt {validators[_LIBRARY]}, but {machine.library_version} was tuned",
             hint="tune with the nvidia-cublas that torch was installed with",
         )
 
 
 def read_validators(path: Path) -> Mapping[str, str]:
-    """Read the validators of a file that torch.cuda.tunable wrote. Raises InputError."""
+    """Return the validators of a file of torch.cuda.tunable. Raises InputError if it has none."""
     lines = read_text(path, hint=_HOW_TO_WRITE).splitlines()
     parts = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
     found = {part[1]: part[2].strip() for part in parts if len(part) == 3}
     if not found:
         raise InputError(
-            f"{path} has no line that begins with Validator,",
+            f"{path} has no line that starts with 'Validator,'",
             hint=_HOW_TO_WRITE,
         )
     return found
 
 
-def _line(product: TunedProduct) -> str:
+def _line(product: TunedGemm) -> str:
     seconds = product.winner_s
     known = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
     gemm = product.gemm
@@ -121,22 +121,22 @@ def solution(algorithm: Algorithm) -> str:
     return "_".join(["Gemm_Cublaslt", *(f"{name}_{number}" for name, number in numbers)])
 
 
-def _reasons(product: TunedProduct) -> Iterator[str]:
+def _reasons(product: TunedGemm) -> Iterator[str]:
     """Yield the properties of a GEMM that torch cannot express."""
     gemm = product.gemm
     kind = DATA_TYPES[gemm.dtype]
     if gemm.dtype not in _TYPES:
-        yield f"torch names products in {gemm.dtype} by their scales as well"
+        yield f"torch's names of GEMMs in {gemm.dtype} contain their scales"
     if gemm.epilogue not in _OPERATIONS:
-        yield f"torch does not tell {gemm.epilogue} from other epilogues"
+        yield f"torch's names of GEMMs do not contain the epilogue {gemm.epilogue}"
     if gemm.batch > 1 and gemm.epilogue != "none":
-        yield "torch has no batch with a bias"
+        yield "torch has no batched GEMM with a bias"
     if gemm.padding:
-        yield "it has padding"
+        yield "the GEMM has padding"
     if gemm.output != kind.outputs[0].name:
-        yield f"its output is {gemm.output}"
+        yield f"the output type is {gemm.output}"
     if gemm.accumulate != kind.accumulators[0]:
-        yield f"its sums are in {gemm.accumulate}"
+        yield f"the accumulation type is {gemm.accumulate}"
 
 
 def _version(text: str) -> tuple[int, ...] | None:

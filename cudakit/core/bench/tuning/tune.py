@@ -1,4 +1,4 @@
-"""Tuning: search the fastest algorithm for each GEMM of a Spec on one device."""
+"""Tuning: find the fastest algorithm for each GEMM of a Spec on one device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from statistics import median
 
 from cudakit.core.bench.case import Case, check_fit
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.pipeline import garbage_collection_off, no_progress, part_of
+from cudakit.core.bench.pipeline import garbage_collection_off, no_progress, sub_progress
 from cudakit.core.bench.plan import plan_cases
 from cudakit.core.bench.prepare import Progress
 from cudakit.core.bench.spec import GemmSpec
-from cudakit.core.bench.stats import dependence, median_interval
+from cudakit.core.bench.stats import autocorrelation_time, median_ci
 from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.core.bench.tuning.search import DEFAULT, Limits, Outcome, search
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
-from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct, Untuned
+from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, Untuned
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
@@ -29,26 +29,26 @@ from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# Long enough that events resolve 0.1 % of it, short enough for thousands of candidates.
+# The resolution of events is 0.1 % of this time, which is short enough for thousands of candidates.
 _SAMPLE_S = 2e-3
-# Shares of the time of a GEMM after which listing algorithms, and warming up, end.
+# Shares of the time limit of a GEMM at which the listing of algorithms and the warm-up end.
 _LISTED_BY, _WARM_BY = 0.15, 0.3
 
 _UNBLOCKED = (
-    "gaps between launches count: what is set in the environment keeps them from being hidden"
+    "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
-_NOT_SAID = Unavailable("the device does not say")
-_NO_FINAL = Unavailable("no other algorithm came into the final")
-_TOO_FEW = Unavailable("too few samples to be that sure")
-_NO_SAMPLE = Unavailable("there was nothing to compare it with")
+_NOT_REPORTED = Unavailable("the device does not report it")
+_NO_FINAL = Unavailable("no other algorithm reached the final")
+_TOO_FEW = Unavailable("too few samples for a confidence interval")
+_NO_SAMPLE = Unavailable("no other algorithm was measured")
 
 
 def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
-    """Return the machine that algorithms are tuned on or used on."""
+    """Return the device and library versions that algorithms are tuned for."""
     fields, versions = gpu.facts().fields, run_context.versions
     gpu_name, capability = (
         value if isinstance(value, Unavailable) else str(value)
-        for value in (fields.get(name, _NOT_SAID) for name in ("name", "compute_capability"))
+        for value in (fields.get(name, _NOT_REPORTED) for name in ("name", "compute_capability"))
     )
     with closing(gpu.blas("cublaslt")) as blas:
         return TunedMachine(
@@ -71,16 +71,16 @@ def tune(
     run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
-    """Search for the fastest algorithm of each GEMM; complete results in ``known`` are kept.
+    """Search for the fastest algorithm of each GEMM, except those with a complete search in ``known``.
 
-    An interrupt, which ``progress`` may raise, leaves what is found by then. Raises UsageError for a library
-    whose algorithms cannot be chosen, InputError for what does not fit in memory or was tuned on an unlike
-    machine, Unsupported where nothing can be tuned, and what the device raises.
+    ``progress`` may raise KeyboardInterrupt: the result then has the searches so far. Raises UsageError for a
+    library other than cublaslt, InputError if a GEMM does not fit in memory or ``known`` is of another
+    machine, Unsupported if no GEMM can be tuned, and the errors of the device.
     """
     if spec.library != "cublaslt" or spec.baselines:
         raise UsageError(
-            "only algorithms of cublaslt can be chosen, and nothing else takes part",
-            hint="leave out --library and --vs",
+            "--tune supports only the algorithms of cublaslt, and no baselines",
+            hint="remove --library and --vs",
         )
     begin_ns = now_ns()
     run_context = run_context or RunContext()
@@ -89,7 +89,7 @@ def tune(
     session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
-    kept = known.products_on(machine) if known else {}
+    kept = known.entries_for(machine) if known else {}
     complete = session.tune_all(cases, {key: p for key, p in kept.items() if _is_done(p)}, progress)
     others = {key: product for key, product in kept.items() if key not in session.products}
     return Tuned(
@@ -103,45 +103,45 @@ def tune(
     )
 
 
-def _is_done(product: TunedProduct) -> bool:
+def _is_done(product: TunedGemm) -> bool:
     return product.stopped != "interrupted"
 
 
 class _Session:
-    """The results so far."""
+    """The searches of one command, and their results so far."""
 
     def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, unblocked: bool) -> None:
-        self.products: dict[object, TunedProduct] = {}
+        self.products: dict[object, TunedGemm] = {}
         self.untuned: list[Untuned] = []
-        self._refusals: list[Unsupported] = []
+        self._unsupported: list[Unsupported] = []
         self._spec, self._gpu, self._limits, self._unblocked = spec, gpu, limits, unblocked
 
     def tune_all(
         self, cases: Mapping[Gemm, Case], kept: Iterable[object], progress: Progress
     ) -> bool:
-        """Tune the missing GEMMs; return whether all were tuned."""
+        """Tune the GEMMs that are not in ``kept``; return whether all were tuned."""
         missing = [gemm for gemm in cases if (gemm, self._spec.settings) not in kept]
         try:
             with closing(Timer(self._gpu)) as timer:
                 for at, gemm in enumerate(missing):
-                    part = _titled(part_of(progress, at, len(missing)), cases[gemm].title)
+                    part = _titled(sub_progress(progress, at, len(missing)), cases[gemm].title)
                     if self._tune_one(timer, gemm, self._method(cases[gemm].method), part):
                         return False
         except KeyboardInterrupt:
             if not self.products:
                 raise
             return False
-        if self._refusals and not self.products and not kept:
-            raise self._refusals[0]
+        if self._unsupported and not self.products and not kept:
+            raise self._unsupported[0]
         return True
 
     def _tune_one(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
         """Tune a GEMM; return whether the user interrupted it."""
         try:
             found = self._search(timer, gemm, method, progress)
-        except Unsupported as refusal:
-            self._refusals.append(refusal)
-            self.untuned.append(Untuned(gemm, refusal.message, wrong=False))
+        except Unsupported as reason:
+            self._unsupported.append(reason)
+            self.untuned.append(Untuned(gemm, reason.message, wrong=False))
             return False
         if isinstance(found, Untuned):
             self.untuned.append(found)
@@ -151,7 +151,7 @@ class _Session:
 
     def _search(
         self, timer: Timer, gemm: Gemm, method: Method, progress: Progress
-    ) -> TunedProduct | Untuned:
+    ) -> TunedGemm | Untuned:
         spec, limits, begin_s = self._spec, self._limits, timer.now_s()
 
         def is_over(share: float) -> bool:
@@ -164,8 +164,10 @@ class _Session:
         trials = AlgorithmTrials(timer, workload, method, found.algorithms, seed=spec.seed)
         with closing(trials), garbage_collection_off():
             if not trials.verify(DEFAULT):
-                why = trials.verifications[DEFAULT].detail or "an error beyond rounding"
-                return Untuned(gemm, f"the library's own choice computes wrong values: {why}", True)
+                why = trials.verifications[DEFAULT].detail or "the error exceeds that of rounding"
+                return Untuned(
+                    gemm, f"the library's default algorithm computes wrong values: {why}", True
+                )
             trials.warm_up(partial(is_over, _WARM_BY), partial(progress, "warming up"))
             outcome = search(
                 trials,
@@ -185,7 +187,7 @@ class _Session:
         return replace(
             method,
             rounds=1,
-            # In virtual time a mean gains nothing.
+            # In virtual time a mean is no more precise than one execution.
             sample_s=0.0 if self._gpu.simulated else _SAMPLE_S,
             warmup_s=0.0 if self._gpu.simulated else method.warmup_s,
             blocker=method.blocker and not self._unblocked,
@@ -195,7 +197,7 @@ class _Session:
 
 
 def _titled(progress: Progress, title: str) -> Progress:
-    """Prefix every stage with a title."""
+    """Return a Progress that prefixes every stage with a title."""
     return lambda stage, fraction: progress(f"{title}: {stage}", fraction)
 
 
@@ -206,11 +208,11 @@ def _tuned_product(
     found: Candidates,
     trials: AlgorithmTrials,
     outcome: Outcome,
-) -> TunedProduct:
-    """Combine what was asked, found and measured."""
+) -> TunedGemm:
+    """Return the result for one GEMM."""
     default_s = trials.times_s(DEFAULT, outcome.rounds)
     winner_s = trials.times_s(outcome.winner, outcome.rounds)
-    return TunedProduct(
+    return TunedGemm(
         gemm=gemm,
         shape=spec.shapes.get(gemm, ""),
         settings=spec.settings,
@@ -247,4 +249,4 @@ def _median(times_s: tuple[float, ...]) -> float | Unavailable:
 
 
 def _interval(times_s: tuple[float, ...]) -> tuple[float, float] | Unavailable:
-    return median_interval(times_s, dependence=dependence(times_s)) if times_s else _NO_SAMPLE
+    return median_ci(times_s, correlation=autocorrelation_time(times_s)) if times_s else _NO_SAMPLE

@@ -1,4 +1,4 @@
-"""Alloc: how long it takes to allocate memory and to free it again, by allocator and size."""
+"""Alloc: the time to allocate and free memory, by allocator and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocSpec, Opener
+from cudakit.core.bench.spec import DRIVER_ALLOCATORS, Allocator, AllocatorFactory, AllocSpec
 from cudakit.core.bench.workload import PreparedLatency, Verification
 from cudakit.gpu.api import LEGACY, Backing, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
@@ -21,7 +21,7 @@ _WORD_BYTES = 4
 
 
 def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case for each allocator and size."""
+    """Return a case per allocator and size."""
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     sizes_bytes = spec.sizes_bytes or usual
     return tuple(
@@ -31,32 +31,33 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     )
 
 
-def _openers(spec: AllocSpec) -> dict[str, Opener]:
-    """Return the makers of the requested allocators, by name."""
-    known = {**_OF_DRIVER, **spec.others}
+def _openers(spec: AllocSpec) -> dict[str, AllocatorFactory]:
+    """Return the factories of the requested allocators by name."""
+    known = {**_DRIVER_ALLOCATORS, **spec.others}
     return {name: known[name] for name in spec.allocators or known}
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
     on_device = workload.allocator != "pinned"
-    # Other allocators may cache freed blocks: one for the stream of the samples, one for that of the check.
-    keeps = workload.allocator not in DRIVER_ALLOCATORS
+    # Other allocators may cache two freed blocks: of the stream of the samples, and of the stream of the
+    # check.
+    caches = workload.allocator not in DRIVER_ALLOCATORS
     return Case(
         workload,
         spec.method("call", "hot"),
         size_bytes=workload.size_bytes,
-        buffers=int(on_device) + int(keeps),
+        buffers=int(on_device) + int(caches),
         host_bytes=0 if on_device else workload.size_bytes,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """An allocation of a size and its free, by one allocator."""
+    """An allocation and its free by one allocator."""
 
     allocator: str
     size_bytes: int
-    open: Opener
+    open: AllocatorFactory
     name: str = "alloc"
 
     @property
@@ -68,44 +69,44 @@ class Alloc:
 
 
 class PreparedAlloc(PreparedLatency):
-    """An allocator, and kernels that check that its blocks are memory."""
+    """An allocator, and the kernels that verify that its blocks are usable."""
 
     def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
         super().__init__()
         self._gpu, self._allocator, self._size_bytes = gpu, allocator, size_bytes
-        self.owned.callback(allocator.close)
-        self._kernels = self.owned.enter_context(closing(Bandwidth(gpu)))
-        self._compare = self.owned.enter_context(closing(Compare(gpu)))
+        self.cleanup.callback(allocator.close)
+        self._kernels = self.cleanup.enter_context(closing(Bandwidth(gpu)))
+        self._compare = self.cleanup.enter_context(closing(Compare(gpu)))
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
 
     def verify(self) -> Verification:
-        """Write to an allocation and read it back."""
+        """Write to an allocation, and read it back."""
         size_bytes = self._size_bytes // WIDTH_BYTES * WIDTH_BYTES
         words = size_bytes // _WORD_BYTES
         ptr = self._allocator.alloc(self._size_bytes, LEGACY)
         try:
             self._kernels.write(ptr, _WORD, size_bytes, LEGACY)
-            wrong = self._compare.count_unlike(ptr, _WORD, size_bytes, LEGACY)
+            wrong = self._compare.count_not_equal(ptr, _WORD, size_bytes, LEGACY)
         finally:
             self._allocator.free(ptr, LEGACY)
             self._gpu.sync()
-        detail = f"{wrong} of {words} words are not what was written there" if wrong else ""
-        return Verification(not wrong, wrong / max(words, 1), 0.0, "what was written there", detail)
+        detail = f"{wrong} of {words} words read back differ" if wrong else ""
+        return Verification(not wrong, wrong / max(words, 1), 0.0, "the words written", detail)
 
 
-class _OfGpu:
-    """An allocator without a cache."""
+class _Uncached:
+    """An allocator that caches nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     def close(self) -> None:
-        """Do nothing: there is no cache."""
+        """Do nothing."""
 
 
-class Driver(_OfGpu):
+class Driver(_Uncached):
     """Device memory, synchronous (cuMemAlloc)."""
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
@@ -115,7 +116,7 @@ class Driver(_OfGpu):
         self._gpu.free(ptr)
 
 
-class StreamOrdered(_OfGpu):
+class StreamOrdered(_Uncached):
     """Device memory from the driver's pool (cuMemAllocAsync).
 
     By default the pool releases its memory at a synchronization (CUDA Driver API,
@@ -129,7 +130,7 @@ class StreamOrdered(_OfGpu):
         self._gpu.free(ptr, stream)
 
 
-class Pinned(_OfGpu):
+class Pinned(_Uncached):
     """Pinned host memory (cuMemHostAlloc)."""
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
@@ -139,8 +140,8 @@ class Pinned(_OfGpu):
         self._gpu.host_free(ptr)
 
 
-class Virtual(_OfGpu):
-    """Device memory created and mapped at a reserved address (cuMemCreate, cuMemMap).
+class Virtual(_Uncached):
+    """Device memory that is created and mapped to a reserved address (cuMemCreate, cuMemMap).
 
     Sizes are rounded up to the mapping granularity.
     """
@@ -169,6 +170,6 @@ class Virtual(_OfGpu):
         self._gpu.unreserve(ptr, whole)
 
 
-_OF_DRIVER: MappingProxyType[str, Opener] = MappingProxyType(
+_DRIVER_ALLOCATORS: MappingProxyType[str, AllocatorFactory] = MappingProxyType(
     {"driver": Driver, "stream-ordered": StreamOrdered, "pinned": Pinned, "virtual": Virtual}
 )

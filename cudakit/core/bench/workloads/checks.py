@@ -12,76 +12,76 @@ import numpy.typing as npt
 from cudakit.core.bench.workload import Verification, verification
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.elements import FP32
-from cudakit.kernels.bandwidth import SOUGHT
+from cudakit.kernels.bandwidth import SENTINEL
 from cudakit.kernels.compare import Compare
 
-# The byte that poisons outputs: as fp32 it is NaN.
+# Outputs are filled with this byte before a run; as fp32 it is NaN.
 POISON = 0xFF
 _POISONED_WORD = 0xFFFFFFFF
 _WORD_BYTES = 4
 _SAMPLED = 4096
-# A fused result is rounded once, by at most half a unit in the last place.
+# A fused multiply-add is rounded once, by at most half a unit in the last place.
 _ROUNDING = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """One buffer set: what is written, and what is read."""
+    """One buffer set: the written buffer and the read ones."""
 
     to: Ptr
     sources: tuple[Ptr, ...]
 
 
-# Checks the target of a buffer set, given the size of its buffers and the seed, and synchronizes.
+# Checks the written buffer, given the size of the buffers and the seed; synchronizes the device.
 Check: TypeAlias = Callable[[Compare, Buffers, int, int], Verification]
 
 
 def check_copy(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Compare every word with its source."""
     wrong = compare.count_different(at.to, at.sources[0], size_bytes, LEGACY)
-    return _of_words(wrong, size_bytes // _WORD_BYTES, "the source, every word")
+    return _compare_words(wrong, size_bytes // _WORD_BYTES, "all words of the source")
 
 
 def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-    """Check that the reader found the value in the last place."""
-    missed = compare.count_unlike(at.to, SOUGHT, _WORD_BYTES, LEGACY)
-    detail = "what the last place holds was not read" if missed else ""
-    return verification(float(missed), 0.0, "what the last place holds", detail)
+    """Check that the kernel found the sentinel at the end of the buffer."""
+    missed = compare.count_not_equal(at.to, SENTINEL, _WORD_BYTES, LEGACY)
+    detail = "the end of the buffer was not read" if missed else ""
+    return verification(float(missed), 0.0, "a sentinel at the end", detail)
 
 
 def check_write(word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
     def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-        wrong = compare.count_unlike(at.to, word, size_bytes, LEGACY)
-        return _of_words(wrong, size_bytes // _WORD_BYTES, "the word written, every word")
+        wrong = compare.count_not_equal(at.to, word, size_bytes, LEGACY)
+        return _compare_words(wrong, size_bytes // _WORD_BYTES, "the word written, all words")
 
     return check
 
 
 def check_linear(factors: Sequence[float]) -> Check:
-    """Return a check of a sample against a linear combination in fp64, and of all for unwritten values."""
+    """Return a check of a sample of values with fp64, and of all values for being written."""
 
     def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:
         words = size_bytes // _WORD_BYTES
-        places = _places(words, seed)
-        values = compare.sample(at.to, FP32, places, LEGACY)
-        read = (compare.sample(source, FP32, places, LEGACY) for source in at.sources)
+        indices = _sample_indices(words, seed)
+        values = compare.sample(at.to, FP32, indices, LEGACY)
+        read = (compare.sample(source, FP32, indices, LEGACY) for source in at.sources)
         expected = sum(f * x for f, x in zip(factors, read, strict=True))
-        unwritten = words - compare.count_unlike(at.to, _POISONED_WORD, size_bytes, LEGACY)
+        unwritten = words - compare.count_not_equal(at.to, _POISONED_WORD, size_bytes, LEGACY)
         detail = f"{unwritten} of {words} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
-        return verification(error, _ROUNDING, f"fp64, {len(places)} values", detail)
+        return verification(error, _ROUNDING, f"fp64, {len(indices)} values", detail)
 
     return check
 
 
-def _of_words(wrong: int, words: int, against: str) -> Verification:
+def _compare_words(wrong: int, words: int, against: str) -> Verification:
     detail = f"{wrong} of {words} words are wrong" if wrong else ""
     return verification(wrong / words, 0.0, against, detail)
 
 
-def _places(count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Choose random places, including the first and the last."""
+def _sample_indices(count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return random indices with the first and the last one."""
     inner = np.random.default_rng(seed).integers(0, count, min(_SAMPLED, count) - 2)
     return np.unique(np.concatenate((np.array([0, count - 1]), inner)))

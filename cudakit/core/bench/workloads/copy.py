@@ -1,4 +1,4 @@
-"""Copy: how fast the driver copies, between host and device, within the device, and to other devices."""
+"""Copy: the rate of the driver's copies between host and device, within the device, and between devices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.l2_cache import MOST_SETS, is_cold, l2_size_bytes
+from cudakit.core.bench.l2_cache import MAX_SETS, is_cold, l2_size_bytes
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
 from cudakit.core.bench.workload import (
     Verification,
-    owned_event,
-    owned_memory,
-    owned_stream,
+    allocate,
+    create_event,
+    create_stream,
     worst,
 )
 from cudakit.core.bench.workloads.checks import POISON, Buffers, check_copy
@@ -28,12 +28,12 @@ from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Peers, Ptr, Stream
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 
-Place: TypeAlias = Literal["device", "host", "pageable", "peer"]
+Location: TypeAlias = Literal["device", "host", "pageable", "peer"]
 Access: TypeAlias = Literal["direct", "staged"]
 
-# Memory that kernels may not access: it is checked through a staging buffer.
+# Memory that kernels may not access. It is verified through a staging buffer in device memory.
 _INACCESSIBLE = ("pageable", "peer")
-# Fills the staging buffer before the copy: neither poison nor random bits.
+# The value of the staging buffer before a copy; it is neither poison nor random bits.
 _STAGING_FILL = 0x5A
 _ALIGNMENT_BYTES = 16
 
@@ -41,8 +41,8 @@ _SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20)
 _BLOCK_BYTES = 16  # of random bits
 
-# Sources and targets of each direction; the routes of one row run concurrently.
-_ROUTES: Mapping[str, tuple[tuple[Place, Place], ...]] = {
+# Source and target of each copy of a direction; copies of one direction run concurrently.
+_ROUTES: Mapping[str, tuple[tuple[Location, Location], ...]] = {
     "h2d": (("host", "device"),),
     "d2h": (("device", "host"),),
     "both": (("host", "device"), ("device", "host")),
@@ -55,13 +55,13 @@ _ROUTES: Mapping[str, tuple[tuple[Place, Place], ...]] = {
 
 
 class _LinkedDevice(DeviceInfo, Peers, Protocol):
-    """A device whose links to other devices are asked for."""
+    """A device with queries of its links to other devices."""
 
 
 def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
-    """Return a case for each direction and size, and each peer.
+    """Return a case per direction, size and other device.
 
-    Raises Unsupported if copies to a peer are requested and there is none.
+    Raises Unsupported if copies to other devices are requested and CUDA has one device only.
     """
     usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     l2_bytes = l2_size_bytes(gpu.facts().fields)
@@ -73,17 +73,17 @@ def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
 
 
 def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
-    """Yield the copies of each direction, without a size."""
-    others = peers(gpu)
+    """Yield the copies of each direction, with size 0."""
+    others = other_devices(gpu)
     for direction in spec.directions or _usual_directions(spec.mode):
-        if "peer" not in _places(direction):
+        if "peer" not in _locations(direction):
             yield Copy(direction, 0)
         elif spec.directions and not others:
             raise Unsupported(
-                f"copies to another GPU ({direction}) were asked for, and CUDA shows one GPU only",
-                hint="CUDA_VISIBLE_DEVICES may hide others: cudakit devices shows them all",
+                f"--directions {direction} needs two GPUs, but CUDA has only one",
+                hint="CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
             )
-        for peer, access in others.items() if "peer" in _places(direction) else ():
+        for peer, access in others.items() if "peer" in _locations(direction) else ():
             yield Copy(direction, 0, peer, access)
 
 
@@ -92,8 +92,8 @@ def _usual_directions(mode: Mode | None) -> Iterator[str]:
 
 
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
-    places, size_bytes = _places(copy.direction), copy.size_bytes
-    buffers = places.count("device")
+    locations, size_bytes = _locations(copy.direction), copy.size_bytes
+    buffers = locations.count("device")
     moved = buffers * size_bytes
     cache = spec.cache or _usual_cache(copy.direction, moved, l2_bytes)
     return Case(
@@ -105,38 +105,39 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
             link="peer" if copy.access == "direct" else "host",
         ),
         size_bytes,
-        buffers + int(not set(places).isdisjoint(_INACCESSIBLE)),
-        host_bytes=(places.count("host") + places.count("pageable")) * size_bytes,
+        buffers + int(not set(locations).isdisjoint(_INACCESSIBLE)),
+        host_bytes=(locations.count("host") + locations.count("pageable")) * size_bytes,
     )
 
 
 def _usual_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
-    """Return the default cache state: cold within the device, since a link is slower than memory.
+    """Return the default L2 state: cold for copies within the device; a link is slower than memory anyway.
 
-    Copies too small to fill the cache with any number of buffers take as long as a call, cold or hot.
+    The state is hot if copies are so small that no number of buffers fills the cache: their time is that of
+    the call.
     """
-    can_be_cold = is_cold(MOST_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
+    can_be_cold = is_cold(MAX_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
     return "rotate" if direction == "d2d" and can_be_cold else "hot"
 
 
 def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
-    """Return the method: host time for copies that block the host, and no blocking kernel for them.
+    """Return the method of a copy, without a blocking kernel if the copy may block the host.
 
-    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"); copies that
+    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies that
     the driver stages between two devices may block it.
     """
-    pageable = "pageable" in _places(copy.direction)
+    pageable = "pageable" in _locations(copy.direction)
     method = spec.method(spec.mode or ("host" if pageable else "isolated"), cache, fill="bits")
     return replace(method, blocker=False) if pageable or copy.access == "staged" else method
 
 
-def _places(direction: str) -> list[Place]:
-    return [place for route in _ROUTES[direction] for place in route]
+def _locations(direction: str) -> list[Location]:
+    return [location for route in _ROUTES[direction] for location in route]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies of a size in one direction, or in two at once; ``peer`` is the other device, if any."""
+    """Copies of a size in one direction, or in two at the same time; ``peer`` is the other device, if any."""
 
     direction: str
     size_bytes: int
@@ -156,7 +157,7 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class _Buffer:
     ptr: Ptr
-    place: Place
+    location: Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class _Route:
 
 
 class PreparedCopy:
-    """Buffers on both sides, and a second stream for concurrent copies."""
+    """The buffers of a copy, and a second stream for concurrent copies."""
 
     operations = 0
 
@@ -174,13 +175,13 @@ class PreparedCopy:
         self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
         self._ends = _ROUTES[copy.direction]
         self._sets: list[tuple[_Route, ...]] = []
-        with ExitStack() as owned:
-            self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._aside = owned_stream(gpu, owned)
-            self._fork, self._join = owned_event(gpu, owned), owned_event(gpu, owned)
-            self._places = Places(gpu, copy.size_bytes, owned, copy.peer)
+        with ExitStack() as cleanup:
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._second_stream = create_stream(gpu, cleanup)
+            self._fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
+            self._buffers = CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
             self.rotate(1)
-            self._places.owned = self._owned = owned.pop_all()
+            self._buffers.cleanup = self._cleanup = cleanup.pop_all()
 
     @property
     def footprint_bytes(self) -> int:
@@ -202,12 +203,12 @@ class PreparedCopy:
         route, *others = self._sets[index % len(self._sets)]
         if others:
             gpu.record(self._fork, stream)
-            gpu.wait(self._aside, self._fork)
+            gpu.wait(self._second_stream, self._fork)
         gpu.copy(route.to.ptr, route.source.ptr, size_bytes, stream)
         for other in others:
-            gpu.copy(other.to.ptr, other.source.ptr, size_bytes, self._aside)
+            gpu.copy(other.to.ptr, other.source.ptr, size_bytes, self._second_stream)
         if others:
-            gpu.record(self._join, self._aside)
+            gpu.record(self._join, self._second_stream)
             gpu.wait(stream, self._join)
 
     def verify(self) -> Verification:
@@ -216,19 +217,23 @@ class PreparedCopy:
         return verification
 
     def close(self) -> None:
-        self._owned.close()
+        self._cleanup.close()
 
     def _routes(self) -> Iterator[_Route]:
         return (route for routes in self._sets for route in routes)
 
     def _check(self, route: _Route) -> Verification:
-        # At most one of the two is inaccessible, so one staging buffer suffices.
-        to, source = (self._places.visible(end.ptr, end.place) for end in (route.to, route.source))
+        # At most one of the two buffers is inaccessible, so one staging buffer suffices.
+        to, source = (
+            self._buffers.device_readable(end.ptr, end.location) for end in (route.to, route.source)
+        )
         return check_copy(self._compare, Buffers(to, (source,)), self._size_bytes, self._seed)
 
-    def _route(self, fill: Fill, number: int, from_: Place, to: Place) -> _Route:
-        source, target = (_Buffer(self._places.malloc(place), place) for place in (from_, to))
-        # Random bits are generated in device memory, which each route has.
+    def _route(self, fill: Fill, number: int, from_: Location, to: Location) -> _Route:
+        source, target = (
+            _Buffer(self._buffers.malloc(location), location) for location in (from_, to)
+        )
+        # Random bits are generated in device memory, where each copy has a buffer.
         made = source if from_ == "device" else target
         blocks = -(-self._size_bytes // _BLOCK_BYTES)
         fill.bits(made.ptr, blocks, LEGACY, seed=self._seed, sequence=number)
@@ -241,12 +246,12 @@ class PreparedCopy:
 
     def _poison(self, routes: Iterable[_Route]) -> None:
         for route in routes:
-            self._places.poison(route.to.ptr, route.to.place)
+            self._buffers.poison(route.to.ptr, route.to.location)
         self._gpu.sync()
 
 
-def peers(gpu: _LinkedDevice) -> dict[int, Access]:
-    """Return the ordinals of the other devices, and whether copies to them are direct or staged."""
+def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
+    """Return the index of each other device, and whether copies to it are direct or staged."""
     own, found = gpu.facts().index, dict[int, Access]()
     for ordinal in count():
         if ordinal == own:
@@ -257,49 +262,49 @@ def peers(gpu: _LinkedDevice) -> dict[int, Access]:
             if error.name != "CUDA_ERROR_INVALID_DEVICE":
                 raise
             return found
-    raise AssertionError("devices without end")
+    raise AssertionError("unreachable: count() does not end")
 
 
-class Places:
-    """Buffers of one size, in every place; ``owned`` frees them. No method waits for the device."""
+class CopyBuffers:
+    """Buffers of one size in all locations, which ``cleanup`` frees. No method waits for the device."""
 
-    def __init__(self, gpu: Gpu, size_bytes: int, owned: ExitStack, peer: int | None) -> None:
-        self.owned = owned
+    def __init__(self, gpu: Gpu, size_bytes: int, cleanup: ExitStack, peer: int | None) -> None:
+        self.cleanup = cleanup
         self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
         self._staging: Ptr | None = None
 
-    def malloc(self, place: Place) -> Ptr:
+    def malloc(self, location: Location) -> Ptr:
         """Allocate a buffer."""
         gpu, peer = self._gpu, self._peer
         size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        if place == "peer" and peer is not None:
+        if location == "peer" and peer is not None:
             ptr = gpu.peer_malloc(peer, size_bytes)
-            self.owned.callback(gpu.peer_free, peer, ptr)
+            self.cleanup.callback(gpu.peer_free, peer, ptr)
             return ptr
-        if place == "device":
-            return owned_memory(gpu, self.owned, size_bytes)
-        ptr = gpu.host_malloc(size_bytes, pinned=place != "pageable")
-        self.owned.callback(gpu.host_free, ptr)
+        if location == "device":
+            return allocate(gpu, self.cleanup, size_bytes)
+        ptr = gpu.host_malloc(size_bytes, pinned=location != "pageable")
+        self.cleanup.callback(gpu.host_free, ptr)
         return ptr
 
-    def poison(self, ptr: Ptr, place: Place) -> None:
+    def poison(self, ptr: Ptr, location: Location) -> None:
         """Poison a buffer; copies to the host must have finished."""
         gpu, size_bytes = self._gpu, self._size_bytes
-        if place in ("host", "pageable"):
+        if location in ("host", "pageable"):
             np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
-        elif place == "peer":
+        elif location == "peer":
             staging = self._fill_staging(POISON)
             gpu.copy(ptr, staging, size_bytes, LEGACY)
         else:
             gpu.fill(ptr, POISON, size_bytes, LEGACY)
 
-    def visible(self, ptr: Ptr, place: Place) -> Ptr:
-        """Return an address where kernels can read a buffer, valid until the next call.
+    def device_readable(self, ptr: Ptr, location: Location) -> Ptr:
+        """Return an address where kernels can read the content of a buffer until the next call.
 
-        Kernels access pinned host memory by its own address (CUDA C++ Programming Guide, "Unified Virtual
-        Address Space").
+        Kernels can access pinned host memory by its host address (CUDA C++ Programming Guide, "Unified
+        Virtual Address Space").
         """
-        if place not in _INACCESSIBLE:
+        if location not in _INACCESSIBLE:
             return ptr
         staging = self._fill_staging(_STAGING_FILL)
         self._gpu.copy(staging, ptr, self._size_bytes, LEGACY)

@@ -1,4 +1,4 @@
-"""GEMM: one matrix product, as a library computes it, on random data."""
+"""GEMM: one matrix multiplication by a library."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from cudakit.gpu.api.gemm import (
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# The parameters of an algorithm besides its id, in the order shown.
+# The parameters of an algorithm besides its id, in the order of reports.
 _NUMBERS = ("tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner", "cluster")
 
-# Launches take the host so long that the device would idle for much of a shorter sample.
+# In much shorter samples the device would idle, because launches by the host are slow.
 _SAMPLE_S = 10e-3
-# A power limit needs this long to take effect.
-_LEAST_S = 2.0
-# Five steps of the energy counter of an H200, each of which is read a few milliseconds late.
+# A power limit needs this time to take effect.
+_MIN_S = 2.0
+# Five updates of the energy counter of an H200, each of which is read a few milliseconds late.
 _ENERGY_S = 0.5
 _EDGE = 256
 _AXES = ("dtype", "m", "n", "k", "layout")
 
 
 def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case for each GEMM."""
+    """Return a case per GEMM."""
     fields = gpu.facts().fields
     return tuple(_case(spec, gemm, fields) for gemm in spec.gemms)
 
@@ -72,37 +72,37 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
 
 def _method(spec: GemmSpec) -> Method:
     method = spec.method(spec.mode, spec.cache, fill=spec.fill)
-    if spec.rule.min_time_s == Rule().min_time_s:  # not given
-        least_s = max(spec.rule.min_time_s, min(_LEAST_S, spec.rule.timeout_s / 2))
-        method = replace(method, rule=replace(spec.rule, min_time_s=least_s))
+    if spec.rule.min_time_s == Rule().min_time_s:  # the default
+        min_s = max(spec.rule.min_time_s, min(_MIN_S, spec.rule.timeout_s / 2))
+        method = replace(method, rule=replace(spec.rule, min_time_s=min_s))
     energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0
     return replace(method, sample_s=_SAMPLE_S, energy_s=energy_s)
 
 
 def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
-    """Return the bytes of one buffer set and one workspace for each library."""
+    """Return the bytes of one buffer set and one workspace per library."""
     libraries = 1 + len(spec.baselines)
     return libraries * (operand_bytes(gemm) + spec.settings.workspace_bytes)
 
 
 def _fitting(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
-    """Describe the largest cube that fits, rounded down."""
+    """Describe the largest square GEMM that fits, rounded down."""
     low, high = 0, max(gemm.m, gemm.n, gemm.k)
     while high - low > 1:
         edge = (low + high) // 2
         fits = _needed_bytes(spec, replace(gemm, m=edge, n=edge, k=edge)) <= usable_bytes
         low, high = (edge, high) if fits else (low, edge)
     if not low:
-        return "a smaller batch, or less workspace,"
+        return "a smaller --batch or --workspace"
     batch = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
-    return f"a cube of {low // _EDGE * _EDGE or low}{batch}"
+    return f"a shape of {low // _EDGE * _EDGE or low}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
 class GemmWorkload:
-    """A GEMM by one library, with the algorithm that it chooses or a given one.
+    """A GEMM by one library, with its default or a given algorithm.
 
-    Two workloads of the same GEMM and seed have the same data, each in buffers of its own.
+    Two workloads with the same GEMM and seed have equal data in separate buffers.
     """
 
     gemm: Gemm
@@ -117,12 +117,12 @@ class GemmWorkload:
         return gemm_axes(self.gemm)
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedGemm:
-        """Raises Unsupported, before anything is allocated, for a GEMM that the library does not offer."""
+        """Raise Unsupported, before any allocation, for a GEMM that the library does not support."""
         return PreparedGemm(gpu, self, seed)
 
 
 def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
-    """Return the axes of a GEMM; defaults are left out."""
+    """Return the axes of a GEMM, without those that have their default value."""
     kind = DATA_TYPES[gemm.dtype]
     axes: dict[str, Axis] = {name: getattr(gemm, name) for name in _AXES}
     usual = {
@@ -138,26 +138,26 @@ def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
 
 
 class PreparedGemm:
-    """A GEMM that is ready to run, its operands, and the check of its output."""
+    """A GEMM that is ready to run, its operands, and the check of its results."""
 
     def __init__(self, gpu: Gpu, workload: GemmWorkload, seed: int) -> None:
         self._gpu, self._workload, self._seed = gpu, workload, seed
         self._made: list[OperandSets] = []
         self._sets: list[OperandSet] = []
         gemm, settings = workload.gemm, workload.settings
-        with ExitStack() as owned:
-            blas = owned.enter_context(closing(gpu.blas(workload.library)))
-            self._multiplication = owned.enter_context(
+        with ExitStack() as cleanup:
+            blas = cleanup.enter_context(closing(gpu.blas(workload.library)))
+            self._plan = cleanup.enter_context(
                 closing(blas.prepare(gemm, settings, workload.algorithm))
             )
             self._version = blas.version
-            self._checker = owned.enter_context(
+            self._checker = cleanup.enter_context(
                 closing(Checker(gpu, gemm, settings, fill=workload.fill, seed=seed))
             )
-            self._owned = owned
+            self._cleanup = cleanup
             self.rotate(1)
             self._try()
-            self._owned = owned.pop_all()
+            self._cleanup = cleanup.pop_all()
 
     @property
     def footprint_bytes(self) -> int:
@@ -173,20 +173,20 @@ class PreparedGemm:
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
-        """The algorithm in use, if the library reports it."""
-        return self._multiplication.algorithm
+        """The algorithm, if the library reports it."""
+        return self._plan.algorithm
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """Library, workspace and algorithm, for the record of the result."""
+        """Library, workspace and algorithm, which the result records."""
         chosen = self.algorithm
-        algorithm = chosen.reason if isinstance(chosen, Unavailable) else algorithm_words(chosen)
+        algorithm = chosen.reason if isinstance(chosen, Unavailable) else describe_algorithm(chosen)
         return {
             "library": self._workload.library,
             "version": self._version,
             "workspace_bytes": self._workload.settings.workspace_bytes,
-            "asked": asked_words(self._workload.settings),
-            **self._multiplication.settings,
+            "asked": describe_settings(self._workload.settings),
+            **self._plan.settings,
             "algorithm": algorithm,
         }
 
@@ -194,7 +194,7 @@ class PreparedGemm:
         gpu, workload, missing = self._gpu, self._workload, sets - len(self._sets)
         if missing <= 0:
             return
-        made = make_operands(gpu, workload.gemm, missing, self._owned)
+        made = make_operands(gpu, workload.gemm, missing, self._cleanup)
         with closing(Fill(gpu)) as fill:
             fill_operands(fill, made, workload.fill, seed=self._seed, number=len(self._made))
             self._checker.poison(made)
@@ -203,7 +203,7 @@ class PreparedGemm:
         self._sets.extend(made[number] for number in range(len(made)))
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        self.enqueue_by(self._multiplication, stream, index)
+        self.enqueue_by(self._plan, stream, index)
 
     def enqueue_by(self, plan: GemmPlan, stream: Stream, index: int) -> None:
         """Enqueue another plan of the same GEMM on a buffer set."""
@@ -217,18 +217,18 @@ class PreparedGemm:
         return verification
 
     def close(self) -> None:
-        self._owned.close()
+        self._cleanup.close()
 
     def _try(self) -> None:
-        """Compute once: some libraries refuse a GEMM, or load its kernels, only then."""
+        """Compute once: some libraries only then report that a GEMM is unsupported, or load its kernels."""
         self.enqueue(LEGACY, 0)
         self._gpu.sync()
         self._checker.poison(self._made[0])
         self._gpu.sync()
 
 
-def asked_words(settings: GemmSettings) -> str:
-    """Describe the settings that differ from the default."""
+def describe_settings(settings: GemmSettings) -> str:
+    """Describe the settings that differ from their default."""
     asked = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,
@@ -237,8 +237,8 @@ def asked_words(settings: GemmSettings) -> str:
     return ", ".join(words for words, wanted in asked.items() if wanted)
 
 
-def algorithm_words(algorithm: Algorithm) -> str:
-    """Describe an algorithm: ``id 66, tile 20, stages 35``; parameters that are 0 are left out."""
+def describe_algorithm(algorithm: Algorithm) -> str:
+    """Describe an algorithm by its parameters that are not 0: ``id 66, tile 20, stages 35``."""
     numbers = ((name, getattr(algorithm, name)) for name in _NUMBERS)
     words = (f"{name.replace('_', '-')} {value}" for name, value in numbers if value)
     return ", ".join((f"id {algorithm.id}", *words))

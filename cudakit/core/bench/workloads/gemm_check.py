@@ -1,17 +1,20 @@
-"""The check of a GEMM: a sample of its output against fp64, all of it for unwritten values.
+"""The check of a GEMM: a sample of D is compared with fp64, and all of D is checked for unwritten values.
 
 The sample is the intersection of some rows and columns, so that only these rows of A and columns of B are
-read. Rows and columns are spread evenly, at a random place in each of equal parts, including the first and
-the last: tiles of the usual sizes are all covered.
+read. One row is chosen at random in each of equal parts, and the first and the last row; columns likewise. So
+all tiles of the usual sizes are sampled.
 
-Errors are relative Frobenius norms over the elements that are looked at. Of sums of k terms of mean zero,
-each addition rounded to nearest with unit roundoff u, the error grows as the root of k times u (N. J. Higham
-and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019, and
-"Sharper probabilistic backward error analysis for basic linear algebra kernels with random data", 42(5),
-2020); of terms that are all alike, as k times u (N. J. Higham, "Accuracy and Stability of Numerical
-Algorithms", 2nd ed., section 4.2). Tensor cores cut off sums instead of rounding them, once in each step of
-some terms, which adds up: k over the terms of a step, times twice u (M. Fasi, N. J. Higham, M. Mikaitis,
-S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7, 2021).
+Errors are relative Frobenius norms over the sample. The tolerance is the error that rounding explains:
+
+* Sums of k terms with mean zero, each addition rounded to nearest with unit roundoff u: sqrt(k) * u
+  (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput.
+  41(5), 2019, and "Sharper probabilistic backward error analysis for basic linear algebra kernels with random
+  data", 42(5), 2020).
+* Sums of k equal terms: k * u (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed.,
+  section 4.2).
+* Tensor cores truncate sums instead of rounding them, once per step of some terms, which adds
+  k / terms per step * 2 * u (M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA
+  tensor cores", PeerJ Computer Science 7, 2021).
 """
 
 from __future__ import annotations
@@ -32,87 +35,88 @@ from cudakit.gpu.api.gemm import Gemm, GemmSettings, Matrix
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.poison import Poison
 
-_Places: TypeAlias = npt.NDArray[np.int64]
+_Indices: TypeAlias = npt.NDArray[np.int64]
 
-_MOST_LINES = 64  # rows, and as many columns
-_LEAST_LINES = 4
-_MOST_MATRICES = 4  # of a batch
-# Elements of A, and of B, that are read for all buffer sets.
+_MAX_LINES = 64  # maximum number of rows, and of columns
+_MIN_LINES = 4
+_MAX_MATRICES = 4  # maximum number of sampled matrices of a batch
+# Maximum number of elements of A, and of B, that are read for all buffer sets.
 _BUDGET = 1 << 20
-# A single value may differ by this multiple of the tolerance of the root mean square.
+# The maximum error of a single value, as a multiple of the tolerance times the root mean square of the
+# values.
 _OUTLIER = 16.0
 
-# Covers constants near one and the variance of the sample.
+# For constants near 1 in the bounds, and for the variance of the sample.
 _SAFETY = 2.0
-# Terms that a tensor core adds in one step, of the type with the fewest (PTX ISA, "mma": k of tf32).
+# Terms that a tensor core adds per step, of the type with the fewest (PTX ISA, "mma": k of tf32).
 _STEP = 8
 # Sums of fp8 keep about 14 bits (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2),
 # for steps of 128 terms before they are added in fp32, or for all terms with fast accumulation.
 _FP8_ROUNDOFF = 2.0**-14
 _FP8_STEPS = 128
-# tf32 keeps 10 bits of the mantissa; the truncation of both factors is at most this (A100 white paper).
+# The maximum truncation of both factors to the 10 mantissa bits of tf32 (A100 white paper).
 _TF32_FACTORS = 2.0 * 2.0**-10
-# Split-k parts added in the type of the output are each rounded to it; cuBLASLt takes 16 and fewer.
+# Roundings to the output type by the root: cuBLASLt adds up to 16 split-k parts in the output type.
 _PARTS = 4.0
-# The difference of the erf and tanh forms of gelu, and the error of a tanh of reduced precision.
+# The difference between the erf and tanh forms of gelu, and the error of an approximate tanh.
 _GELU = 2.0**-9
 _ROUNDOFFS = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11}
 _WITHOUT_TENSOR_CORES = ("fp64", "fp32")
 
 
 class Checker:
-    """Checks GEMMs of one kind on one device; ``fill`` is the data of their operands."""
+    """Checks results of one GEMM on one device; ``fill`` is the data of its operands."""
 
     def __init__(
         self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
     ) -> None:
         self._gemm, self._seed = gemm, seed
         self._tolerance = tolerance_of(gemm, settings, random=fill not in ("zeros", "ones"))
-        with ExitStack() as owned:
-            self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._poison = owned.enter_context(closing(Poison(gpu)))
-            self._owned = owned.pop_all()
+        with ExitStack() as cleanup:
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._poison = cleanup.enter_context(closing(Poison(gpu)))
+            self._cleanup = cleanup.pop_all()
 
     def poison(self, sets: OperandSets) -> None:
         """Enqueue a write of poison over all of D."""
-        self._poison.spread(sets.d.ptr, sets.d.element, sets.d.elements, LEGACY)
+        self._poison.fill(sets.d.ptr, sets.d.element, sets.d.elements, LEGACY)
 
     def check(self, sets: OperandSets) -> Verification:
-        """Check the outputs of all buffer sets, which must be finished; return the worst."""
+        """Check the finished outputs of all buffer sets, and return the worst verification."""
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
         found, sums = sample.computed(), sample.sums()
         expected = epilogue(self._gemm, sums, sample.bias())
-        traces = self._traces(sets)
+        damage = self._find_damage(sets)
         return worst(
-            self._check_set(sample, traces, *one) for one in zip(found, expected, sums, strict=True)
+            self._check_set(sample, damage, *one) for one in zip(found, expected, sums, strict=True)
         )
 
     def close(self) -> None:
         """Release everything."""
-        self._owned.close()
+        self._cleanup.close()
 
     def _check_set(
-        self, sample: _Sample, traces: str, found: Floats, expected: Floats, sums: Floats
+        self, sample: _Sample, damage: str, found: Floats, expected: Floats, sums: Floats
     ) -> Verification:
         against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
-        norm, off = (float(np.linalg.norm(values)) for values in (expected, found - expected))
-        # NaN counts as an infinite error.
-        off = off if np.isfinite(off) else inf
+        norm, error = (float(np.linalg.norm(values)) for values in (expected, found - expected))
+        # NaN is an infinite error.
+        error = error if np.isfinite(error) else inf
         if not norm:
-            return verification(off, 0.0, against, traces)
+            return verification(error, 0.0, against, damage)
         allowed = self._tolerance.of(float(np.linalg.norm(sums)), norm)
-        detail = traces or sample.outlier(found, expected, allowed)
-        return verification(off / norm, allowed, against, detail)
+        detail = damage or sample.outlier(found, expected, allowed)
+        return verification(error / norm, allowed, against, detail)
 
-    def _traces(self, sets: OperandSets) -> str:
-        """Report values that were never written, and values between columns that were overwritten."""
+    def _find_damage(self, sets: OperandSets) -> str:
+        """Describe values that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
-        traces = self._poison.find(slab.ptr, matrix, slab.pitch, slab.sets, LEGACY)
-        if traces.unwritten:
+        counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.sets, LEGACY)
+        if counts.unwritten:
             values = matrix.rows * matrix.columns * matrix.batch * slab.sets
-            return f"{traces.unwritten} of {values} values were never written"
-        if traces.overwritten:
-            return f"{traces.overwritten} values that are not of D were overwritten"
+            return f"{counts.unwritten} of {values} values were never written"
+        if counts.overwritten:
+            return f"{counts.overwritten} values outside of D were overwritten"
         return ""
 
 
@@ -125,17 +129,19 @@ class _Sample:
     def __init__(self, gemm: Gemm, compare: Compare, sets: OperandSets, seed: int) -> None:
         self._gemm, self._compare, self._sets = gemm, compare, sets
         random = np.random.default_rng(seed)
-        self._matrices = spread(gemm.batch, _MOST_MATRICES, random)
-        most = _BUDGET // (gemm.k * len(sets) * len(self._matrices))
-        lines = min(max(most, _LEAST_LINES), _MOST_LINES)
-        self.rows, self.columns = (spread(count, lines, random) for count in (gemm.m, gemm.n))
+        self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, random)
+        budget = _BUDGET // (gemm.k * len(sets) * len(self._matrices))
+        lines = min(max(budget, _MIN_LINES), _MAX_LINES)
+        self.rows, self.columns = (
+            stratified_sample(count, lines, random) for count in (gemm.m, gemm.n)
+        )
 
     def computed(self) -> Floats:
         """Return the sampled values of D."""
         return self._gather(self._sets.d, self._gemm.d, self.rows, self.columns)
 
     def sums(self) -> Floats:
-        """Return the reference product, in fp64."""
+        """Return the reference values of A * B in fp64."""
         gemm, sets, terms = self._gemm, self._sets, np.arange(self._gemm.k)
         a_is_transposed, b_is_transposed = (letter == "t" for letter in gemm.layout)
         a = (
@@ -156,37 +162,37 @@ class _Sample:
         slab = self._sets.bias
         if slab is None:
             return np.zeros((1, 1, 1, 1))
-        places = np.arange(slab.sets)[:, None] * slab.pitch + self.rows
-        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), LEGACY)
+        indices = np.arange(slab.sets)[:, None] * slab.pitch + self.rows
+        values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.sets, 1, -1, 1)
 
     def outlier(self, found: Floats, expected: Floats, allowed: float) -> str:
-        """Describe the value with the largest error if rounding does not explain it, else return ""."""
-        usual = float(np.sqrt(np.mean(expected**2)))
-        off = np.abs(found - expected)
-        at = np.unravel_index(int(np.argmax(off)), off.shape)
-        if off[at] <= _OUTLIER * allowed * usual:
+        """Describe the value with the largest error if rounding cannot explain it, else return ""."""
+        root_mean_square = float(np.sqrt(np.mean(expected**2)))
+        errors = np.abs(found - expected)
+        at = np.unravel_index(int(np.argmax(errors)), errors.shape)
+        if errors[at] <= _OUTLIER * allowed * root_mean_square:
             return ""
         row, column = self.rows[at[1]], self.columns[at[2]]
-        return f"row {row}, column {column} is {found[at]:.6g} and should be {expected[at]:.6g}"
+        return f"row {row}, column {column} is {found[at]:.6g} instead of {expected[at]:.6g}"
 
-    def _gather(self, slab: Slab, matrix: Matrix, rows: _Places, columns: _Places) -> Floats:
+    def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""
-        places = (
+        indices = (
             np.arange(slab.sets)[:, None, None, None] * slab.pitch
             + self._matrices[:, None, None] * matrix.stride
             + columns * matrix.leading
             + rows[:, None]
         )
-        values = self._compare.sample(slab.ptr, slab.element, places.reshape(-1), LEGACY)
-        return values.reshape(places.shape)
+        values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
+        return values.reshape(indices.shape)
 
 
-def spread(count: int, most: int, random: np.random.Generator) -> _Places:
-    """Choose up to ``most`` of range(count), one in each equal part, including both ends."""
-    if count <= most:
+def stratified_sample(count: int, size: int, random: np.random.Generator) -> _Indices:
+    """Return up to ``size`` of range(count): a random one in each of equal parts, and both ends."""
+    if count <= size:
         return np.arange(count)
-    edges = np.linspace(0, count, most + 1).astype(np.int64)
+    edges = np.linspace(0, count, size + 1).astype(np.int64)
     chosen = random.integers(edges[:-1], edges[1:])
     chosen[0], chosen[-1] = 0, count - 1
     return chosen
@@ -207,7 +213,7 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The error that rounding explains."""
+    """The largest error that rounding explains."""
 
     sums: float  # relative to the norm of the sums
     result: float  # relative to the norm of the result
@@ -218,7 +224,7 @@ class Tolerance:
 
 
 def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Tolerance:
-    """Return the tolerance of a GEMM; ``random`` data has mean zero. 0 for integers."""
+    """Return the tolerance of a GEMM, 0 for integers; ``random`` data has mean zero."""
     if gemm.accumulate == "int32":
         return Tolerance(0.0, 0.0)
     factors = _TF32_FACTORS if gemm.dtype == "tf32" else 0.0
@@ -231,7 +237,7 @@ def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Toleran
 
 
 def roundoff(element: Element) -> float:
-    """Return the unit roundoff of a floating-point type: half of the distance from 1 to the next value."""
+    """Return the unit roundoff of a floating-point type: half the distance from 1 to the next value."""
     if element in (FP64, FP32, FP16):
         return _ROUNDOFFS[element.name]
     return 2.0 ** -(element.format.mantissa_bits + 1) if element.format else 0.0
@@ -241,11 +247,14 @@ def _growth(gemm: Gemm, settings: GemmSettings, *, random: bool) -> float:
     """Return the relative error of a sum of k terms."""
     terms, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
     if gemm.dtype.startswith("fp8"):
-        cut = min(terms, _FP8_STEPS) if not settings.fast_accumulate else terms
-        return _of_terms(cut, 2 * _FP8_ROUNDOFF, random=random) + _of_terms(terms, u, random=random)
-    cut_off = 0.0 if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16" else 2 * u
-    return _of_terms(terms, u, random=random) + terms / _STEP * cut_off
+        fp8_terms = min(terms, _FP8_STEPS) if not settings.fast_accumulate else terms
+        return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, random=random) + _sum_error(
+            terms, u, random=random
+        )
+    truncation = 0.0 if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16" else 2 * u
+    return _sum_error(terms, u, random=random) + terms / _STEP * truncation
 
 
-def _of_terms(terms: int, u: float, *, random: bool) -> float:
+def _sum_error(terms: int, u: float, *, random: bool) -> float:
+    """Return the relative error of a sum with rounding to nearest."""
     return (sqrt(terms) if random else terms) * u

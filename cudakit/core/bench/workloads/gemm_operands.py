@@ -1,4 +1,4 @@
-"""The operands of a GEMM in device memory: several buffer sets, allocated and filled together."""
+"""The operands of a GEMM: buffer sets in device memory that are allocated and filled together."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from cudakit.core.bench.workload import owned_memory
+from cudakit.core.bench.workload import allocate
 from cudakit.gpu.api import LEGACY, Memory, Ptr
 from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.kernels.fill import Fill
 
-# Of every operand: a multiple of cuMemAlloc's 256 and of what is best for tensor cores.
+# Alignment of every operand: a multiple of the 256 bytes of cuMemAlloc, and the best for tensor cores.
 _ALIGNMENT_BYTES = 512
-# The largest integer: sums of a million products are exact in fp32.
+# The largest integer of ``int`` data: sums of a million products are exact in fp32.
 _SMALL = 4
-# Random sequences: of A, B and the bias.
+# Number of random sequences of a buffer set: A, B and the bias.
 _SEQUENCES = 3
 
 _RANDOM: Mapping[str, Callable[..., None]] = {
     "uniform": Fill.uniform,
     "normal": Fill.normal,
-    "int": partial(Fill.integers, least=-_SMALL, most=_SMALL),
+    "int": partial(Fill.integers, low=-_SMALL, high=_SMALL),
 }
 _CONSTANTS = {"zeros": 0.0, "ones": 1.0}
 
@@ -35,16 +35,16 @@ class OperandSet:
     a: Ptr
     b: Ptr
     d: Ptr
-    bias: Ptr  # 0 where there is none
+    bias: Ptr  # 0 without a bias
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """One operand of several buffer sets, at a constant pitch."""
+    """One operand of several buffer sets, which are ``pitch`` elements apart."""
 
     ptr: Ptr
     element: Element
-    pitch: int  # elements from one buffer set to the next
+    pitch: int
     sets: int
 
     def at(self, number: int) -> Ptr:
@@ -53,7 +53,7 @@ class Slab:
 
     @property
     def elements(self) -> int:
-        """Number of elements, including those between buffer sets."""
+        """Number of elements, with the padding between buffer sets."""
         return self.pitch * self.sets
 
 
@@ -79,13 +79,13 @@ def operand_bytes(gemm: Gemm) -> int:
     return sum(count * element.size_bytes for element, count in _operands(gemm))
 
 
-def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> OperandSets:
-    """Allocate buffer sets; ``owned`` frees them."""
+def make_operands(gpu: Memory, gemm: Gemm, sets: int, cleanup: ExitStack) -> OperandSets:
+    """Allocate buffer sets; ``cleanup`` frees them."""
 
     def slab(element: Element, elements: int) -> Slab:
         unit = _ALIGNMENT_BYTES // element.size_bytes
         pitch = -(-elements // unit) * unit
-        ptr = owned_memory(gpu, owned, pitch * sets * element.size_bytes)
+        ptr = allocate(gpu, cleanup, pitch * sets * element.size_bytes)
         return Slab(ptr, element, pitch, sets)
 
     a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))
@@ -93,15 +93,15 @@ def make_operands(gpu: Memory, gemm: Gemm, sets: int, owned: ExitStack) -> Opera
 
 
 def fill_operands(fill: Fill, sets: OperandSets, how: str, *, seed: int, number: int) -> None:
-    """Enqueue the fill of A, B and bias; ``number`` selects random sequences of the same seed."""
-    for at, slab in enumerate((sets.a, sets.b, sets.bias)):
+    """Enqueue fills of A, B and bias; ``number`` selects the random sequences of a seed."""
+    for i, slab in enumerate((sets.a, sets.b, sets.bias)):
         if slab is None:
             continue
         where = (slab.ptr, slab.elements, slab.element, LEGACY)
         if how in _CONSTANTS:
             fill.constant(*where, value=_CONSTANTS[how])
         else:
-            _RANDOM[how](fill, *where, seed=seed, sequence=_SEQUENCES * number + at)
+            _RANDOM[how](fill, *where, seed=seed, sequence=_SEQUENCES * number + i)
 
 
 def _operands(gemm: Gemm) -> list[tuple[Element, int]]:

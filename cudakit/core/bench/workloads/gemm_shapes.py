@@ -1,4 +1,4 @@
-"""Shapes of GEMMs: parsing, files of shapes, and presets."""
+"""Shapes of GEMMs: parsing, files, and presets."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from types import MappingProxyType
 from cudakit.core.bench.load import read_text
 from cudakit.errors import InputError
 
-_HINT = "write 4096, or 4096x1024x8192 for m by n by k"
-_FILE_HINT = "write a shape a line: m n k"
-# More digits than any size that fits in memory.
-_WHOLE = re.compile(r"[0-9]{1,18}")
+_HINT = "write 4096, or MxNxK such as 4096x1024x8192"
+_FILE_HINT = "write one shape per line: m n k"
+# No size with more digits fits in memory.
+_INTEGER = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
-_MOST_QUOTED = 60  # characters
+_MAX_QUOTED = 60  # characters of a line in an error message
 _COLUMNS = ("m", "n", "k", "batch")
 _NEEDED = _COLUMNS[:3]
 
 _CUBES = tuple(512 << i for i in range(6))
-# Defaults, and those of a simulated device, which computes on the host.
-_USUAL = (1024, 4096, 8192)
-_USUAL_SIMULATED = (32, 64, 128)
-# Decoding a few sequences, a token each, and prefilling a prompt.
+# Default values of m = n = k. Simulated devices compute on the CPU, so their default is smaller.
+_DEFAULT = (1024, 4096, 8192)
+_DEFAULT_SIMULATED = (256, 384, 512)
+# Tokens when decoding 16 sequences, and when prefilling a prompt.
 _TOKENS = (16, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """m by n by k; ``batch`` is None if not given, ``name`` the layer of a preset."""
+    """The dimensions of a GEMM; ``batch`` is None if not given, ``name`` is the layer of a preset."""
 
     m: int
     n: int
@@ -47,10 +47,10 @@ class _Model:
     intermediate: int  # of the multilayer perceptron
     heads: int
     key_heads: int
-    gated: bool = True  # whether the perceptron has a gate beside its first matrix
+    gated: bool = True  # whether the perceptron has a gate matrix
 
     def layers(self) -> Mapping[str, tuple[int, int]]:
-        """Return the output and input features of each matrix."""
+        """Return the number of output and input features of each matrix."""
         head = self.hidden // self.heads
         up = "gate and up" if self.gated else "up"
         return {
@@ -62,7 +62,7 @@ class _Model:
 
 
 # "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; "Language Models are Few-Shot Learners",
-# arXiv 2005.14165, table 2.1, whose perceptron has four times the width of the model.
+# arXiv 2005.14165, table 2.1, where the perceptron is four times as wide as the model.
 _MODELS: Mapping[str, _Model] = MappingProxyType(
     {
         "llama3-8b": _Model(4096, 14336, 32, 8),
@@ -76,45 +76,45 @@ PRESETS = ("cubes", "llm", *_MODELS)
 
 
 def parse_shape(text: str) -> Shape:
-    """Parse ``4096``, a cube, or ``4096x1024x8192``, m by n by k. Raises InputError otherwise."""
+    """Parse ``4096``, for m = n = k, or ``4096x1024x8192``, m by n by k. Raises InputError for other text."""
     parts = text.strip().lower().split("x")
-    if len(parts) not in (1, 3) or not all(map(_WHOLE.fullmatch, parts)):
-        raise InputError(f"{_quoted(text)} is no shape", hint=_HINT)
+    if len(parts) not in (1, 3) or not all(map(_INTEGER.fullmatch, parts)):
+        raise InputError(f"{_quoted(text)} is not a shape", hint=_HINT)
     return _shape([int(part) for part in (parts * 3)[:3]], f"the shape {_quoted(text)}")
 
 
 def preset(name: str) -> tuple[Shape, ...]:
-    """Return the shapes of a preset: for a model, its layers for 16 and 4096 tokens.
+    """Return the shapes of a preset: of a model, those of its layers with 16 and 4096 tokens.
 
-    m are the output features, n the tokens and k the input features; in layout tn weights are stored as in
-    frameworks. Raises InputError for an unknown name.
+    m is the number of output features, n of tokens and k of input features. With layout tn, weights are
+    stored as in frameworks. Raises InputError for an unknown name.
     """
     if name == "cubes":
         return tuple(Shape(n, n, n) for n in _CUBES)
     if name == "llm":
         return tuple(shape for model in _LLM for shape in _layers(model))
     if name not in _MODELS:
-        raise InputError(f"no such preset: {name!r}", hint=f"there are {', '.join(PRESETS)}")
+        raise InputError(f"unknown preset {name!r}", hint=f"choose from {', '.join(PRESETS)}")
     return tuple(_layers(name))
 
 
-def usual_shapes(*, simulated: bool) -> tuple[Shape, ...]:
+def default_shapes(*, simulated: bool) -> tuple[Shape, ...]:
     """Return the default shapes."""
-    return tuple(Shape(n, n, n) for n in (_USUAL_SIMULATED if simulated else _USUAL))
+    return tuple(Shape(n, n, n) for n in (_DEFAULT_SIMULATED if simulated else _DEFAULT))
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:
-    """Read a file with a shape a line: ``m n k``, ``m,n,k`` or with a fourth column the batch.
+    """Read a file with one shape per line: ``m n k`` or ``m,n,k``, with an optional batch.
 
-    A first line of names says which column is which. What follows ``#`` is a comment. Raises InputError
-    for a file that cannot be read, and for an invalid line, with its number.
+    The first line may name the columns. Text after ``#`` is a comment. Raises InputError for a file that
+    cannot be read, and for an invalid line with its number.
     """
     rows = list(_rows(read_text(path, hint=_FILE_HINT)))
     columns: Sequence[str] = _COLUMNS
-    if rows and not any(map(_WHOLE.fullmatch, rows[0][1])):
+    if rows and not any(map(_INTEGER.fullmatch, rows[0][1])):
         columns = _header(path, *rows.pop(0))
     if not rows:
-        raise InputError(f"{path} has no shapes", hint=_FILE_HINT)
+        raise InputError(f"{path} contains no shapes", hint=_FILE_HINT)
     return tuple(_read_row(path, line, words, columns) for line, words in rows)
 
 
@@ -125,7 +125,7 @@ def _layers(model: str) -> Iterator[Shape]:
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the words of each line that has any, with its number."""
+    """Yield the number and the words of each line that is not empty."""
     for line, content in enumerate(text.splitlines(), 1):
         words = content.partition("#")[0].strip()
         if words:
@@ -136,9 +136,9 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
     names = tuple(word.lower() for word in words)
     if missing := [name for name in _NEEDED if names.count(name) != 1]:
         raise InputError(
-            f"{path}:{line}: {_quoted(' '.join(words))} is no shape, and as names of columns it lacks "
+            f"{path}:{line}: {_quoted(' '.join(words))} is not a shape, and as a header it lacks "
             f"{', '.join(missing)}",
-            hint="write m n k, or names of columns as m,n,k,batch",
+            hint="write a shape as m n k, or a header such as m,n,k,batch",
         )
     return names
 
@@ -148,17 +148,17 @@ def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str
     given = dict(zip(columns, words, strict=False))
     fits = len(words) == len(columns) or (columns is _COLUMNS and len(words) == len(_NEEDED))
     numbers = [given[name] for name in _COLUMNS if name in given]
-    if not fits or not all(map(_WHOLE.fullmatch, numbers)):
-        raise InputError(f"{where} is no shape", hint="write m n k, or with a batch m n k batch")
+    if not fits or not all(map(_INTEGER.fullmatch, numbers)):
+        raise InputError(f"{where} is not a shape", hint="write m n k, or m n k batch")
     return _shape([int(number) for number in numbers], where)
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 
 def _shape(numbers: Sequence[int], where: str) -> Shape:
     if min(numbers) < 1:
-        raise InputError(f"{where} has a side of 0, and there must be something to multiply")
+        raise InputError(f"{where} has a dimension of 0")
     m, n, k, *batch = numbers
     return Shape(m, n, k, batch[0] if batch else None)

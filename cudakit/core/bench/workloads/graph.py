@@ -1,6 +1,6 @@
-"""Graph: what it costs to make a graph and to launch it, and what a replay saves.
+"""Graph: the time of each step to create and launch a CUDA graph, and the time that a replay saves.
 
-Each step in the life of a graph is repeated, and the graph that it made must run.
+Each step is verified: the graph that it created must run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Mode
-from cudakit.core.bench.sampler import capture
+from cudakit.core.bench.sample_work import capture
 from cudakit.core.bench.spec import GraphSpec
 from cudakit.core.bench.workload import Axis, PreparedLatency, Verification
 from cudakit.core.bench.workloads.graph_nodes import BYTES, Nodes
@@ -23,12 +23,12 @@ from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, Graph
 _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
-# Their difference is reported: their samples are interleaved, so that both meet the same clock.
+# Samples of both are interleaved, so that both run at the same clock: their difference is reported.
 _PAIR = ("replay", "eager")
-# Graphs that a step makes are kept up to this number: destroying each would be part of its time. One sample
-# in this many includes the destruction, which does not move the median.
-_MOST_KEPT = 64
-_MOST_KEPT_NODES = 1 << 16
+# A step keeps up to this number of graphs, because destroying each at once would be part of its time. One
+# sample in this number contains the destruction, which does not affect the median.
+_MAX_KEPT = 64
+_MAX_KEPT_NODES = 1 << 16  # of all kept graphs
 
 
 class _GraphDevice(ComputeDevice, Graphs, Protocol):
@@ -36,7 +36,7 @@ class _GraphDevice(ComputeDevice, Graphs, Protocol):
 
 
 def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case for each topology, kind and number of nodes, and step."""
+    """Return a case per topology, kind and number of nodes, and step."""
     counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
     graphs = product(spec.topologies, spec.kinds, counts)
     return tuple(case for graph in graphs for case in _cases_of(spec, *graph))
@@ -48,7 +48,7 @@ def _cases_of(spec: GraphSpec, topology: str, kind: str, nodes: int) -> Iterator
     for step in spec.steps:
         if paired and step == second:
             continue
-        # Interleaved cases are distinguished by their names.
+        # Names distinguish interleaved workloads.
         other = GraphStep(second, topology, kind, nodes, name=f"graph {second}")
         yield Case(
             GraphStep(step, topology, kind, nodes),
@@ -59,7 +59,7 @@ def _cases_of(spec: GraphSpec, topology: str, kind: str, nodes: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """One step in the life of a graph."""
+    """One step of creating or launching a graph."""
 
     step: str
     topology: str
@@ -87,31 +87,31 @@ class GraphStep:
 
 
 class PreparedStep(PreparedLatency):
-    """A step and its nodes, each of which must have run when the step is verified."""
+    """A step and its nodes, all of which must have run when the step is verified."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__()
         self.gpu, self.nodes = gpu, nodes
-        self.byte = BYTES[0]  # what the nodes write
-        self.most_kept = max(4, min(_MOST_KEPT, _MOST_KEPT_NODES // nodes.count))
-        self.owned.enter_context(closing(nodes))
+        self.byte = BYTES[0]  # that the nodes write
+        self.max_kept = max(4, min(_MAX_KEPT, _MAX_KEPT_NODES // nodes.count))
+        self.cleanup.enter_context(closing(nodes))
 
     def enqueue(self, stream: Stream, index: int) -> None:
         """Perform the step."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Run the nodes if the step itself does not."""
+        """Run the nodes, if the step itself does not run them."""
 
     def verify(self) -> Verification:
         self.finish()
-        missing = self.nodes.take_missing(self.byte)
+        missing = self.nodes.count_missing(self.byte)
         detail = f"{missing} of {self.nodes.count} nodes did not run" if missing else ""
         error = missing / self.nodes.count
-        return Verification(not missing, error, 0.0, "what each node writes", detail)
+        return Verification(not missing, error, 0.0, "the byte that each node writes", detail)
 
     def captured(self, byte: int = BYTES[0]) -> Graph:
-        """Capture the nodes on a stream of their own."""
+        """Capture the nodes on a new stream."""
         stream = self.gpu.stream(blocking=False)
         try:
             return capture(self.gpu, stream, partial(self.nodes.enqueue, byte=byte))
@@ -119,11 +119,11 @@ class PreparedStep(PreparedLatency):
             self.gpu.destroy_stream(stream)
 
     def instantiated(self) -> GraphExec:
-        """Capture and instantiate the nodes; ``owned`` destroys the executable graph."""
+        """Capture and instantiate the nodes; ``cleanup`` destroys the executable graph."""
         graph = self.captured()
         executable = self.gpu.instantiate(graph)
         self.gpu.destroy_graph(graph)
-        self.owned.callback(self.gpu.destroy_graph_exec, executable)
+        self.cleanup.callback(self.gpu.destroy_graph_exec, executable)
         return executable
 
     def run(self, executable: GraphExec) -> None:
@@ -150,10 +150,10 @@ class _Capture(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._made: list[Graph] = []
-        self.owned.callback(self._destroy)
+        self.cleanup.callback(self._destroy)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if len(self._made) >= self.most_kept:
+        if len(self._made) >= self.max_kept:
             self._destroy()
         self._made.append(capture(self.gpu, stream, self.nodes.enqueue))
 
@@ -172,11 +172,11 @@ class _Instantiate(PreparedStep):
         super().__init__(gpu, nodes)
         self._graph = self.captured()
         self._made: list[GraphExec] = []
-        self.owned.callback(gpu.destroy_graph, self._graph)
-        self.owned.callback(self._destroy)
+        self.cleanup.callback(gpu.destroy_graph, self._graph)
+        self.cleanup.callback(self._destroy)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if len(self._made) >= self.most_kept:
+        if len(self._made) >= self.max_kept:
             self._destroy()
         self._made.append(self.gpu.instantiate(self._graph))
 
@@ -189,14 +189,14 @@ class _Instantiate(PreparedStep):
 
 
 class _Update(PreparedStep):
-    """Updates to two graphs alternately: the nodes write one byte or the other."""
+    """Updates to one of two graphs in turn, whose nodes write different bytes."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._executable = self.instantiated()
         self._graphs = {byte: self.captured(byte) for byte in BYTES}
         for graph in self._graphs.values():
-            self.owned.callback(gpu.destroy_graph, graph)
+            self.cleanup.callback(gpu.destroy_graph, graph)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         self.byte = BYTES[self.byte == BYTES[0]]
@@ -207,7 +207,7 @@ class _Update(PreparedStep):
 
 
 class _FromFresh(PreparedStep):
-    """Uploads or launches executable graphs that were neither before; some are made ahead."""
+    """Uploads or launches executable graphs for the first time; several are instantiated in advance."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes, *, uploads: bool) -> None:
         super().__init__(gpu, nodes)
@@ -216,8 +216,8 @@ class _FromFresh(PreparedStep):
         self._graph = self.captured()
         self._fresh: list[GraphExec] = []
         self._used: list[GraphExec] = []
-        self.owned.callback(gpu.destroy_graph, self._graph)
-        self.owned.callback(self._destroy)
+        self.cleanup.callback(gpu.destroy_graph, self._graph)
+        self.cleanup.callback(self._destroy)
         self._make()
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
@@ -232,7 +232,7 @@ class _FromFresh(PreparedStep):
             self.run(self._used[-1])
 
     def _make(self) -> None:
-        for _ in range(self.most_kept):
+        for _ in range(self.max_kept):
             self._fresh.append(self.gpu.instantiate(self._graph))
 
     def _destroy(self) -> None:

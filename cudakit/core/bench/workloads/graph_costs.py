@@ -1,4 +1,4 @@
-"""Costs of graphs: linear fits of the steps over the number of nodes, and break-even points."""
+"""Costs of graphs: linear fits of the step times by number of nodes, and break-even points."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import groupby
 import numpy as np
 
 from cudakit.core.bench.compare import RESOLUTION
-from cudakit.core.bench.result import CaseResult, GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, CaseResult, GraphCosts, StepCost
 from cudakit.units import Unavailable
 
 _Time = float | Unavailable
-_ONE_SIZE = Unavailable("a line needs graphs of two sizes")
+_ONE_SIZE = Unavailable("a fit needs graphs of two sizes")
 
 
 def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
-    """Return the costs by topology and kind of node; other cases are ignored."""
+    """Return the costs by topology and kind of node; cases of other benches are ignored."""
     graphs = [case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}]
     return tuple(
         GraphCosts(topology, kind, tuple(_steps(part)), tuple(_payoffs(part)))
@@ -24,11 +24,11 @@ def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
     )
 
 
-def line(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
+def fit(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
     """Fit a fixed time and a time per node, neither negative, by least squares of relative errors.
 
-    Relative, because the times of small and large graphs are decades apart. Raises ValueError for
-    times that are not positive.
+    Errors are relative, because the times of small and large graphs differ by orders of magnitude. Raises
+    ValueError for times that are not positive.
     """
     counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
     if not (times > 0).all():
@@ -64,21 +64,21 @@ def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
     known = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
     if len(known) < 2:
         return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
-    fixed_s, node_s = line([*known], [*known.values()])
+    fixed_s, node_s = fit([*known], [*known.values()])
     deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in known.items())
     return StepCost(step, fixed_s, node_s, max(deviations))
 
 
-def _payoffs(cases: Sequence[CaseResult]) -> Iterable[Payoff]:
+def _payoffs(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
     for nodes in sorted({_nodes(case) for case in cases}):
         steps = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == nodes}
         yield _payoff(nodes, steps)
 
 
-def _payoff(nodes: int, steps: Mapping[str, _Time]) -> Payoff:
+def _payoff(nodes: int, steps: Mapping[str, _Time]) -> BreakEven:
     made_s = _total(steps, capture=1, instantiate=1)
     saved_s = _total(steps, eager=1, replay=-1)
-    return Payoff(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
+    return BreakEven(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
 
 
 def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
@@ -86,14 +86,14 @@ def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
         return saved_s
     if isinstance(made_s, Unavailable):
         return made_s
-    # A saving below the resolution of medians is none.
+    # A saving below the resolution of medians is not significant.
     if isinstance(eager_s, Unavailable) or saved_s <= RESOLUTION * eager_s:
-        return Unavailable("a replay takes no less time")
+        return Unavailable("a replay saves no time")
     return made_s / saved_s
 
 
 def _total(steps: Mapping[str, _Time], **signs: int) -> _Time:
-    """Add the times of steps, each with its sign."""
+    """Add the times of steps with their signs."""
     total_s = 0.0
     for name, sign in signs.items():
         time_s = steps.get(name, Unavailable(f"the step {name} was not measured"))

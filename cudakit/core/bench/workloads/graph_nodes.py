@@ -1,4 +1,4 @@
-"""Graph nodes in a chain, or parallel between a fork and a join. Each writes bytes that show it ran."""
+"""The nodes of a graph, in a chain or in parallel branches. Each writes bytes that show that it ran."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import TypeAlias
 
-from cudakit.core.bench.workload import owned_event, owned_memory, owned_stream
+from cudakit.core.bench.workload import allocate, create_event, create_stream
 from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr, Stream
 from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
-# Parallel branches of a fork-join; further nodes are appended to them.
+# Number of parallel branches of a fork-join; further nodes extend the branches.
 BRANCHES = 8
-# Nodes write one of two bytes repeatedly, so that a fill node can write it.
+# A node writes one of two bytes, which a fill node can write as well.
 BYTES = (0xF0, 0x0F)
 _WORDS = WIDTH_BYTES // 4
-_REPEATED = 0x01010101
+_REPEAT = 0x01010101  # multiplies a byte to a word of four equal bytes
 
-# Enqueues one node: it writes WIDTH_BYTES at an address, all of one byte.
+# Enqueues one node, which writes a byte to WIDTH_BYTES at an address.
 _Enqueue: TypeAlias = Callable[[Ptr, int, Stream], None]
 
 
 class Nodes:
-    """Nodes of one kind, each of which writes 16 bytes of its own."""
+    """Nodes of one kind; each writes its own 16 bytes."""
 
     def __init__(self, gpu: ComputeDevice, topology: str, kind: str, count: int) -> None:
         self.count = count
         self._gpu = gpu
         self._size_bytes = count * WIDTH_BYTES
         branches = min(BRANCHES, count) if topology == "fork-join" else 1
-        with ExitStack() as owned:
-            self._enqueue_one = _KINDS[kind](gpu, owned)
-            self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._memory = owned_memory(gpu, owned, self._size_bytes)
-            self._fork = owned_event(gpu, owned)
+        with ExitStack() as cleanup:
+            self._enqueue_one = _KINDS[kind](gpu, cleanup)
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._memory = allocate(gpu, cleanup, self._size_bytes)
+            self._fork = create_event(gpu, cleanup)
             self._sides = [
-                (owned_stream(gpu, owned), owned_event(gpu, owned)) for _ in range(branches - 1)
+                (create_stream(gpu, cleanup), create_event(gpu, cleanup))
+                for _ in range(branches - 1)
             ]
             self._poison()
-            self._owned = owned.pop_all()
+            self._cleanup = cleanup.pop_all()
 
     def enqueue(self, stream: Stream, byte: int = BYTES[0]) -> None:
         """Enqueue all nodes on a stream and, for a fork-join, on side streams that wait for it."""
@@ -56,33 +57,33 @@ class Nodes:
             gpu.record(join, side)
             gpu.wait(stream, join)
 
-    def take_missing(self, byte: int = BYTES[0]) -> int:
+    def count_missing(self, byte: int = BYTES[0]) -> int:
         """Return the number of nodes that did not write the byte since the previous call."""
-        word = byte * _REPEATED
-        wrong = self._compare.count_unlike(self._memory, word, self._size_bytes, LEGACY)
+        word = byte * _REPEAT
+        wrong = self._compare.count_not_equal(self._memory, word, self._size_bytes, LEGACY)
         self._poison()
         return -(-wrong // _WORDS)
 
     def close(self) -> None:
         """Release everything."""
-        self._owned.close()
+        self._cleanup.close()
 
     def _poison(self) -> None:
         self._gpu.fill(self._memory, 0, self._size_bytes, LEGACY)
         self._gpu.sync()
 
 
-def _kernel(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
-    kernels = owned.enter_context(closing(Bandwidth(gpu)))
-    return lambda place, byte, stream: kernels.write(place, byte * _REPEATED, WIDTH_BYTES, stream)
+def _kernel(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:
+    kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
+    return lambda place, byte, stream: kernels.write(place, byte * _REPEAT, WIDTH_BYTES, stream)
 
 
-def _fill(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:  # noqa: ARG001
+def _fill(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:  # noqa: ARG001
     return lambda place, byte, stream: gpu.fill(place, byte, WIDTH_BYTES, stream)
 
 
-def _copy(gpu: ComputeDevice, owned: ExitStack) -> _Enqueue:
-    sources = {byte: owned_memory(gpu, owned, WIDTH_BYTES) for byte in BYTES}
+def _copy(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:
+    sources = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
     for byte, source in sources.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
     return lambda place, byte, stream: gpu.copy(place, sources[byte], WIDTH_BYTES, stream)

@@ -1,4 +1,4 @@
-"""Launch: latencies of launching and waiting, and of creating events and streams."""
+"""Launch: the latencies of launches and waits, and of the creation of events and streams."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cudakit.kernels.spin import Spin
 
 _Call: TypeAlias = Callable[[Stream], None]
 
-# Polls of pinned memory between two queries of the stream.
+# Number of polls of pinned memory between two queries of the stream.
 _POLLS = 1000
 _WORD_BITS = 32
 
 
 def launch_cases(spec: LaunchSpec, gpu: DeviceInfo) -> tuple[Case, ...]:  # noqa: ARG001
-    """Return a case for each call."""
+    """Return a case per call."""
     return tuple(Case(Launch(call), spec.method(_CALLS[call].mode, "hot")) for call in spec.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One driver call, or a few that belong together."""
+    """One driver call, or several that are timed together."""
 
     call: str
     name: str = "launch"
@@ -43,7 +43,7 @@ class Launch:
 
 
 class PreparedLaunch(PreparedLatency):
-    """A call and its resources."""
+    """A call and the resources that it needs."""
 
     def __init__(
         self, gpu: ComputeDevice, make: Callable[[ComputeDevice, PreparedLatency], _Call]
@@ -55,23 +55,23 @@ class PreparedLaunch(PreparedLatency):
         self._call(stream)
 
 
-class _UntilStart:
-    """Launches a kernel and waits until the host reads what it wrote to pinned memory."""
+class _LaunchToStart:
+    """Launches a kernel, and waits until the host reads the value that it writes to pinned memory."""
 
     def __init__(self, gpu: ComputeDevice, prepared: PreparedLatency) -> None:
         self._gpu = gpu
-        self._kernel = prepared.owned.enter_context(closing(Bandwidth(gpu)))
-        self._place = gpu.host_malloc(WIDTH_BYTES)
-        prepared.owned.callback(gpu.host_free, self._place)
-        view = gpu.host_view(self._place, WIDTH_BYTES)
+        self._kernel = prepared.cleanup.enter_context(closing(Bandwidth(gpu)))
+        self._pinned = gpu.host_malloc(WIDTH_BYTES)
+        prepared.cleanup.callback(gpu.host_free, self._pinned)
+        view = gpu.host_view(self._pinned, WIDTH_BYTES)
         view[:] = bytes(WIDTH_BYTES)
         self._words = view.cast("I")
-        prepared.owned.callback(self._words.release)
+        prepared.cleanup.callback(self._words.release)
         self._count = 0
 
     def __call__(self, stream: Stream) -> None:
         self._count = (self._count + 1) % (1 << _WORD_BITS)
-        self._kernel.write(self._place, self._count, WIDTH_BYTES, stream)
+        self._kernel.write(self._pinned, self._count, WIDTH_BYTES, stream)
         while not self._has_started() and not self._gpu.query_stream(stream):
             pass
 
@@ -79,13 +79,13 @@ class _UntilStart:
         return any(self._words[0] == self._count for _ in range(_POLLS))
 
 
-def _nothing(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
-    return prepared.owned.enter_context(closing(Spin(gpu))).not_at_all
+def _empty_kernel(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
+    return prepared.cleanup.enter_context(closing(Spin(gpu))).empty
 
 
 def _record(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
     event = gpu.event()
-    prepared.owned.callback(gpu.destroy_event, event)
+    prepared.cleanup.callback(gpu.destroy_event, event)
     return lambda stream: gpu.record(event, stream)
 
 
@@ -96,10 +96,10 @@ class _Timed:
 
 
 _CALLS: Mapping[str, _Timed] = {
-    "launch": _Timed("call", _nothing),
-    "launch-to-start": _Timed("call", _UntilStart),
-    "launch-to-finish": _Timed("host", _nothing),
-    "launch-back-to-back": _Timed("batch", _nothing),
+    "launch": _Timed("call", _empty_kernel),
+    "launch-to-start": _Timed("call", _LaunchToStart),
+    "launch-to-finish": _Timed("host", _empty_kernel),
+    "launch-back-to-back": _Timed("batch", _empty_kernel),
     "event-record": _Timed("call", _record),
     "stream-synchronize": _Timed("call", lambda gpu, _: gpu.sync_stream),
     "event-create-destroy": _Timed(

@@ -1,4 +1,4 @@
-"""Memory: how fast kernels read, write, copy, scale and add it."""
+"""Memory: the bandwidth of kernels that read, write, copy, scale and add device memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.workload import Verification, owned_memory, worst
+from cudakit.core.bench.workload import Verification, allocate, worst
 from cudakit.core.bench.workloads.checks import (
     POISON,
     Buffers,
@@ -24,22 +24,22 @@ from cudakit.core.bench.workloads.checks import (
 )
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.elements import FP32
-from cudakit.kernels.bandwidth import SOUGHT, WIDTH_BYTES, Bandwidth
+from cudakit.kernels.bandwidth import SENTINEL, WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# Arbitrary; the factor is not a power of two, so that results are rounded.
+# Arbitrary. The factor is not a power of two, so that results are rounded.
 _WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
-_IN_CACHE = Unavailable("the data stays in the L2 cache, whose speed is in no datasheet")
-# Total sizes as shares of the L2 cache, and one far beyond it.
+_IN_CACHE = Unavailable("the data stays in L2, whose bandwidth no datasheet states")
+# Default buffer sizes as shares of the L2 cache, and a size far beyond it.
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
 _LARGE_BYTES = 1 << 30
 _ROUND_BYTES = 1 << 16
-# A simulated device is as fast as its host.
-_SIMULATED_SIZES_BYTES = (4 << 10, 16 << 10, 64 << 10)
+# Simulated kernels run on the CPU.
+_SIMULATED_SIZES_BYTES = (16 << 10, 128 << 10, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Operation:
 
     @property
     def buffers(self) -> int:
-        """Number of buffers of the full size."""
+        """Number of buffers of the given size."""
         return self.sources + self.targets
 
 
@@ -85,11 +85,11 @@ _OPERATIONS: Mapping[str, _Operation] = {
 
 
 def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case for each operation and size."""
+    """Return a case per operation and size."""
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
     return tuple(
-        _case(spec, operation, size_bytes, l2_bytes, simulated=gpu.simulated)
+        _case(spec, operation, size_bytes, l2_bytes)
         for operation in spec.operations
         for size_bytes in sizes_bytes
     )
@@ -102,14 +102,13 @@ def _sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
     return (*dict.fromkeys(around), max(_LARGE_BYTES, 16 * l2_bytes))
 
 
-def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int, *, simulated: bool) -> Case:
+def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
     operation = _OPERATIONS[name]
     moved = operation.buffers * size_bytes
     cold = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=moved)
-    mode = spec.mode or ("isolated" if simulated else "batch")
     return Case(
         Memory(name, size_bytes),
-        spec.method(mode, spec.cache, fill="uniform"),
+        spec.method(spec.mode, spec.cache, fill="uniform"),
         Work(bytes_moved=moved) if cold else _IN_CACHE,
         size_bytes,
         operation.buffers,
@@ -118,7 +117,7 @@ def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int, *, simula
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An operation on buffers of a size."""
+    """A bandwidth kernel on buffers of a size."""
 
     operation: str
     size_bytes: int
@@ -133,7 +132,7 @@ class Memory:
 
 
 class PreparedMemory:
-    """An operation, its buffers, and the kernels for both."""
+    """A bandwidth kernel, its buffers, and the kernels that fill and verify them."""
 
     operations = 0
 
@@ -142,12 +141,12 @@ class PreparedMemory:
     ) -> None:
         self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
         self._sets: list[Buffers] = []
-        with ExitStack() as owned:
-            self._kernels = owned.enter_context(closing(Bandwidth(gpu)))
-            self._compare = owned.enter_context(closing(Compare(gpu)))
-            self._owned = owned
+        with ExitStack() as cleanup:
+            self._kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
+            self._compare = cleanup.enter_context(closing(Compare(gpu)))
+            self._cleanup = cleanup
             self.rotate(1)
-            self._owned = owned.pop_all()
+            self._cleanup = cleanup.pop_all()
 
     @property
     def footprint_bytes(self) -> int:
@@ -178,39 +177,39 @@ class PreparedMemory:
         return verification
 
     def close(self) -> None:
-        self._owned.close()
+        self._cleanup.close()
 
     def _buffers(self, fill: Fill, number: int) -> Buffers:
-        gpu, owned = self._gpu, self._owned
-        to = owned_memory(gpu, owned, self._target_bytes)
+        gpu, cleanup = self._gpu, self._cleanup
+        to = allocate(gpu, cleanup, self._target_bytes)
         sources = tuple(
-            owned_memory(gpu, owned, self._size_bytes) for _ in range(self._operation.sources)
+            allocate(gpu, cleanup, self._size_bytes) for _ in range(self._operation.sources)
         )
         for at, source in enumerate(sources):
             sequence = number * max(self._operation.sources, 1) + at
             floats = self._size_bytes // FP32.size_bytes
             fill.uniform(source, floats, FP32, LEGACY, seed=self._seed, sequence=sequence)
         if not self._operation.targets:
-            self._plant(sources[0])
+            self._write_sentinel(sources[0])
         self._poison(to)
         return Buffers(to, sources)
 
     @property
     def _target_bytes(self) -> int:
-        """Size of the target; a reader has a few bytes to report what it found."""
+        """Size of the written buffer; the read kernel only writes whether it found the sentinel."""
         return self._size_bytes if self._operation.targets else WIDTH_BYTES
 
-    def _plant(self, source: Ptr) -> None:
-        """Write the value that a reader searches for to the last place."""
+    def _write_sentinel(self, source: Ptr) -> None:
+        """Write the value that the read kernel searches for to the end of a buffer."""
         gpu, last = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
-        found = gpu.host_malloc(WIDTH_BYTES)
+        staging = gpu.host_malloc(WIDTH_BYTES)
         try:
-            words = gpu.host_view(found, WIDTH_BYTES)
-            words[:] = np.array([SOUGHT, 0, 0, 0], np.uint32).tobytes()
-            gpu.copy(last, found, WIDTH_BYTES, LEGACY)
+            words = gpu.host_view(staging, WIDTH_BYTES)
+            words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
+            gpu.copy(last, staging, WIDTH_BYTES, LEGACY)
             gpu.sync()
         finally:
-            gpu.host_free(found)
+            gpu.host_free(staging)
 
     def _poison(self, to: Ptr) -> None:
         self._gpu.fill(to, POISON, self._target_bytes, LEGACY)

@@ -24,7 +24,7 @@ from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# What to do after each error of cuInit (CUDA Driver API, CUresult).
+# The remedies for each error of cuInit (CUDA Driver API, CUresult).
 REMEDIES: Mapping[int, tuple[str, ...]] = {
     2: ("CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)",),
     3: ("the process was forked after its parent used CUDA: start workers with spawn",),

@@ -1,4 +1,4 @@
-"""Remove from a report what identifies a person, a host or a piece of hardware."""
+"""Remove names and numbers from a report that identify a person, a host or a GPU."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _T = TypeVar("_T")
 _DEVICE = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
-# Names of users and hosts that identify nobody.
-_ANONYMOUS = frozenset(
+# Common names of users and hosts, which identify nobody.
+_COMMON_NAMES = frozenset(
     {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
     | {"vm", "pc", "host", "server", "node", "linux", "debian", "fedora", "admin"}
     | {"serial", "uuid", "home"}  # the placeholders
 )
-# A shorter serial number would match unrelated numbers.
-_LEAST_SERIAL = 6
+# A shorter serial number could also be part of other numbers.
+_LEAST_SERIAL_LENGTH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The names and numbers to remove."""
+    """The names and numbers to remove from a report."""
 
     hostname: str = ""
     user: str = ""
@@ -36,9 +36,9 @@ class Identity:
 
 
 def redacted(value: _T, identity: Identity) -> _T:
-    """Replace UUIDs, serial numbers, host, user and home directories in all texts of a value.
+    """Return a value with placeholders for UUIDs, serial numbers, host, user and home directories.
 
-    The value is a text, or consists of dataclasses, tuples and mappings.
+    The value is a text, or is composed of dataclasses, tuples and mappings.
     """
     result: _T = _redacted(value, tuple(_secrets(identity)))
     return result
@@ -49,12 +49,16 @@ def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
         yield re.compile(rf"{re.escape(identity.home)}(?![\w.-])"), "~"
     yield _HOMES, r"/\1/<user>"
     for serial in identity.serials:
-        if len(serial) >= _LEAST_SERIAL:
+        if len(serial) >= _LEAST_SERIAL_LENGTH:
             yield _word(serial), "<serial>"
     short = identity.hostname.partition(".")[0]
-    for name, mark in ((identity.hostname, "host"), (short, "host"), (identity.user, "user")):
-        if name.lower() not in _ANONYMOUS:
-            yield _word(name), f"<{mark}>"
+    for name, placeholder in (
+        (identity.hostname, "host"),
+        (short, "host"),
+        (identity.user, "user"),
+    ):
+        if name.lower() not in _COMMON_NAMES:
+            yield _word(name), f"<{placeholder}>"
     yield _DEVICE, r"\1-<uuid>"
     yield _UUID, "<uuid>"
 
@@ -68,8 +72,8 @@ def _redacted(value: Any, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> A
         case Enum():
             return value
         case str():
-            for pattern, mark in secrets:
-                value = pattern.sub(mark, value)
+            for pattern, placeholder in secrets:
+                value = pattern.sub(placeholder, value)
             return value
         case tuple():
             return tuple(_redacted(item, secrets) for item in value)

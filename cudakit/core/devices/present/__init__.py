@@ -1,4 +1,4 @@
-"""The devices as a Document: the report, its tables of devices and of processes."""
+"""Present devices as a Document: the report with its tables of devices and processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ from cudakit.core.devices.present.fields import (
 from cudakit.core.devices.present.topology import topology
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.select import short_label
-from cudakit.document import Bytes, Column, Document, Node, Note, Section, Table, Text, Value
+from cudakit.document import (
+    Bytes,
+    Column,
+    Document,
+    Node,
+    Note,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+)
 from cudakit.gpu.api.facts import Field, Process
 from cudakit.units import Unavailable, format_bytes
 
 
 def report(result: DevicesResult, *, long: bool = False, activity: bool = False) -> Document:
-    """Lay out the devices of a result as one row each; with ``long``, also all fields of each.
+    """Return the report of devices, one row each; with ``long`` also all fields of each device.
 
-    Processes and topology are shown if the result has them; ``activity`` selects the columns of activity.
+    Processes and topology are shown if the result contains them; ``activity`` selects the activity columns.
     """
     nodes: list[Node] = [overview(result.devices, activity=activity), *_notes(result)]
     if any(device.processes is not None for device in result.devices):
@@ -37,7 +48,7 @@ def report(result: DevicesResult, *, long: bool = False, activity: bool = False)
 
 
 def _notes(result: DevicesResult) -> Iterator[Note]:
-    """Yield the notes of the machine, then those of devices, each with all devices that it applies to."""
+    """Yield the notes of the machine, then each note of a device with all devices that have it."""
     yield from (Note("warn", note) for note in result.notes)
     for text in dict.fromkeys(note for device in result.devices for note in device.notes):
         devices = [device for device in result.devices if text in device.notes]
@@ -51,9 +62,9 @@ _Cell: TypeAlias = Callable[[Device], Value]
 def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
     """Return a table with one row for each device; hidden devices are faint."""
     columns = [
-        *_WHICH,
-        *(_BUSY if activity else _IDLE),
-        *_HEAT,
+        *_INDEX_COLUMNS,
+        *(_ACTIVITY_COLUMNS if activity else _STATE_COLUMNS),
+        *_POWER_COLUMNS,
         _CLOCK if activity else _CAPABILITY,
     ]
     return Table(
@@ -67,14 +78,14 @@ def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
 def _pci(device: Device) -> Value:
     if isinstance(device.pci_bus_id, Unavailable):
         return device.pci_bus_id
-    # Like lspci: nearly every machine has only one PCI domain.
+    # As in lspci: nearly every machine has only PCI domain 0.
     return Text(device.pci_bus_id.removeprefix("0000:"))
 
 
 def _name(device: Device) -> Value:
     if isinstance(device.name, Unavailable):
         return device.name
-    # All are NVIDIA's, and the table must fit 80 columns.
+    # Without the vendor's name, so that the table fits 80 columns.
     return Text(device.name.removeprefix("NVIDIA "))
 
 
@@ -86,15 +97,15 @@ def _memory(device: Device) -> Value:
     if not isinstance(total, int):
         return total if isinstance(total, Unavailable) else Text(str(total))
     amount, unit = format_bytes(total).split()
-    return Text(f"{_part(used, total, float(amount))} / {amount} {unit}")
+    return Text(f"{_in_unit_of(used, total, float(amount))} / {amount} {unit}")
 
 
-def _part(used: Field, total: int, amount: float) -> str:
-    """Format used memory in the unit of the total; a value above zero is never shown as zero."""
+def _in_unit_of(used: Field, total: int, amount: float) -> str:
+    """Format used memory in the unit of the total; a value above 0 is never shown as 0."""
     if not isinstance(used, int):
         return "n/a"
-    part = used / total * amount
-    return "<0.1" if 0 < part < 0.05 else f"{part:.1f}"
+    scaled = used / total * amount
+    return "<0.1" if 0 < scaled < 0.05 else f"{scaled:.1f}"
 
 
 def _power(device: Device) -> Value:
@@ -113,7 +124,7 @@ def _number(name: str, unit: str) -> _Cell:
 
 
 def _utilization(device: Device) -> Value:
-    """Return SM activity, or on GPUs that do not count it the coarse utilization."""
+    """Return the SM activity; with "~" the coarse utilization of a GPU that does not measure it."""
     if not _is_coarse(device):
         return measured(device.field("sm_activity_percent"), "%")
     coarse = device.field("utilization_gpu_percent")
@@ -125,29 +136,29 @@ def _is_coarse(device: Device) -> bool:
 
 
 _COARSE = (
-    "~ is coarse: the share of time in which any kernel ran, however small. "
-    "The GPU does not count more, or not yet."
+    "~ is the share of time in which at least one kernel ran: this GPU does not measure SM activity, "
+    "or has not yet."
 )
 
-_WHICH: list[tuple[Column, _Cell]] = [
+_INDEX_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("CUDA", "number"), lambda device: text_value(device.cuda_index)),
     (Column("NVML", "number"), nvml_number),
 ]
-_IDLE: list[tuple[Column, _Cell]] = [
+_STATE_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("PCI", "text"), _pci),
     (Column("name", "text"), _name),
     (Column("memory", "text"), _memory),
     (Column("util", "number"), _number("utilization_gpu_percent", "%")),
 ]
-_BUSY: list[tuple[Column, _Cell]] = [
+_ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("name", "text"), _name),
     (Column("memory", "text"), _memory),
-    (Column("SMs", "number"), _utilization),
-    (Column("warps", "number"), _number("sm_occupancy_percent", "%")),
+    (Column("SM", "number"), _utilization),
+    (Column("occupancy", "number"), _number("sm_occupancy_percent", "%")),
     (Column("tensor", "number"), _number("tensor_activity_percent", "%")),
     (Column("DRAM", "number"), _number("dram_bandwidth_percent", "%")),
 ]
-_HEAT: list[tuple[Column, _Cell]] = [
+_POWER_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
     (Column("power", "text"), _power),
 ]
@@ -158,7 +169,7 @@ _CAPABILITY: tuple[Column, _Cell] = (
     lambda device: text_value(device.field("compute_capability")),
 )
 
-# The fields that the table and its notes need.
+# The fields that the tables and notes of --watch need.
 FIELDS = (
     "name",
     "compute_capability",
@@ -185,36 +196,52 @@ _PROCESS_COLUMNS = (
     Column("CUDA", "number"),
     Column("NVML", "number"),
     Column("pid", "number"),
-    Column("kind", "text"),
+    Column("type", "text"),
     Column("user", "text"),
+    Column("SM", "number"),
     Column("memory", "number"),
+    Column("runtime", "number"),
     Column("command", "text"),
 )
+# The letters of nvidia-smi.
+_TYPES = {"compute": "C", "graphics": "G", "MPS": "M+C"}
 
 
 def processes(devices: Sequence[Device]) -> Iterator[Node]:
-    """Return a table of processes, with a note for each device that cannot list its own."""
+    """Yield a table of processes, and notes with the reason for each missing value."""
     known = [device for device in devices if isinstance(device.processes, tuple)]
     yield Table(_PROCESS_COLUMNS, tuple(row for device in known for row in _process_rows(device)))
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note("info", f"{short_label(device)}: {device.processes.reason}")
-    foreign = [p for d in known for p in _processes(d) if isinstance(p.name, Unavailable)]
-    if foreign:
-        pids = ", ".join(str(process.pid) for process in foreign)
-        yield Note("info", f"pid {pids}: not in this namespace (of the host, or another container)")
+    listed = [process for device in known for process in _processes(device)]
+    for name, value_of in _EXPLAINED.items():
+        missing = [(p, value) for p in listed if isinstance(value := value_of(p), Unavailable)]
+        for reason in dict.fromkeys(value.reason for _, value in missing):
+            pids = ", ".join(dict.fromkeys(str(p.pid) for p, v in missing if v.reason == reason))
+            yield Note("info", f"no {name} of pid {pids}: {reason}")
+
+
+# Values of a process whose absence needs a reason below the table.
+_EXPLAINED: dict[str, Callable[[Process], object]] = {
+    "command": lambda process: process.name,
+    "SM utilization": lambda process: process.sm_percent,
+    "memory": lambda process: process.used_bytes,
+}
 
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _processes(device):
-        used = process.used_bytes
+        used, runtime = process.used_bytes, process.runtime_s
         yield (
             text_value(device.cuda_index),
             nvml_number(device),
             Text(str(process.pid)),
-            Text(process.kind),
+            Text(_TYPES.get(process.kind, process.kind)),
             text_value(process.user),
+            measured(process.sm_percent, "%"),
             used if isinstance(used, Unavailable) else Bytes(used),
+            runtime if isinstance(runtime, Unavailable) else Seconds(round(runtime)),
             text_value(process.name),
         )
 

@@ -1,4 +1,4 @@
-"""Fields as values, rows, columns and lists of properties."""
+"""Present fields: as values, as a table, as CSV columns, and as the list of all properties."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _TIMES = {"ns": 1e-9, "us": 1e-6}
 
 
 def shown(value: Field, field: FieldInfo) -> Value:
-    """Convert a field to a value; numbers without a kind of value become text with their unit."""
+    """Return a field as a value; a number of another unit becomes text with the unit."""
     match value:
         case Unavailable():
             return value
         case tuple():
-            return Text(", ".join(_words(item, field) for item in value) or "none")
+            return Text(", ".join(_with_unit(item, field) for item in value) or "none")
         case bool():
             return Text("yes" if value else "no")
         case str():
@@ -52,49 +52,49 @@ def shown(value: Field, field: FieldInfo) -> Value:
     if field.unit == "B/s":
         return Rate(value, "B")
     if field.unit or isinstance(value, float):
-        return Text(_words(value, field))
+        return Text(_with_unit(value, field))
     return Count(value)
 
 
-def _words(value: Scalar, field: FieldInfo) -> str:
+def _with_unit(value: Scalar, field: FieldInfo) -> str:
     number = f"{value:.1f}" if isinstance(value, float) else str(value)
     return f"{number} {field.unit}" if field.unit else number
 
 
 def measured(value: Field, unit: str) -> Value:
-    """Format a number with its unit, short enough for a column: ``692 W``."""
+    """Return a number with its unit for a column: ``692 W``."""
     if isinstance(value, Unavailable):
         return value
     return Text(f"{value:.0f} {unit}" if isinstance(value, float) else f"{value} {unit}")
 
 
 def nvml_number(device: Device) -> Value:
-    """Format NVML's index; that of a MIG instance follows that of its GPU."""
+    """Return the NVML index; of a MIG instance ``0/1``, after the index of its GPU."""
     if device.parent is None:
         return text_value(device.nvml_index)
     return Text(f"{device.parent}/{device.nvml_index}")
 
 
 def text_value(value: object) -> Value:
-    """Return a name or a number as it is."""
+    """Return a name or a number as text."""
     return value if isinstance(value, Unavailable) else Text(str(value))
 
 
 def title(result: DevicesResult) -> str:
-    """Return the title: whether the GPUs are real, then the driver."""
-    words = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
+    """Return the title: real or simulated GPUs, and the driver."""
+    parts = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
     if isinstance(result.driver_version, str):
-        words.append(f"driver {result.driver_version}")
+        parts.append(f"driver {result.driver_version}")
     if not isinstance(result.cuda, Unavailable) and isinstance(result.cuda.version, str):
-        words.append(f"CUDA {result.cuda.version}")
-    return ", ".join(words)
+        parts.append(f"CUDA {result.cuda.version}")
+    return ", ".join(parts)
 
 
 # --- rows and columns ------------------------------------------------------------------------------
 
 
 def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
-    """Return fields as a table, a row for each device."""
+    """Return fields as a table with a row for each device."""
     columns = tuple(
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
     )
@@ -107,7 +107,7 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
 
 
 def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
-    """Return fields as arrays of raw values in their units; an unavailable value is an empty cell."""
+    """Return fields as arrays of raw values; an unavailable value is an empty cell."""
     arrays = {
         field.name: _array([device.field(field.name) for device in result.devices])
         for field in fields
@@ -116,7 +116,7 @@ def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
 
 
 def listing(fields: Iterable[FieldInfo]) -> Document:
-    """Return the list of fields and their meaning."""
+    """Return the list of fields with their meaning."""
     names = (Column("field"), Column("unit"), Column("meaning"), Column("source"))
     rows = tuple(
         (Text(field.name), Text(field.unit), Text(field.description), Text(field.source))
@@ -130,7 +130,7 @@ def _is_number(field: FieldInfo) -> bool:
 
 
 def _array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
-    import numpy as np  # slow to import, and needed for CSV only
+    import numpy as np  # slow to import; only CSV needs it
 
     known = [value for value in values if not isinstance(value, Unavailable)]
     if known and all(type(value) is int for value in known):
@@ -139,10 +139,10 @@ def _array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
         return np.ma.masked_array(np.array(filled, dtype=np.int64), mask=missing)
     if known and all(isinstance(value, float) for value in known):
         return np.array([value if isinstance(value, float) else np.nan for value in values])
-    return np.array([_word(value) for value in values], dtype=object)
+    return np.array([_cell(value) for value in values], dtype=object)
 
 
-def _word(value: Field) -> str:
+def _cell(value: Field) -> str:
     match value:
         case Unavailable():
             return ""
@@ -176,7 +176,7 @@ def machine(result: DevicesResult) -> Section:
 
 
 def properties(device: Device) -> Section:
-    """Return every field of a device; an unavailable one with its reason."""
+    """Return every field of a device; an unavailable field with its reason."""
     groups: dict[str, list[tuple[str, Value]]] = {}
     for name, field in registry().items():
         if field.kind == "identity" or name in device.fields:

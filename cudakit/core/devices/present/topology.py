@@ -1,4 +1,4 @@
-"""Links and peer access between GPUs, as matrices."""
+"""Present links and peer access between GPUs as matrices."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from cudakit.core.devices.result import Device, DevicesResult, Pair
 from cudakit.document import Column, Node, Note, Table, Text, Value
 from cudakit.units import Unavailable
 
-_WORDS = {
-    "PIX": "one PCIe bridge at most",
+_PATHS = {
+    "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges",
     "PHB": "the PCIe host bridge",
-    "NODE": "host bridges of one NUMA node",
-    "SYS": "between NUMA nodes",
+    "NODE": "several PCIe host bridges of one NUMA node",
+    "SYS": "the link between NUMA nodes",
 }
-_NEAR = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
+_LOCAL = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
 _HINT = (
-    "an IOMMU or PCIe access control (ACS) in the way, or a container or virtual machine that "
-    "hides the topology; try it before you rely on it"
+    "possible causes: an IOMMU, PCIe access control (ACS), or a container or virtual machine that "
+    "hides the topology; measure the copy before you rely on it"
 )
 
 
 def topology(result: DevicesResult) -> Iterator[Node]:
-    """Return matrices of links and peer access, and notes where NVML and CUDA disagree."""
+    """Yield matrices of links and peer access, and a note for each pair on which NVML and CUDA disagree."""
     gpus = [device for device in result.devices if device.parent is None]
     if len(gpus) < 2 or not result.pairs:
-        yield Note("info", "there is only one GPU: it has nobody to reach")
+        yield Note("info", "the machine has only one GPU")
         return
     pairs = {(pair.first, pair.second): pair for pair in result.pairs}
     yield _matrix("link", gpus, pairs, lambda pair: text_value(pair.path))
@@ -38,22 +38,22 @@ def topology(result: DevicesResult) -> Iterator[Node]:
 
 
 def _matrix(
-    what: str,
+    title: str,
     gpus: Sequence[Device],
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Table:
-    near = _NEAR if what == "link" else {}
+    local = _LOCAL if title == "link" else {}
     rows = tuple(
         (
             Text(_name(one)),
             *(_cell(one, other, pairs, cell) for other in gpus),
-            *(text_value(one.field(name)) for name in near),
+            *(text_value(one.field(name)) for name in local),
         )
         for one in gpus
     )
-    columns = (Column(what), *(Column(_name(gpu)) for gpu in gpus), *near.values())
-    return Table(columns, rows, caption=_legend(pairs) if what == "link" else "")
+    columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *local.values())
+    return Table(columns, rows, caption=_legend(pairs) if title == "link" else "")
 
 
 def _cell(
@@ -66,7 +66,7 @@ def _cell(
         return Text("-")
     first, second = sorted((_number(one), _number(other)))
     pair = pairs.get((first, second))
-    return cell(pair) if pair else Unavailable("NVML does not say")
+    return cell(pair) if pair else Unavailable("NVML does not report it")
 
 
 def _number(device: Device) -> int:
@@ -79,7 +79,7 @@ def _name(device: Device) -> str:
 
 
 def _access(pair: Pair) -> Value:
-    """Return one answer if NVML and CUDA agree, else both."""
+    """Return one answer if NVML and CUDA agree, else both answers."""
     nvml = _nvml_access(pair)
     if isinstance(pair.cuda_access, Unavailable):
         return nvml if isinstance(nvml, Unavailable) else Text(f"{_yes(nvml)} (NVML)")
@@ -102,10 +102,10 @@ def _yes(answer: bool) -> str:
 
 
 def _legend(pairs: Mapping[tuple[int, int], Pair]) -> str:
-    """Explain the abbreviations in the matrix."""
+    """Return the meaning of the abbreviations in the matrix."""
     paths = sorted({pair.path for pair in pairs.values() if isinstance(pair.path, str)})
     return "; ".join(f"{path}: {_meaning(path)}" for path in paths)
 
 
 def _meaning(path: str) -> str:
-    return f"{path[2:]} NVLinks" if path.startswith("NV") else _WORDS.get(path, "unknown")
+    return f"{path[2:]} NVLinks" if path.startswith("NV") else _PATHS.get(path, "unknown")

@@ -108,11 +108,11 @@ def _pairs(
 
 def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
     rows = sorted(_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes))
-    held, holds = (side.moment.state.requested_bytes for side in (before, after))
+    before_bytes, after_bytes = (side.moment.state.requested_bytes for side in (before, after))
     return MomentDiff(
         before=before.moment,
         after=after.moment,
-        growth=holds / held - 1 if held else None,
+        growth=after_bytes / before_bytes - 1 if before_bytes else None,
         grown=tuple(row for row in rows if row.change_bytes > 0 and row.before_count),
         shrunk=tuple(row for row in rows if row.change_bytes < 0 and row.after_count),
         appeared=tuple(row for row in rows if not row.before_count),

@@ -21,8 +21,8 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     """Return the health of one device's trace."""
     found, allocations = replayed.inconsistencies, replayed.allocations
     # Allocations from before the trace that were freed in it cannot have a stack.
-    seen = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
-    stack = allocations.stack[seen]
+    has_knowable_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
+    stack = allocations.stack[has_knowable_stack]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
     overflowed = _overflowed(trace, replayed)
     return Health(

@@ -37,7 +37,7 @@ def read_host_state(
 ) -> tuple[Segments, Blocks, Warnings]:
     """Return the host segments; each is one block."""
     handles, address, size, warnings = _valid_segments(tree, handles)
-    state, guessed = _states(tree, handles)
+    state, state_warnings = _states(tree, handles)
     stack = tables.stack_ids(tree.column(handles, "frames"))
     segments = Segments(
         address=address.view(np.uint64),
@@ -56,7 +56,7 @@ def read_host_state(
         state=state,
         stack=stack,
     )
-    return segments, blocks, warnings + guessed
+    return segments, blocks, warnings + state_warnings
 
 
 def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, Warnings]:
@@ -73,13 +73,13 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints
 def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], Warnings]:
     in_use, has_use = _integers(tree, handles, _IN_USE)
     active, has_active = _integers(tree, handles, _ACTIVE)
-    said = has_use | has_active
+    has_state = has_use | has_active
     state = np.select(
-        [(in_use != 0) | ~said, active != 0],
+        [(in_use != 0) | ~has_state, active != 0],
         [BlockState.ALLOCATED, BlockState.PENDING_FREE],
         BlockState.INACTIVE,
     )
-    n = int(np.count_nonzero(~said))
+    n = int(np.count_nonzero(~has_state))
     warning = f"{n:,} host segments without a state count as in use"
     return state.astype(np.uint8), (warning,) if n else ()
 

@@ -1,4 +1,4 @@
-"""Exports for other tools: allocations as rows, curves over time, held memory as a tree of calls."""
+"""Exports for other tools: allocations as rows, curves over time, memory as a call tree."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tr
 
 _Ints = npt.NDArray[np.int64]
 
-# Slices for a million allocations, each on its own track, are unreadable. Allocations below this share
-# of the peak appear in the curves only, so that there are at most 200 tracks.
+# Allocations of at least this share of the peak are slices, so that there are at most 200 tracks. Smaller
+# ones are in the curves only.
 _LEAST_SHARE = 1 / 200
 
 
 def allocations(result: MemoryResult) -> Document:
-    """Return every allocation of every device as a row: interval, size, stream, pool, line and stack."""
+    """Return a row per allocation of every device: interval, size, stream, pool, call site and stack."""
     return Document("allocations", (_joined([_rows(device) for device in result.devices]),))
 
 
 def flame(result: MemoryResult) -> Document:
-    """Return the memory held at the moment as a tree of calls, outermost first, for each device."""
-    return Document("held memory", tuple(_tree(device) for device in result.devices))
+    """Return the memory at the chosen moment as a call tree per device, outermost calls first."""
+    return Document("memory by call stack", tuple(_tree(device) for device in result.devices))
 
 
 def timeline(result: MemoryResult) -> Document:
-    """Return curves as counters and large allocations as slices, in time since the first event."""
+    """Return the curves as counters and large allocations as slices, by time since the first event."""
     nodes = [node for device in result.devices for node in _timed(device)]
     return Document(result.files[0].name, tuple(nodes))
 
@@ -40,7 +40,7 @@ def _rows(device: DeviceMemory) -> Columns:
     found, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
     n = len(trace.events)
     sites = StackTable(snapshot).site_frames
-    words = tuple(frame_words(frame) for frame in snapshot.frames)
+    words = tuple(frame_text(frame) for frame in snapshot.frames)
     stacks = tuple(" < ".join(words[i] for i in stack) for stack in snapshot.stacks)
     files = (device.file,)
     return Columns(
@@ -52,9 +52,9 @@ def _rows(device: DeviceMemory) -> Columns:
             "requested_bytes": found.requested,
             "size_bytes": found.size,
             "size_is_derived": (~found.size_known).astype(np.uint8),
-            "begin_event": _within(found.begin, n),
-            "free_requested_event": _within(found.free_requested, n),
-            "end_event": _within(found.end, n),
+            "begin_event": _masked_outside_trace(found.begin, n),
+            "free_requested_event": _masked_outside_trace(found.free_requested, n),
+            "end_event": _masked_outside_trace(found.end, n),
             "begin_us": _times(device, found.begin),
             "end_us": _times(device, found.end),
             "stream": found.stream,
@@ -71,19 +71,19 @@ def _rows(device: DeviceMemory) -> Columns:
     )
 
 
-def frame_words(frame: Frame) -> str:
-    """Write a frame on one line: file, line, function."""
+def frame_text(frame: Frame) -> str:
+    """Return a frame as one line: file, line, function."""
     place = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
     return f"{place} {frame.name}".strip()
 
 
-def _within(event: _Ints, n: int) -> _Ints:
+def _masked_outside_trace(event: _Ints, n: int) -> _Ints:
     """Mask event indices before and after the trace."""
     return np.ma.masked_array(event, (event < 0) | (event >= n))
 
 
 def _times(device: DeviceMemory, event: _Ints) -> _Ints:
-    """Return the times of events; masked if there is none."""
+    """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
     n = len(times)
     known = device.snapshot.has_times and n > 0
@@ -107,7 +107,7 @@ def _joined(parts: list[Columns]) -> Columns:
 
 
 def _tree(device: DeviceMemory) -> Tree:
-    """Merge the holders' stacks from the outermost frame inwards."""
+    """Merge the call stacks of all holders into a tree."""
     root = _Call(device_name(device))
     for holder in device.holders:
         root.add(_labels(holder), holder.bytes)
@@ -117,11 +117,11 @@ def _tree(device: DeviceMemory) -> Tree:
 def _labels(holder: Holder) -> list[str]:
     if not holder.stack:
         return ["no stack recorded"]
-    return [frame_words(frame) for frame in reversed(holder.stack)]
+    return [frame_text(frame) for frame in reversed(holder.stack)]
 
 
 class _Call:
-    """A mutable node of the tree of calls."""
+    """A mutable node of the call tree."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -136,7 +136,7 @@ class _Call:
             node.bytes += size
 
     def tree(self) -> Tree:
-        """Return the tree, built from the innermost calls: stacks can be deeper than Python's recursion."""
+        """Return the tree, built without recursion: stacks can be deeper than Python's recursion limit."""
         order = [self]
         frozen: dict[int, Tree] = {}
         for node in order:
@@ -189,7 +189,7 @@ def _slices(device: DeviceMemory, clock: _Ints) -> Columns:
     start = clock[np.clip(found.begin[large], 0, n - 1)]
     end = clock[np.clip(found.end[large], 0, n - 1)]
     sites = StackTable(snapshot).site_frames[found.stack[large]]
-    words = ("no stack recorded", *(frame_words(frame) for frame in snapshot.frames))
+    words = ("no stack recorded", *(frame_text(frame) for frame in snapshot.frames))
     streams = tuple(
         f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
     )

@@ -1,4 +1,4 @@
-"""The layout of memory: every segment as a bar, its blocks coloured by state."""
+"""The picture of the memory layout: a bar per segment, with its blocks coloured by use."""
 
 from __future__ import annotations
 
@@ -47,32 +47,33 @@ from cudakit.units import format_bytes, format_ratio
 
 _Parts = TypeVar("_Parts", Pieces, Spans)
 
-_SEGMENTS = 200
-_BAR = 18
-_ROW = 24
-# Half pixels of a wide page.
-_UNITS = 2000
-# The largest pieces have tooltips, which cost about 100 bytes each.
-_TITLED = 600
-# Units: wider blocks have a gap to the next one, so that they can be counted.
+_MOST_SEGMENTS = 200
+# Pixels.
+_BAR_HEIGHT = 18
+_ROW_HEIGHT = 24
+# The width of a row in drawing units: half pixels of a wide page.
+_ROW_UNITS = 2000
+# Only the largest pieces have tooltips, because each takes about 100 bytes of the page.
+_MOST_TOOLTIPS = 600
+# Blocks from this width (in units) on are drawn with a gap after them, so that they can be counted.
 _SEPARABLE = 8
 
-_USES: Final = {IN_USE: "in use", ROUNDING: "rounding waste", PENDING: "pending free"}
+_USES: Final = {IN_USE: "in use", ROUNDING: "lost to rounding", PENDING: "pending free"}
 _CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The contents of the segments: ``used_bytes`` and ``units`` have an item per segment."""
+    """The pieces to draw; ``used_bytes`` and ``units`` (width) have an item per segment."""
 
     spans: Mapping[int, Spans]  # by segment
-    titled: Mapping[int, Pieces]  # by segment
+    tooltips: Mapping[int, Pieces]  # by segment
     used_bytes: npt.NDArray[np.int64]
     units: npt.NDArray[np.int64]
 
 
 def memory_layout(columns: Sequence[Columns]) -> Figure:
-    """Draw segments and blocks, the largest 200 segments where there are more.
+    """Draw segments and their blocks; of more than 200 segments, the largest.
 
     The first Columns has an item per segment: ``address``, ``size`` (bytes), ``stream``, ``pool``, ``kind``;
     the second one per block: ``segment`` (index into the first), ``offset`` (bytes from its start), ``size``,
@@ -81,7 +82,7 @@ def memory_layout(columns: Sequence[Columns]) -> Figure:
     segments, blocks = columns
     sizes = segments.arrays["size"].astype(np.int64)
     pieces = pieces_of(blocks, sizes)
-    chosen = largest_segments(segments, most=_SEGMENTS)
+    chosen = largest_segments(segments, most=_MOST_SEGMENTS)
     groups = grouped(segments, chosen)
     contents = _contents(pieces, groups, sizes)
     drawn = [part for group in groups for part in _drawn_group(group, contents)]
@@ -94,13 +95,13 @@ def _contents(pieces: Pieces, groups: Sequence[Group], sizes: npt.NDArray[np.int
     units = np.zeros(len(sizes), np.int64)
     for group in groups:
         for segment in group.segments:
-            units[segment.index] = max(round(segment.width * _UNITS), 1)
+            units[segment.index] = max(round(segment.width * _ROW_UNITS), 1)
     visible = take(pieces, units[pieces.segment] > 0)
     spans = spans_of(visible, units / np.maximum(sizes, 1))
-    largest = np.sort(np.argsort(-visible.size, kind="stable")[:_TITLED])
+    largest = np.sort(np.argsort(-visible.size, kind="stable")[:_MOST_TOOLTIPS])
     used = bytes_by_segment(pieces, IN_USE, segments=len(sizes))
-    titled = _by_segment(take(visible, largest))
-    return _Contents(_by_segment(spans), titled, used, units)
+    tooltips = _by_segment(take(visible, largest))
+    return _Contents(_by_segment(spans), tooltips, used, units)
 
 
 def _by_segment(arrays: _Parts) -> dict[int, _Parts]:
@@ -127,13 +128,15 @@ def _drawn_group(group: Group, contents: _Contents) -> tuple[Heading, Drawing]:
         f"{count} segment{'s' if count > 1 else ''} · {format_bytes(group.size_bytes)} · "
         f"{format_ratio(used / max(group.size_bytes, 1))} in use"
     )
-    shapes = tuple(_drawn_row(line, i * _ROW, contents) for i, line in enumerate(lines))
-    picture = Drawing(f"Layout of {group.name}", shapes, len(lines) * _ROW, description=remark)
+    shapes = tuple(_drawn_row(line, i * _ROW_HEIGHT, contents) for i, line in enumerate(lines))
+    picture = Drawing(
+        f"Layout of {group.name}", shapes, len(lines) * _ROW_HEIGHT, description=remark
+    )
     return Heading(group.name, remark), picture
 
 
 def _drawn_row(row: Row, top: int, contents: _Contents) -> Shape:
-    label = name_beside(row.label, y=top + _BAR / 2)
+    label = name_beside(row.label, y=top + _BAR_HEIGHT / 2)
     bars = (
         _drawn_segment(segment, left, top, contents)
         for segment, left in zip(row.segments, row.lefts, strict=True)
@@ -149,20 +152,20 @@ def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents)
     filling = shape(
         "svg",
         *_paths(contents.spans.get(segment.index)),
-        *_titled(contents.titled.get(segment.index), units / max(segment.size_bytes, 1)),
+        *_tooltips(contents.tooltips.get(segment.index), units / max(segment.size_bytes, 1)),
         viewBox=f"0 0 {units} 1",
         preserveAspectRatio="none",
         x=x,
         y=top,
         width=width,
-        height=_BAR,
+        height=_BAR_HEIGHT,
     )
-    ground = shape("rect", class_="free ground", x=x, y=top, width=width, height=_BAR)
-    return shape("g", ground, filling, title=words)
+    background = shape("rect", class_="free ground", x=x, y=top, width=width, height=_BAR_HEIGHT)
+    return shape("g", background, filling, title=words)
 
 
 def _paths(spans: Spans | None) -> list[Shape]:
-    """Draw all spans of a use as the dashes of one line, as thick as the bar."""
+    """Draw all spans of one use as the dashes of one line, which is as thick as the bar."""
     if spans is None:
         return []
     order = np.argsort(spans.low, kind="stable")
@@ -182,14 +185,14 @@ def _dashes(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
     )
 
 
-def _titled(pieces: Pieces | None, scale: float) -> list[Shape]:
-    """Lay transparent rectangles with a tooltip over the largest pieces."""
+def _tooltips(pieces: Pieces | None, scale: float) -> list[Shape]:
+    """Return transparent rectangles with tooltips over the largest pieces."""
     if pieces is None:
         return []
     return [
         shape(
             "rect",
-            title=f"{format_bytes(size)} {_USES[use]}, {format_bytes(start)} in",
+            title=f"{format_bytes(size)} {_USES[use]}, at offset {format_bytes(start)}",
             class_="over",
             x=round(start * scale),
             width=max(round(size * scale), 1),
@@ -202,11 +205,11 @@ def _titled(pieces: Pieces | None, scale: float) -> list[Shape]:
 
 
 def _remarks(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Iterator[str]:
-    """Describe where the drawing departs from the data."""
+    """Yield how the drawing differs from the data."""
     threshold = int(sizes.max(initial=0) * NARROWEST)
     if (sizes[chosen] < threshold).any():
-        yield f"Segments below {format_bytes(threshold)} are drawn as large as that."
+        yield f"Segments below {format_bytes(threshold)} are drawn at that size."
     beyond = len(sizes) - len(chosen)
     if beyond > 0:
         rest = format_bytes(int(sizes.sum() - sizes[chosen].sum()))
-        yield f"The largest {len(chosen)} segments; {beyond:,} others ({rest}) are left out."
+        yield f"Only the largest {len(chosen)} segments are drawn; {beyond:,} others ({rest}) are not."

@@ -1,4 +1,4 @@
-"""Blocks of memory segments reduced to drawable pieces of one use, no thinner than a pixel."""
+"""Divide the blocks of segments into pieces by use, and scale the pieces to drawing units."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ ROUNDING: Final = 1
 PENDING: Final = 2
 USES: Final = 3
 
-# The codes of the column ``state``; any other is free.
+# Codes of the column ``state``; all others are free.
 _ALLOCATED, _PENDING_FREE = 1, 2
 
-# Units: positions are rounded down, so that adjacent pieces stay adjacent; a product may be slightly low.
+# In units. Positions are rounded down, so that adjacent pieces stay adjacent; rounding errors must not lower
+# them.
 _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Parts of segments in bytes: ``start`` counts from the start of the segment."""
+    """Parts of segments with one use, in bytes; ``start`` is the offset in the segment."""
 
     segment: _Indices
     start: _Indices
@@ -40,7 +41,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Parts of segments in whole drawing units; thin pieces may share a unit with adjacent wider ones."""
+    """Parts of segments with one use, in whole drawing units; a thin part can overlap a wider one."""
 
     segment: _Indices
     low: _Indices
@@ -49,10 +50,10 @@ class Spans:
 
 
 def pieces_of(blocks: Columns, segment_sizes: _Indices) -> Pieces:
-    """Divide blocks into requested bytes and rounding; free blocks have no pieces.
+    """Divide blocks into requested bytes and rounding. Free blocks have no pieces.
 
     ``blocks`` has the arrays ``segment``, ``offset``, ``size``, ``requested`` and ``state``; parts
-    outside the segment are cut off.
+    outside the segment are removed.
     """
     segment, offset, size, requested, state = (
         np.asarray(blocks.arrays[name]).astype(np.int64)
@@ -77,16 +78,16 @@ def pieces_of(blocks: Columns, segment_sizes: _Indices) -> Pieces:
 def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> _Indices:
     """Sum the bytes of one use in each segment."""
     chosen = pieces.use == use
-    # Sums of integers in floating point are exact up to 2**53: 8 PiB.
+    # float64 is exact up to 2**53 bytes.
     sums = np.bincount(pieces.segment[chosen], pieces.size[chosen], minlength=segments)
     return sums.astype(np.int64)
 
 
 def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
-    """Scale pieces to drawing units; ``scale`` has the units a byte for each segment.
+    """Scale pieces to drawing units; ``scale`` has the units per byte of each segment.
 
-    Pieces thinner than a unit are merged: a unit with several goes to the use with most bytes, and adjacent
-    units of the same use become one span. No used piece vanishes.
+    Pieces thinner than a unit are merged: a unit gets the use with most bytes, and adjacent units of the same
+    use become one span. Every piece is visible.
     """
     ends = pieces.start + pieces.size
     low, high = (place * scale[pieces.segment] + _TOLERANCE for place in (pieces.start, ends))
@@ -109,27 +110,27 @@ def _inside(pieces: Pieces, segment_sizes: _Indices) -> Pieces:
 
 
 def _merged(thin: Pieces, unit: _Indices) -> Spans:
-    """Assign each unit to one use, then join adjacent units."""
+    """Assign one use to each unit, then join adjacent units of the same use."""
     order = np.lexsort((thin.use, unit, thin.segment))
     thin, unit = take(thin, order), unit[order]
     firsts = _changes(thin.segment, unit, thin.use)
     sums = np.add.reduceat(thin.size, firsts) if len(firsts) else thin.size
     segment, unit, use = thin.segment[firsts], unit[firsts], thin.use[firsts]
 
-    # The largest use of a unit is last.
+    # Sort by bytes within each unit, and keep the last, largest use.
     order = np.lexsort((sums, unit, segment))
     segment, unit, use = segment[order], unit[order], use[order]
     lasts = np.append(_changes(segment, unit)[1:], len(unit))[: len(unit)] - 1
     segment, unit, use = segment[lasts], unit[lasts], use[lasts]
 
-    # In a run the difference between a unit and its rank is constant.
+    # For adjacent units, the difference between unit and index is constant.
     firsts = _changes(segment, use, unit - np.arange(len(unit)))
     ends = np.append(firsts[1:], len(unit))[: len(firsts)] - 1
     return Spans(segment[firsts], unit[firsts], unit[ends] + 1, use[firsts])
 
 
 def _changes(*keys: _Indices) -> _Indices:
-    """Return the indices at which any of the sorted keys changes, beginning with 0."""
+    """Return 0 and the indices at which any of the sorted keys changes."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)
     changed = np.any([np.diff(key) != 0 for key in keys], axis=0)

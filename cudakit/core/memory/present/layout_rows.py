@@ -1,4 +1,4 @@
-"""Memory segments in groups and rows: the segments that are drawn, and their widths."""
+"""Arrange segments in groups and rows, with the width of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from cudakit.document import Columns
 from cudakit.units import format_bytes
 
-# Shares of a row: the narrowest segment that can be pointed at, and the gap between two.
+# As shares of a row: the minimum width of a segment, and the gap between two segments.
 NARROWEST = 0.016
-_SPACE = 0.004
+_GAP = 0.004
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A drawn segment: ``width`` is its share of a row."""
+    """A drawn segment; ``width`` is its share of a row."""
 
     index: int
     address: int
@@ -29,14 +29,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Adjacent segments, with the left edge of each as a share of the row."""
+    """The segments of a row, with their left edges as shares of the row."""
 
     segments: tuple[Segment, ...]
     lefts: tuple[float, ...]
 
     @property
     def label(self) -> str:
-        """The size of the segments, or their number if sizes differ."""
+        """The number and the size of the segments, or only the number if sizes differ."""
         count, sizes = len(self.segments), {segment.size_bytes for segment in self.segments}
         if len(sizes) > 1:
             return f"{count} segments"
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Segments of one pool, one stream and one kind, which serve the same requests."""
+    """Segments of one pool, stream and kind, which serve the same requests."""
 
     name: str
     segments: tuple[Segment, ...]  # largest first
@@ -64,9 +64,9 @@ def largest_segments(columns: Columns, *, most: int) -> npt.NDArray[np.int64]:
 
 
 def grouped(columns: Columns, chosen: npt.NDArray[np.int64]) -> list[Group]:
-    """Group segments by pool, stream and kind; the group with the most memory comes first.
+    """Group segments by pool, stream and kind, the largest group first.
 
-    Widths are relative to the largest segment of all, so that groups can be compared.
+    Widths are relative to the largest segment of all groups.
     """
     largest = max(int(columns.arrays["size"][chosen].max(initial=1)), 1)
     named = [(_group_name(columns, i), _segment(columns, i, largest)) for i in chosen.tolist()]
@@ -79,7 +79,7 @@ def grouped(columns: Columns, chosen: npt.NDArray[np.int64]) -> list[Group]:
 
 
 def rows(segments: Sequence[Segment]) -> Iterator[Row]:
-    """Fill rows from left to right, as text fills lines."""
+    """Arrange segments in rows from left to right."""
     row: list[Segment] = []
     lefts: list[float] = []
     left = 0.0
@@ -89,7 +89,7 @@ def rows(segments: Sequence[Segment]) -> Iterator[Row]:
             row, lefts, left = [], [], 0.0
         row.append(segment)
         lefts.append(left)
-        left += segment.width + _SPACE
+        left += segment.width + _GAP
     if row:
         yield Row(tuple(row), tuple(lefts))
 
@@ -97,8 +97,8 @@ def rows(segments: Sequence[Segment]) -> Iterator[Row]:
 def _segment(columns: Columns, index: int, largest: int) -> Segment:
     size = int(columns.arrays["size"][index])
     address = int(columns.arrays["address"][index])
-    # Segments whose sizes add up to the largest fill its row, including the gaps between them.
-    width = size / largest * (1 + _SPACE) - _SPACE
+    # Includes gaps: segments whose sizes sum to the largest one fill a row exactly.
+    width = size / largest * (1 + _GAP) - _GAP
     return Segment(index, address, size, max(width, NARROWEST))
 
 
@@ -107,7 +107,7 @@ def _group_name(columns: Columns, index: int) -> str:
 
 
 def _decoded(columns: Columns, name: str, index: int) -> str:
-    """Return the text of a code, or ``stream 3`` if it has none."""
+    """Return the text of a code, or such as ``stream 3`` if it has none."""
     code = int(columns.arrays[name][index])
     texts = columns.text.get(name, ())
     return texts[code] if 0 <= code < len(texts) else f"{name} {code}"

@@ -14,9 +14,8 @@ from typing import TypeAlias
 
 from cudakit.core.memory.analyze import file_facts
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
-from cudakit.core.memory.whatif.program import EMPTY_PROGRAM, program_of
-from cudakit.core.memory.whatif.recorded import limit_of, outcome_of, settings_of
-from cudakit.core.memory.whatif.recording import Recording, recording_of
+from cudakit.core.memory.whatif.program import EMPTY_PROGRAM, Recording, program_of, recording_of
+from cudakit.core.memory.whatif.recorded_outcome import limit_of, outcome_of, settings_of
 from cudakit.core.memory.whatif.replay import NewAllocator, replay
 from cudakit.core.memory.whatif.result import (
     SCHEMA,

@@ -58,14 +58,13 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
     if device.limit is not None:
         yield Note("info", _limit(device))
     outcomes = _rows(device)
-    yield Section("Reserved", (_reserved(device, outcomes),))
-    yield Section("Allocated and requested", (_in_use(outcomes),))
+    yield Section("Reserved memory", (_reserved(device, outcomes),))
     yield Section("Driver calls", (_driver(outcomes),))
 
 
 def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
-    within = () if device.baseline == device.replayed else (device.baseline,)
-    return (device.recorded, device.replayed, *within, *device.tried)
+    baseline = () if device.baseline == device.replayed else (device.baseline,)
+    return (device.recorded, device.replayed, *baseline, *device.tried)
 
 
 def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
@@ -130,19 +129,6 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
         ),
         outcomes,
         "free in segments: at the recorded peak; free share: its share of reserved memory",
-    )
-
-
-def _in_use(outcomes: tuple[Outcome, ...]) -> Table:
-    return table(
-        (
-            _SETTINGS,
-            ("peak allocated", "number", lambda outcome: Bytes(outcome.peak.allocated_bytes)),
-            ("end", "number", lambda outcome: Bytes(outcome.end.allocated_bytes)),
-            ("peak requested", "number", lambda outcome: Bytes(outcome.peak.requested_bytes)),
-            ("end", "number", lambda outcome: Bytes(outcome.end.requested_bytes)),
-        ),
-        outcomes,
     )
 
 

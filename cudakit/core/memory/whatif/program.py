@@ -11,13 +11,46 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
-from cudakit.core.memory.snapshot import Events
-from cudakit.core.memory.whatif.recording import Recording
+from cudakit.core.memory.snapshot import DeviceTrace, Events, Snapshot
 from cudakit.core.memory.whatif.releases import Release, releases_of
+from cudakit.torch_rules.actions import Action
 
 NO_WAIT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One device of a snapshot; settings are those at the time of the snapshot."""
+
+    snapshot: Snapshot
+    trace: DeviceTrace
+    history: Replay
+
+    def has(self, action: Action) -> bool:
+        """Return whether an action occurs in the trace."""
+        return bool((self.trace.events.action == action).any())
+
+    def count(self, *actions: Action) -> int:
+        """Return the number of events with one of these actions."""
+        return int(np.isin(self.trace.events.action, actions).sum())
+
+    def failed_requests(self) -> list[int]:
+        """Return the events of failed allocations."""
+        return np.flatnonzero(self.trace.events.action == Action.OOM).tolist()
+
+    def segment_addresses(self) -> Iterator[tuple[int, int]]:
+        """Yield the addresses and sizes of the segments in the order of their allocation."""
+        segments = self.history.segments.plain
+        order = np.argsort(segments.begin, kind="stable")
+        return zip(segments.address[order].tolist(), segments.size[order].tolist(), strict=True)
+
+
+def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
+    """Return the recording of a device of a snapshot."""
+    return Recording(snapshot, trace, replay(snapshot, trace))
 
 
 class Step(IntEnum):
@@ -50,7 +83,7 @@ class Program:
     steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
     peak_event: int  # the event before the peak
-    frees_have_stacks: bool  # releases by the program and by requests can be told apart
+    frees_have_stacks: bool  # so that releases by the program differ from those by requests
 
 
 EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)
@@ -58,11 +91,11 @@ EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)
 
 def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     """Return the program of a recording; ``garbage_collects`` as in ``releases_of``."""
-    found, events = recording.history.allocations, recording.trace.events
+    allocations, events = recording.history.allocations, recording.trace.events
     n = len(events)
-    wait_streams = _wait_streams(found, events)
-    waits_end = _waits_end(found, wait_streams, n)
-    frees_have_stacks = _frees_have_stacks(found, events)
+    wait_streams = _wait_streams(allocations, events)
+    waits_end = _waits_end(allocations, wait_streams, n)
+    frees_have_stacks = _frees_have_stacks(allocations, events)
     releases = releases_of(
         events,
         recording.history.curves,
@@ -71,24 +104,25 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
         frees_have_stacks=frees_have_stacks,
     )
     failed = recording.failed_requests()
-    placed = [
-        *_lifetime_steps(found, wait_streams, releases, n),
-        *((event, 0, Step.FAILED_ALLOC, len(found) + i) for i, event in enumerate(failed)),
-        *_release_steps(found, releases),
+    # The second item orders the steps of one event.
+    ordered = [
+        *_lifetime_steps(allocations, wait_streams, releases, n),
+        *((event, 0, Step.FAILED_ALLOC, len(allocations) + i) for i, event in enumerate(failed)),
+        *_release_steps(allocations, releases),
     ]
-    placed.sort()
-    before = np.flatnonzero(found.begin == BEFORE_TRACE)
+    ordered.sort()
+    before = np.flatnonzero(allocations.begin == BEFORE_TRACE)
     return Program(
         requests=(
-            *_requests(found.requested, found.stream, found.pool),
+            *_requests(allocations.requested, allocations.stream, allocations.pool),
             *_requests(
                 events.size[failed], events.stream[failed], np.maximum(events.pool[failed], 0)
             ),
         ),
         wait_streams=wait_streams,
-        held=tuple(before[np.argsort(found.address[before], kind="stable")].tolist()),
-        pending_before=tuple(before[found.free_requested[before] == BEFORE_TRACE].tolist()),
-        steps=tuple((event, step, number) for event, _, step, number in placed),
+        held=tuple(before[np.argsort(allocations.address[before], kind="stable")].tolist()),
+        pending_before=tuple(before[allocations.free_requested[before] == BEFORE_TRACE].tolist()),
+        steps=tuple((event, step, number) for event, _, step, number in ordered),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,
@@ -101,19 +135,19 @@ def _requests(
     return zip(sizes.tolist(), streams.tolist(), pools.tolist(), strict=True)
 
 
-def _wait_streams(found: Allocations, events: Events) -> tuple[int, ...]:
+def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     """Assign every free that waited to a stand-in stream, on which earlier frees complete earlier.
 
     A trace does not record which streams a free waited for. The smallest number of ordered streams that
     explains the recorded completions replaces them.
     """
-    wait_streams = np.full(len(found), NO_WAIT)
-    waited = _waited(found, events)
-    order = np.lexsort((found.end[waited], found.free_requested[waited]))
+    wait_streams = np.full(len(allocations), NO_WAIT)
+    waited = _waited(allocations, events)
+    order = np.lexsort((allocations.end[waited], allocations.free_requested[waited]))
     last_ends: list[int] = []  # of the streams, rising
     numbers: list[int] = []  # of the streams in that order
     for index in waited[order].tolist():
-        end = int(found.end[index])
+        end = int(allocations.end[index])
         place = bisect_right(last_ends, end) - 1
         number = numbers.pop(place) if place >= 0 else len(numbers)
         if place >= 0:
@@ -125,11 +159,11 @@ def _wait_streams(found: Allocations, events: Events) -> tuple[int, ...]:
     return tuple(wait_streams.tolist())
 
 
-def _waited(found: Allocations, events: Events) -> npt.NDArray[np.intp]:
+def _waited(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Return the allocations whose free did not complete in the same call."""
     n = len(events)
-    freed = np.flatnonzero(found.free_requested < n)
-    request, end = found.free_requested[freed], found.end[freed]
+    freed = np.flatnonzero(allocations.free_requested < n)
+    request, end = allocations.free_requested[freed], allocations.end[freed]
     longer = (end - request > 1) | (end == n)
     # If the next request completed the free, the completion has the stack of that request.
     stacks = events.stack[np.clip(request, 0, n - 1)], events.stack[np.clip(end, 0, n - 1)]
@@ -139,20 +173,24 @@ def _waited(found: Allocations, events: Events) -> npt.NDArray[np.intp]:
     return waited
 
 
-def _frees_have_stacks(found: Allocations, events: Events) -> bool:
-    known = (found.begin != BEFORE_TRACE) & (found.free_requested < len(events))
-    allocated, freed = found.begin[known], found.free_requested[known]
+def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
+    known = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
+    allocated, freed = allocations.begin[known], allocations.free_requested[known]
     return bool((events.stack[allocated] != events.stack[freed]).any())
 
 
-def _waits_end(found: Allocations, wait_streams: tuple[int, ...], n: int) -> npt.NDArray[np.bool_]:
+def _waits_end(
+    allocations: Allocations, wait_streams: tuple[int, ...], n: int
+) -> npt.NDArray[np.bool_]:
     marked = np.zeros(n, np.bool_)
-    marked[found.end[(np.array(wait_streams, np.int64) != NO_WAIT) & (found.end < n)]] = True
+    marked[
+        allocations.end[(np.array(wait_streams, np.int64) != NO_WAIT) & (allocations.end < n)]
+    ] = True
     return marked
 
 
 def _lifetime_steps(
-    found: Allocations, wait_streams: tuple[int, ...], releases: tuple[Release, ...], n: int
+    allocations: Allocations, wait_streams: tuple[int, ...], releases: tuple[Release, ...], n: int
 ) -> Iterator[tuple[int, int, Step, int]]:
     # A request that waited for pending frees had found no free block: complete these frees after it.
     later = {
@@ -161,9 +199,9 @@ def _lifetime_steps(
         if release.request is not None
         for event in range(release.first, release.after)
     }
-    ends = found.end.tolist()
+    ends = allocations.end.tolist()
     for index, (begin, freed) in enumerate(
-        zip(found.begin.tolist(), found.free_requested.tolist(), strict=True)
+        zip(allocations.begin.tolist(), allocations.free_requested.tolist(), strict=True)
     ):
         if begin != BEFORE_TRACE:
             yield begin, 0, Step.ALLOC, index
@@ -175,19 +213,19 @@ def _lifetime_steps(
 
 
 def _release_steps(
-    found: Allocations, releases: tuple[Release, ...]
+    allocations: Allocations, releases: tuple[Release, ...]
 ) -> Iterator[tuple[int, int, Step, int]]:
     for release in releases:
         # A pool without later requests may be released from now on.
         gone = [
             pool
             for pool in sorted(release.pools - {0})
-            if not (found.begin[found.pool == pool] > release.first).any()
+            if not (allocations.begin[allocations.pool == pool] > release.first).any()
         ]
         last = release.after - 1
         for pool in gone:
             yield last, 2, Step.RELEASE_POOL, pool
-        if release.request is not None or not release.gives_back:
+        if release.request is not None or not release.releases_segments:
             continue
         if 0 in release.pools or not gone:
             yield last, 3, Step.EMPTY_CACHE, 0

@@ -21,7 +21,7 @@ _Mask = npt.NDArray[np.bool_]
 
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 _GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-_ANSWERS = (Action.ALLOC, Action.OOM)
+_REQUEST_ENDS = (Action.ALLOC, Action.OOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Release:
     after: int  # the event after the last one
     request: int | None  # the ALLOC or OOM event of the request that caused it; None: the program
     pools: frozenset[int]  # pools of the released segments, if recorded
-    gives_back: bool  # whether segments were released
+    releases_segments: bool  # False: it only completed pending frees
 
 
 def releases_of(
@@ -50,20 +50,22 @@ def releases_of(
     stack of the next request by chance; that request is not the cause if as much memory had been reserved
     before.
     """
-    giving = np.isin(events.action, _RELEASES)
-    sure = frees_have_stacks or garbage_collects
-    known_to_fit = 0 if sure else int(curves.reserved.max())
-    found: list[Release] = []
-    for first, after in _ranges_of(giving | waits_end):
+    is_release = np.isin(events.action, _RELEASES)
+    cause_is_known = frees_have_stacks or garbage_collects
+    known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
+    releases: list[Release] = []
+    for first, after in _ranges_of(is_release | waits_end):
         request = _request_after(events, after)
-        own = after
+        request_begins = after
         if request is not None:
-            own = _of_request(events, curves, giving, (first, after, request), known_to_fit)
-            if own < after:
-                found.append(_release(events, giving, own, after, request))
-        if giving[first:own].any():
-            found.append(_release(events, giving, first, own, None))
-    return tuple(found)
+            request_begins = _first_of_request(
+                events, curves, is_release, (first, after, request), known_to_fit
+            )
+            if request_begins < after:
+                releases.append(_release(events, is_release, request_begins, after, request))
+        if is_release[first:request_begins].any():
+            releases.append(_release(events, is_release, first, request_begins, None))
+    return tuple(releases)
 
 
 def _ranges_of(chosen: _Mask) -> Iterator[tuple[int, int]]:
@@ -74,17 +76,17 @@ def _ranges_of(chosen: _Mask) -> Iterator[tuple[int, int]]:
 def _request_after(events: Events, after: int) -> int | None:
     """Return the ALLOC or OOM event of the request that may have caused a release; None: no request."""
     for event in range(after, len(events)):
-        if events.action[event] in _ANSWERS:
+        if events.action[event] in _REQUEST_ENDS:
             return event
         if events.action[event] not in _GROWTH:
             return None
     return None
 
 
-def _of_request(
+def _first_of_request(
     events: Events,
     curves: Curves,
-    giving: _Mask,
+    is_release: _Mask,
     bounds: tuple[int, int, int],
     known_to_fit: int,
 ) -> int:
@@ -94,21 +96,23 @@ def _of_request(
     """
     first, after, request = bounds
     failed = events.action[request] == Action.OOM
-    given = np.flatnonzero(giving[first:after]) + first
-    if not len(given):
+    released = np.flatnonzero(is_release[first:after]) + first
+    if not len(released):
         return first if failed else after
     stack = events.stack[request]
-    private = events.pool[given] > 0
-    by_program = given[(events.stack[given] != stack) | _before_default(private)]
-    begin = int(by_program[-1]) + 1 if len(by_program) else first
-    if failed or begin == after:
-        return begin
-    taken = int(curves.reserved[request] - curves.reserved[after])
-    fitted = taken > 0 and int(curves.reserved[begin]) + taken <= known_to_fit
+    private = events.pool[released] > 0
+    by_program = released[(events.stack[released] != stack) | _before_default(private)]
+    first_of_request = int(by_program[-1]) + 1 if len(by_program) else first
+    if failed or first_of_request == after:
+        return first_of_request
+    new_bytes = int(curves.reserved[request] - curves.reserved[after])
+    fitted_before = (
+        new_bytes > 0 and int(curves.reserved[first_of_request]) + new_bytes <= known_to_fit
+    )
     # Segments of a deleted MemPool have the stacks of their allocations, because no call released them.
-    of_pool = bool(private[given >= begin].all())
+    of_deleted_pool = bool(private[released >= first_of_request].all())
     unknown_stack = stack == 0 and known_to_fit > 0
-    return after if unknown_stack or fitted or of_pool else begin
+    return after if unknown_stack or fitted_before or of_deleted_pool else first_of_request
 
 
 def _before_default(private: _Mask) -> _Mask:
@@ -118,7 +122,9 @@ def _before_default(private: _Mask) -> _Mask:
     return marked
 
 
-def _release(events: Events, giving: _Mask, first: int, after: int, request: int | None) -> Release:
-    given = np.flatnonzero(giving[first:after]) + first
-    pools = np.maximum(events.pool[given], 0)  # -1: older files do not record the pool
-    return Release(first, after, request, frozenset(pools.tolist()), bool(len(given)))
+def _release(
+    events: Events, is_release: _Mask, first: int, after: int, request: int | None
+) -> Release:
+    released = np.flatnonzero(is_release[first:after]) + first
+    pools = np.maximum(events.pool[released], 0)  # -1: older files do not record the pool
+    return Release(first, after, request, frozenset(pools.tolist()), bool(len(released)))

@@ -92,11 +92,11 @@ class _Replay:
         shortage = None
         try:
             start = self._allocate_initial()
-            self._take_steps()
+            self._run_steps()
         except _OutOfMemory as ended:
             shortage = ended.shortage
             if shortage.event < 0:
-                start = self._held("current")
+                start = self._totals("current")
         self._allocator.process_events()
         return start, shortage
 
@@ -104,14 +104,14 @@ class _Replay:
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
     ) -> Outcome:
         statistics = self._allocator.statistics()
-        at_peak = self._at_peak or self._held("current")
+        at_peak = self._at_peak or self._totals("current")
         free = at_peak.reserved_bytes - at_peak.active_bytes
         return Outcome(
             name=name,
             settings=settings.as_text(),
             limit_bytes=limit_bytes,
-            peak=self._held("peak"),
-            end=self._held("current"),
+            peak=self._totals("peak"),
+            end=self._totals("current"),
             fragmentation_bytes=free,
             fragmentation=free / max(at_peak.reserved_bytes, 1),
             device_allocations=statistics["num_device_alloc"],
@@ -130,10 +130,10 @@ class _Replay:
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
         if self._program.peak_event < 0:
-            self._at_peak = self._held("current")
-        return self._held("current")
+            self._at_peak = self._totals("current")
+        return self._totals("current")
 
-    def _take_steps(self) -> None:
+    def _run_steps(self) -> None:
         steps: dict[Step, Callable[[int, int], None]] = {
             Step.ALLOC: self._alloc,
             Step.FREE: self._free,
@@ -147,9 +147,9 @@ class _Replay:
         for event, step, number in self._program.steps:
             steps[step](event, number)
             if event == peak_event:
-                self._at_peak = self._held("current")
+                self._at_peak = self._totals("current")
 
-    # The steps.
+    # Steps: each method gets the event and the number of the step.
 
     def _alloc(self, event: int, number: int) -> None:
         try:
@@ -204,7 +204,7 @@ class _Replay:
     def _is_current_pool(self, pool: int, stream: int) -> bool:  # noqa: ARG002
         return self._pool == pool
 
-    def _held(self, part: str) -> MemoryTotals:
+    def _totals(self, part: str) -> MemoryTotals:
         statistics = self._allocator.statistics()
         names = ("reserved", "allocated", "requested", "active")
         return MemoryTotals(*(statistics[f"{name}_bytes.all.{part}"] for name in names))

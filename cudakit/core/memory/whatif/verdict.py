@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.memory.replay.allocations import Allocations
-from cudakit.core.memory.whatif.recorded import has_both_kinds
-from cudakit.core.memory.whatif.recording import Recording
+from cudakit.core.memory.whatif.program import Recording
+from cudakit.core.memory.whatif.recorded_outcome import has_both_kinds
 from cudakit.core.memory.whatif.result import Difference, MemoryTotals, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count

@@ -14,7 +14,8 @@ from cudakit.units import format_count
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, 0 for all."""
     shown = result.races if top == 0 else result.races[:top]
-    nodes: list[Node] = [
+    nodes: list[Node] = [Note("error", f"incomplete: {text}") for text in result.incomplete]
+    nodes += [
         races.race(found, number, several_processes=len(result.processes) > 1)
         for number, found in enumerate(shown, start=1)
     ]
@@ -41,6 +42,8 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
     if times > races:
         yield f"found {format_count(times)} times"
+    if result.incomplete:
+        yield "recording incomplete"
     if result.simulated:
         yield "on a simulated device"
     if result.stopped:

@@ -30,13 +30,17 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
 
 def is_empty(result: SanitizeResult) -> bool:
     """Return whether no GPU work was recorded at all."""
-    seen = result.coverage
-    return not (seen.launches or seen.copies or seen.fills or seen.graph_launches or result.gaps)
+    return not (result.coverage.has_work or result.gaps)
+
+
+def nothing_recorded(result: SanitizeResult) -> str:
+    """Return the verdict on a run without GPU work, with the reason if it is known."""
+    return ": ".join(filter(None, (NOTHING_RECORDED, result.no_gpu_work)))
 
 
 def _recorded(result: SanitizeResult) -> Iterator[Note]:
     if is_empty(result):
-        yield Note("info", NOTHING_RECORDED)
+        yield Note("warn", nothing_recorded(result))
         return
     seen, gaps = result.coverage, sum(result.gaps.values())
     work = _nonzero(

@@ -21,13 +21,11 @@ static PyObject *raise_error(const char *why)
     return NULL;
 }
 
-PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), reader=0)\n--\n\n"
+PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
                         "Record what CUDA does into a directory, until stop().\n\n"
                         "library is the path of libsanitizer-public.so, walker the address that\n"
                         "of _frames.walker. patches are pairs of a compute capability, such as 90,\n"
                         "and the bytes of its patch: with them, kernels report what they access.\n"
-                        "reader is the id of the process that reads the directory: when it is gone,\n"
-                        "the directory is deleted and recording ends; 0: this process.\n"
                         "Call it before CUDA is used. Raises RuntimeError.");
 
 /* Add the patches of a sequence of (capability, image) pairs; on failure return -1 with an exception set. */
@@ -52,18 +50,17 @@ static int add_patches(PyObject *patches)
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"spool", "library", "walker", "patches", "reader", NULL};
+    static char *names[] = {"spool", "library", "walker", "patches", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
     PyObject *patches = NULL;
-    int reader = 0;
     char why[WHY_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KOi", names, &spool, &library, &walker, &patches,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KO", names, &spool, &library, &walker, &patches,
                                      &reader) ||
         add_patches(patches))
         return NULL;
-    spool_open(spool, reader);
+    spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
     if (!subscription_begin(library, why, sizeof why))
         return raise_error(why);

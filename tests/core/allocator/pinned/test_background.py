@@ -31,7 +31,7 @@ class Work:
         return self.left > 0
 
 
-def test_work_goes_on_until_there_is_none_and_begins_again_when_woken() -> None:
+def test_background_worker_sleeps_without_work_and_continues_when_woken() -> None:
     work = Work(3)
     background = Background(work.once)
     background.wake()
@@ -54,7 +54,7 @@ def test_background_thread_frees_blocks_without_a_request(host: Host) -> None:
     pool.close()
 
 
-def test_a_request_looks_itself_before_the_driver_is_asked(host: Host) -> None:
+def test_request_processes_events_before_calling_the_driver(host: Host) -> None:
     pool = CachingHostAllocator(host, IN_BACKGROUND)
     ptr = pool.alloc(MIB)
     pool.record_use(ptr, 11)
@@ -66,7 +66,7 @@ def test_a_request_looks_itself_before_the_driver_is_asked(host: Host) -> None:
     pool.close()
 
 
-def test_the_thread_ends_with_its_pool() -> None:
+def test_background_thread_ends_with_its_pool() -> None:
     before = set(threading.enumerate())
     pool = CachingHostAllocator(Host(), IN_BACKGROUND)
     ptr = pool.alloc(MIB)

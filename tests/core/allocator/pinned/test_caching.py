@@ -23,7 +23,7 @@ def sizes(pool: CachingHostAllocator) -> list[int]:
 @pytest.mark.parametrize(
     ("requested", "size"), [(1, 1), (3, 4), (512, 512), (513, 1024), (3 * MIB, 4 * MIB)]
 )
-def test_a_request_is_rounded_to_a_power_of_two(
+def test_request_is_rounded_to_a_power_of_two(
     pool: CachingHostAllocator, requested: int, size: int
 ) -> None:
     pool.alloc(requested)
@@ -31,9 +31,7 @@ def test_a_request_is_rounded_to_a_power_of_two(
     assert sizes(pool) == [size]
 
 
-def test_no_bytes_are_the_address_0_and_change_nothing(
-    pool: CachingHostAllocator, host: Host
-) -> None:
+def test_zero_bytes_return_address_0(pool: CachingHostAllocator, host: Host) -> None:
     assert pool.alloc(0) == 0
     pool.free(0)
 
@@ -57,14 +55,14 @@ def test_block_freed_last_serves_the_next_request_of_its_bin(
     assert host.calls == ["malloc", "malloc"]
 
 
-def test_a_larger_block_never_serves_a_smaller_power(pool: CachingHostAllocator) -> None:
+def test_block_of_a_larger_bin_does_not_serve_a_smaller_one(pool: CachingHostAllocator) -> None:
     large = pool.alloc(4 * GIB)
     pool.free(large)
 
     assert pool.alloc(10 * KIB) != large
 
 
-def test_above_the_threshold_nothing_is_rounded_but_to_512(host: Host) -> None:
+def test_request_above_the_threshold_is_rounded_to_512_bytes(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_max_round_threshold_bytes=MIB))
     for size in (MIB - 1, MIB + 1, 3 * MIB + 100):
         pool.alloc(size)
@@ -72,7 +70,7 @@ def test_above_the_threshold_nothing_is_rounded_but_to_512(host: Host) -> None:
     assert sizes(pool) == [MIB, MIB + 512, 3 * MIB + 512]
 
 
-def test_a_block_that_is_not_rounded_never_serves_what_it_is_too_small_for(host: Host) -> None:
+def test_unrounded_block_does_not_serve_a_larger_request(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_max_round_threshold_bytes=MIB))
     small, large = pool.alloc(150 * MIB), pool.alloc(220 * MIB)
     pool.free(large)
@@ -92,7 +90,7 @@ def test_block_above_the_cached_size_is_released_at_its_free(host: Host) -> None
     assert pool.statistics()["num_host_free"] == 1
 
 
-def test_a_block_is_reused_when_every_stream_that_uses_it_is_done(
+def test_block_is_reused_after_every_stream_that_uses_it(
     pool: CachingHostAllocator, host: Host
 ) -> None:
     used = pool.alloc(MIB)
@@ -108,7 +106,7 @@ def test_a_block_is_reused_when_every_stream_that_uses_it_is_done(
     assert pool.waiting() == {}
 
 
-def test_the_first_event_that_is_not_reached_holds_up_the_others(
+def test_pending_event_delays_later_events_of_the_queue(
     pool: CachingHostAllocator, host: Host
 ) -> None:
     slow, quick = pool.alloc(MIB), pool.alloc(MIB)
@@ -123,7 +121,7 @@ def test_the_first_event_that_is_not_reached_holds_up_the_others(
     assert {pool.alloc(MIB), pool.alloc(MIB)} == {slow, quick}
 
 
-def test_the_cache_is_emptied_without_waiting(pool: CachingHostAllocator, host: Host) -> None:
+def test_empty_cache_does_not_wait(pool: CachingHostAllocator, host: Host) -> None:
     kept, used, idle = pool.alloc(MIB), pool.alloc(MIB), pool.alloc(MIB)
     pool.record_use(used, 11)
     pool.free(used)
@@ -135,7 +133,7 @@ def test_the_cache_is_emptied_without_waiting(pool: CachingHostAllocator, host: 
     assert "sync_event" not in host.calls
 
 
-def test_a_free_of_what_is_not_allocated_is_refused_and_counted(pool: CachingHostAllocator) -> None:
+def test_invalid_free_is_refused_and_counted(pool: CachingHostAllocator) -> None:
     ptr = pool.alloc(1)
     pool.free(ptr)
     for wrong in (ptr, 0xBAD):
@@ -147,7 +145,7 @@ def test_a_free_of_what_is_not_allocated_is_refused_and_counted(pool: CachingHos
     assert pool.counters()["num_invalid_frees"] == 2
 
 
-def test_where_wanted_no_free_ever_raises(host: Host) -> None:
+def test_free_never_raises_if_so_configured(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_free_catch_all=True))
     host.device.gone.add(11)
     ptr = pool.alloc(MIB)
@@ -161,7 +159,7 @@ def test_where_wanted_no_free_ever_raises(host: Host) -> None:
     assert host.held == {}
 
 
-def test_memory_that_runs_out_is_looked_for_in_the_cache_first() -> None:
+def test_cached_memory_is_released_before_out_of_memory() -> None:
     host = Host(4 * MIB)
     pool = CachingHostAllocator(host)
     for ptr in (pool.alloc(MIB), pool.alloc(2 * MIB)):
@@ -174,7 +172,7 @@ def test_memory_that_runs_out_is_looked_for_in_the_cache_first() -> None:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_without_memory_the_error_says_what_the_pool_holds(splits: bool) -> None:
+def test_out_of_memory_error_lists_the_bytes_of_the_pool(splits: bool) -> None:
     host = Host(16 * MIB)
     pool = CachingHostAllocator(host, splits=splits)
     pool.alloc(8 * MIB)
@@ -189,7 +187,7 @@ def test_without_memory_the_error_says_what_the_pool_holds(splits: bool) -> None
     assert pool.statistics()["active_requests.current"] == 1
 
 
-def test_without_retries_memory_is_out_as_pytorch_says_it() -> None:
+def test_without_retries_out_of_memory_is_raised_at_once() -> None:
     pool = CachingHostAllocator(Host(4 * MIB), retries=False)
     pool.free(pool.alloc(2 * MIB))
 
@@ -197,7 +195,7 @@ def test_without_retries_memory_is_out_as_pytorch_says_it() -> None:
         pool.alloc(4 * MIB)
 
 
-def test_a_reserve_is_taken_once_and_serves_until_it_is_used_up(host: Host) -> None:
+def test_reserve_is_allocated_once_and_used_until_exhausted(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_reserve_segment_size_bytes=4 * MIB))
     served = [pool.alloc(2 * MIB) for _ in range(2)]
     assert list(host.held.values()) == [4 * MIB]
@@ -206,7 +204,7 @@ def test_a_reserve_is_taken_once_and_serves_until_it_is_used_up(host: Host) -> N
     assert list(host.held.values()) == [4 * MIB, 2 * MIB]
 
 
-def test_reserve_stays_cached_until_the_end(host: Host) -> None:
+def test_reserve_stays_cached_until_close(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_reserve_segment_size_bytes=4 * MIB))
     ptr = pool.alloc(2 * MIB)
     pool.free(ptr)
@@ -230,7 +228,7 @@ def test_block_of_the_reserve_is_cached_whatever_its_size(host: Host) -> None:
     assert pool.counters()["num_free_failures"] == 0
 
 
-def test_a_reserve_that_cannot_be_had_says_which_setting_asks_for_it() -> None:
+def test_failed_reserve_error_names_its_setting() -> None:
     settings = Settings(pinned_reserve_segment_size_bytes=4 * MIB)
     pool = CachingHostAllocator(Host(2 * MIB), settings)
 
@@ -238,12 +236,12 @@ def test_a_reserve_that_cannot_be_had_says_which_setting_asks_for_it() -> None:
         pool.alloc(1)
 
 
-def test_registered_memory_is_refused_where_the_upstream_has_none(host: Host) -> None:
+def test_registration_is_refused_without_upstream_support(host: Host) -> None:
     with pytest.raises(Unsupported, match="cannot register memory"):
         CachingHostAllocator(host, Settings(pinned_use_cuda_host_register=True))
 
 
-def test_nothing_looks_at_events_in_a_capture(pool: CachingHostAllocator, host: Host) -> None:
+def test_capture_queries_no_events(pool: CachingHostAllocator, host: Host) -> None:
     before = pool.alloc(MIB)
     pool.record_use(before, 11)
     pool.begin_capture()
@@ -276,9 +274,7 @@ def test_block_of_a_graph_is_not_reused_until_the_graph_is_gone(
     assert pool.alloc(MIB) == used
 
 
-def test_a_divided_pool_gives_what_was_asked_for_and_merges_what_is_freed(
-    divided: CachingHostAllocator, host: Host
-) -> None:
+def test_splitting_pool_splits_and_merges_blocks(divided: CachingHostAllocator, host: Host) -> None:
     parts = [divided.alloc(700) for _ in range(3)]
     assert sizes(divided) == [1024, 1024, 1024, 2 * MIB - 3072]
     for ptr in (parts[0], parts[2], parts[1]):
@@ -289,7 +285,7 @@ def test_a_divided_pool_gives_what_was_asked_for_and_merges_what_is_freed(
     assert host.held == {}
 
 
-def test_a_divided_pool_keeps_no_large_block_for_a_small_request(
+def test_splitting_pool_keeps_the_rest_of_a_large_block_free(
     divided: CachingHostAllocator, host: Host
 ) -> None:
     large = divided.alloc(4 * GIB)
@@ -301,7 +297,7 @@ def test_a_divided_pool_keeps_no_large_block_for_a_small_request(
     divided.free(small)
 
 
-def test_a_divided_reserve_serves_requests_of_every_size(host: Host) -> None:
+def test_split_reserve_serves_requests_of_every_size(host: Host) -> None:
     settings = Settings(pinned_reserve_segment_size_bytes=16 * MIB)
     pool = CachingHostAllocator(host, settings, splits=True)
     held = [pool.alloc(size) for size in (700, 3 * MIB, 5 * MIB)]
@@ -313,7 +309,7 @@ def test_a_divided_reserve_serves_requests_of_every_size(host: Host) -> None:
     assert list(host.held.values()) == [16 * MIB]
 
 
-def test_statistics_have_the_names_and_meanings_of_pytorch(pool: CachingHostAllocator) -> None:
+def test_host_statistics_equal_pytorchs(pool: CachingHostAllocator) -> None:
     first, second = pool.alloc(3 * MIB), pool.alloc(100)
     pool.free(first)
     pool.alloc(4 * MIB)
@@ -334,7 +330,7 @@ def test_statistics_have_the_names_and_meanings_of_pytorch(pool: CachingHostAllo
     assert (found["host_alloc_time.count"], found["host_free_time.count"]) == (2, 1)
 
 
-def test_sums_and_peaks_begin_anew(host: Host) -> None:
+def test_reset_of_sums_and_peaks(host: Host) -> None:
     pool = CachingHostAllocator(host)
     pool.free(pool.alloc(100))
     pool.alloc(4 * MIB)
@@ -347,7 +343,7 @@ def test_sums_and_peaks_begin_anew(host: Host) -> None:
     assert found["allocated_bytes.peak"] == 4 * MIB
 
 
-def test_free_from_within_is_performed_afterwards(host: Host) -> None:
+def test_reentrant_free_is_performed_after_the_call(host: Host) -> None:
     """As a finalizer does that runs while the driver is asked for memory."""
     pool = CachingHostAllocator(host)
     garbage = [pool.alloc(MIB)]
@@ -365,7 +361,7 @@ def test_free_from_within_is_performed_afterwards(host: Host) -> None:
     assert pool.statistics()["active_requests.current"] == 1
 
 
-def test_the_trace_and_the_segments_are_those_of_pytorch(pool: CachingHostAllocator) -> None:
+def test_host_trace_and_segments_have_pytorchs_format(pool: CachingHostAllocator) -> None:
     pool.record_history()
     ptr = pool.alloc(700)
     pool.free(ptr)

@@ -61,7 +61,7 @@ def program(pool: CachingHostAllocator, host: Host) -> list[CudaError]:
 
 @pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings, splits: bool) -> None:
+def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings, splits: bool) -> None:
     host = Host(CAPACITY)
     expected = program(CachingHostAllocator(host, settings, splits=splits), host)
     calls = len(host.calls)
@@ -83,7 +83,7 @@ def test_a_call_that_fails_leaks_nothing_and_is_told(settings: Settings, splits:
         assert told or quiet, failing.calls[fail_at - 1]
 
 
-def test_memory_that_the_driver_refuses_stays_cached(host: Host) -> None:
+def test_memory_stays_cached_if_its_release_fails(host: Host) -> None:
     pool = CachingHostAllocator(host)
     for ptr in [pool.alloc(MIB) for _ in range(3)]:
         pool.free(ptr)

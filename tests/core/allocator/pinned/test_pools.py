@@ -41,7 +41,7 @@ class Both:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_block_of_a_private_pool_is_reused_in_that_pool_only(splits: bool) -> None:
+def test_private_pool_block_is_reused_only_in_its_pool(splits: bool) -> None:
     both = Both(splits=splits)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -55,7 +55,7 @@ def test_block_of_a_private_pool_is_reused_in_that_pool_only(splits: bool) -> No
     assert set(both.pools()) == {DEFAULT_POOL, pool.id}
 
 
-def test_a_request_without_a_stream_is_of_the_pool_that_its_thread_is_in() -> None:
+def test_request_without_a_stream_uses_the_pool_of_its_thread() -> None:
     both = Both()
     pools = [MemPool(both.device) for _ in range(2)]
     with both.device.use_pool(pools[0]):
@@ -68,7 +68,7 @@ def test_a_request_without_a_stream_is_of_the_pool_that_its_thread_is_in() -> No
     assert sorted(both.pools()) == [DEFAULT_POOL, pools[0].id, pools[1].id]
 
 
-def test_a_request_that_names_a_stream_goes_where_one_for_the_device_would() -> None:
+def test_request_with_a_stream_is_routed_like_device_memory() -> None:
     both = Both()
     taken = both.device.graph_pool_handle()
     both.device.begin_allocate_to_pool(taken, lambda stream: stream == SIDE)
@@ -82,7 +82,7 @@ def test_a_request_that_names_a_stream_goes_where_one_for_the_device_would() -> 
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_memory_of_a_pool_is_given_back_when_nobody_holds_it_any_more(splits: bool) -> None:
+def test_pool_memory_is_released_after_its_last_holder(splits: bool) -> None:
     both = Both(splits=splits)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -101,7 +101,7 @@ def test_memory_of_a_pool_is_given_back_when_nobody_holds_it_any_more(splits: bo
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_hole_beside_a_live_block_stays_in_its_pool(splits: bool) -> None:
+def test_free_block_beside_a_live_block_stays_in_its_pool(splits: bool) -> None:
     both = Both(splits=splits)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -130,7 +130,7 @@ def captured(both: Both) -> tuple[int, int]:
     return used, unused
 
 
-def test_a_graph_that_shares_a_pool_reuses_what_no_stream_used_in_the_other() -> None:
+def test_graphs_sharing_a_pool_reuse_blocks_without_stream_use() -> None:
     both = Both()
     used, unused = captured(both)
     with both.device.capture(both.graph.id) as again:  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def test_a_graph_that_shares_a_pool_reuses_what_no_stream_used_in_the_other() ->
     assert again.id == both.graph.id  # type: ignore[attr-defined]
 
 
-def test_memory_of_a_graph_is_released_after_the_graph() -> None:
+def test_graph_memory_is_released_after_the_graph() -> None:
     both = Both()
     used, unused = captured(both)
     both.pinned.empty_cache()
@@ -177,7 +177,7 @@ def test_block_freed_after_its_graph_waits_for_its_stream() -> None:
     assert both.host.held == {}
 
 
-def test_a_request_on_a_stream_that_is_not_captured_is_of_no_graph() -> None:
+def test_request_on_an_uncaptured_stream_belongs_to_no_graph() -> None:
     both = Both()
     with both.device.capture(stream=SIDE), ThreadPoolExecutor(1) as threads:
         both.pinned.begin_capture()
@@ -208,7 +208,7 @@ def test_reserved_blocks_of_a_dropped_pool_go_to_the_default_pool(splits: bool) 
     assert len(both.host.held) == before
 
 
-def test_memory_of_a_pool_is_not_given_back_for_its_size_while_it_is_held() -> None:
+def test_held_pool_ignores_the_cached_size_limit() -> None:
     both = Both(pinned_max_cached_size_bytes=MIB)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -217,7 +217,7 @@ def test_memory_of_a_pool_is_not_given_back_for_its_size_while_it_is_held() -> N
         assert both.pinned.alloc(3 * MIB) == ptr
 
 
-def test_a_pool_that_nobody_holds_is_given_back_before_memory_is_out() -> None:
+def test_unheld_pool_is_released_before_out_of_memory() -> None:
     both = Both(capacity=8 * MIB)
     pool = MemPool(both.device)
     with both.device.use_pool(pool):
@@ -232,7 +232,7 @@ def test_a_pool_that_nobody_holds_is_given_back_before_memory_is_out() -> None:
     assert both.pinned.counters()["num_rescues"] == 1
 
 
-def test_the_trace_names_the_pool_of_each_event() -> None:
+def test_trace_names_the_pool_of_each_event() -> None:
     both = Both()
     both.pinned.record_history()
     pool = MemPool(both.device)
@@ -249,7 +249,7 @@ def test_the_trace_names_the_pool_of_each_event() -> None:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_call_that_fails_at_any_point_leaks_nothing_of_any_pool(splits: bool) -> None:
+def test_failed_driver_call_leaks_nothing_of_any_pool(splits: bool) -> None:
     def program(both: Both) -> None:
         def attempt(what: object, *args: int) -> int:
             try:
@@ -352,7 +352,7 @@ class Run:
 
 
 @given(steps=STEPS, splits=st.booleans(), reserve=st.sampled_from([0, 4 * MIB]))
-def test_memory_of_a_held_pool_serves_no_other_request(
+def test_held_pool_serves_no_request_of_another_pool(
     steps: list[tuple[str, int, int]], splits: bool, reserve: int
 ) -> None:
     run = Run(splits=splits, reserve=reserve)

@@ -59,7 +59,7 @@ class HostGpu(Sim):
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_memory_is_registered_by_as_many_threads_as_the_setting_says(splits: bool) -> None:
+def test_registration_uses_the_configured_number_of_threads(splits: bool) -> None:
     gpu = HostGpu()
     pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED, splits=splits)
     ptr = pool.alloc(3 * MIB)
@@ -75,7 +75,7 @@ def test_memory_is_registered_by_as_many_threads_as_the_setting_says(splits: boo
     assert pool.statistics()["num_host_free"] == 1
 
 
-def test_each_is_given_back_as_it_was_taken_whatever_the_settings_are_then() -> None:
+def test_memory_is_freed_the_way_it_was_allocated_after_a_change_of_settings() -> None:
     gpu = HostGpu()
     pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
     registered = pool.alloc(MIB)
@@ -91,7 +91,7 @@ def test_each_is_given_back_as_it_was_taken_whatever_the_settings_are_then() -> 
     assert gpu.calls.count("host_unregister") == 1
 
 
-def test_the_reserve_is_registered_too() -> None:
+def test_reserve_is_registered() -> None:
     gpu = HostGpu()
     settings = replace(REGISTERED, pinned_reserve_segment_size_bytes=4 * MIB)
     pool = CachingHostAllocator(GpuHostUpstream(gpu), settings)
@@ -102,7 +102,7 @@ def test_the_reserve_is_registered_too() -> None:
 
 
 @pytest.mark.parametrize("code", [2, 999])
-def test_a_call_that_fails_leaves_nothing_pinned_that_nobody_has(code: int) -> None:
+def test_failed_registration_leaves_nothing_pinned(code: int) -> None:
     def program(gpu: HostGpu) -> CachingHostAllocator:
         pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
         live = []
@@ -141,10 +141,10 @@ def copied_through(gpu: Gpu) -> None:
     gpu.free(device)
 
 
-def test_registered_memory_is_copied_to_from_a_simulated_device() -> None:
+def test_registered_memory_copies_to_and_from_a_simulated_device() -> None:
     copied_through(open_gpu("sim"))
 
 
 @pytest.mark.gpu
-def test_registered_memory_is_copied_to_from_a_real_device() -> None:
+def test_registered_memory_copies_to_and_from_a_real_device() -> None:
     copied_through(open_gpu("cuda"))

@@ -30,7 +30,7 @@ def use_it(gpu: Gpu, *, splits: bool) -> None:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_memory_of_the_pool_is_copied_to_and_from_a_simulated_device(splits: bool) -> None:
+def test_pinned_memory_copies_to_and_from_a_simulated_device(splits: bool) -> None:
     gpu = open_gpu("sim")
     use_it(gpu, splits=splits)
     gpu.close()
@@ -38,7 +38,7 @@ def test_memory_of_the_pool_is_copied_to_and_from_a_simulated_device(splits: boo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", [False, True])
-def test_memory_of_the_pool_is_copied_to_and_from_a_real_device(splits: bool) -> None:
+def test_pinned_memory_copies_to_and_from_a_real_device(splits: bool) -> None:
     gpu = open_gpu("cuda")
     use_it(gpu, splits=splits)
     gpu.close()

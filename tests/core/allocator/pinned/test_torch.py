@@ -94,7 +94,7 @@ def theirs() -> Iterator[OfTorch]:
 
 
 @pytest.mark.gpu
-def test_operations_give_the_blocks_and_the_numbers_of_pytorch(theirs: OfTorch) -> None:
+def test_pinned_operations_give_pytorchs_blocks_and_statistics(theirs: OfTorch) -> None:
     ours = OfOurs()
     addresses: list[list[int]] = [[], []]
     for operation, name, size in PROGRAM:
@@ -184,7 +184,7 @@ def life(subject: GraphOfTorch | GraphOfOurs) -> list[tuple[str, bool, dict[str,
     return [(step, holds, subject.pool.statistics()) for step, holds in steps]
 
 
-def test_pinned_memory_of_a_graph_lives_with_it_on_a_simulated_device() -> None:
+def test_pinned_graph_memory_lives_as_long_as_the_graph_on_a_simulated_device() -> None:
     ours = GraphOfOurs(open_gpu("sim"))
 
     assert [step for step, holds, _ in life(ours) if not holds] == []
@@ -195,7 +195,7 @@ def test_pinned_memory_of_a_graph_lives_with_it_on_a_simulated_device() -> None:
 
 
 @pytest.mark.gpu
-def test_pinned_memory_of_a_graph_lives_with_it_as_in_pytorch(theirs: OfTorch) -> None:
+def test_pinned_graph_memory_lives_as_long_as_the_graph_as_in_pytorch(theirs: OfTorch) -> None:
     if tuple(map(int, theirs.torch.__version__.split(".")[:2])) < (2, 11):
         pytest.skip("pinned memory of this PyTorch has no pools of graphs")
     # One after the other: PyTorch captures in global mode, in which nobody else may allocate.

@@ -122,14 +122,14 @@ def two_pools(s: Subject) -> Steps:
     yield Check("one is gone")
 
 
-def test_two_of_a_kind_are_equal() -> None:
+def test_two_equal_runs_compare_equal() -> None:
     verdict = judge(SHORT, in_memory, in_memory())
 
     assert (verdict.problems, verdict.placed, verdict.word) == ((), False, "equal")
     assert verdict.checks == 4
 
 
-def test_the_order_of_addresses_is_no_difference() -> None:
+def test_order_of_addresses_is_ignored() -> None:
     found = list(differences(run(two_caches, in_memory()), run(two_caches, falling())))
     verdict = judge(two_caches, in_memory, falling())
 
@@ -138,7 +138,7 @@ def test_the_order_of_addresses_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("settings", [(), EXPANDABLE])
-def test_a_long_run_is_equal_at_the_same_addresses(settings: tuple[str, ...]) -> None:
+def test_long_run_compares_equal_at_equal_addresses(settings: tuple[str, ...]) -> None:
     run = random_run(1, 9, steps=3000, settings=settings)
 
     assert judge(run, in_memory, falling()).problems == ()
@@ -146,9 +146,7 @@ def test_a_long_run_is_equal_at_the_same_addresses(settings: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("kind", [Ours, Backwards])
 @pytest.mark.parametrize("rising", [True, False])
-def test_the_order_in_which_segments_are_restored_is_no_difference(
-    kind: type[Ours], rising: bool
-) -> None:
+def test_order_of_restored_segments_is_ignored(kind: type[Ours], rising: bool) -> None:
     theirs = changed(kind, rising=rising)
 
     verdict = judge(mixed_checkpoint, in_memory, theirs)
@@ -156,14 +154,14 @@ def test_the_order_in_which_segments_are_restored_is_no_difference(
     assert (verdict.problems, verdict.placed) == ((), False)
 
 
-def test_a_pool_that_is_restored_otherwise_is_shown() -> None:
+def test_difference_of_a_restored_pool_is_reported() -> None:
     verdict = judge(mixed_checkpoint, in_memory, changed(Twice))
 
     assert any(problem.startswith("restored: trace") for problem in verdict.problems)
 
 
 @pytest.mark.parametrize("kind", [Older, LaterNumbers])
-def test_what_a_pool_has_reserved_is_compared_where_both_tell_by_the_names_of_pools(
+def test_reserved_bytes_of_pools_are_compared_if_both_subjects_report_them(
     kind: type[Ours],
 ) -> None:
     found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(kind))))
@@ -171,14 +169,14 @@ def test_what_a_pool_has_reserved_is_compared_where_both_tell_by_the_names_of_po
     assert found == []
 
 
-def test_what_a_pool_has_reserved_otherwise_is_shown() -> None:
+def test_difference_of_reserved_bytes_of_a_pool_is_reported() -> None:
     found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(Unreleased))))
 
     assert len(found) == 2
     assert "reserved_bytes_by_private_pools.pool 1.all.freed: 20,971,520, PyTorch 0" in found[0]
 
 
-def test_sizes_that_differ_are_shown_with_both_values() -> None:
+def test_difference_of_sizes_is_reported_with_both_values() -> None:
     verdict = judge(another_stream, in_memory, changed(Generous))
 
     assert (
@@ -189,7 +187,7 @@ def test_sizes_that_differ_are_shown_with_both_values() -> None:
     assert any("trace 1 size" in problem for problem in verdict.problems)
 
 
-def test_states_that_differ_are_shown() -> None:
+def test_difference_of_block_states_is_reported() -> None:
     verdict = judge(another_stream, in_memory, changed(Forgetful))
 
     assert (
@@ -198,7 +196,7 @@ def test_states_that_differ_are_shown() -> None:
     assert any("trace" in problem for problem in verdict.problems)
 
 
-def test_many_differences_are_counted() -> None:
+def test_further_differences_are_counted() -> None:
     verdict = judge(SHORT, in_memory, changed(Generous))
 
     assert any(problem.endswith("more") for problem in verdict.problems)
@@ -213,7 +211,7 @@ def test_many_differences_are_counted() -> None:
         (Check("a", facts={"so": False}), "it does not hold: so"),
     ],
 )
-def test_what_is_not_as_expected_is_said(check: Check, words: str) -> None:
+def test_unexpected_value_is_reported(check: Check, words: str) -> None:
     @scenario(1, "wrong")
     def wrong(s: Subject) -> Steps:
         s.alloc(1)
@@ -228,7 +226,7 @@ def test_what_is_not_as_expected_is_said(check: Check, words: str) -> None:
     )
 
 
-def test_what_cannot_be_run_has_a_reason_and_ours_runs_nevertheless() -> None:
+def test_scenario_that_pytorch_cannot_run_has_a_reason_and_still_runs_on_cudakit() -> None:
     class Without(Ours):
         def busy(self, stream: str) -> None:
             raise CannotRun(f"there is no stream {stream}")
@@ -239,7 +237,7 @@ def test_what_cannot_be_run_has_a_reason_and_ours_runs_nevertheless() -> None:
     assert verdict.word == "as expected, not compared: there is no stream s1"
 
 
-def test_a_failure_is_a_problem_and_not_the_end() -> None:
+def test_exception_of_a_subject_is_reported_as_a_problem() -> None:
     @scenario(1, "emptied")
     def emptied(s: Subject) -> Steps:
         s.empty_cache()
@@ -252,7 +250,7 @@ def test_a_failure_is_a_problem_and_not_the_end() -> None:
     assert own.problems == ("cudakit failed: RuntimeError: no cache to empty",)
 
 
-def test_a_subject_that_was_used_begins_anew() -> None:
+def test_reused_subject_is_reset() -> None:
     subject = in_memory()
     first = run(another_stream, subject)
 
@@ -270,7 +268,7 @@ def test_a_subject_that_was_used_begins_anew() -> None:
         ("num_ooms", "num_ooms"),
     ],
 )
-def test_short_names_stand_for_full_ones(short: str, full: str) -> None:
+def test_short_statistic_names_are_expanded(short: str, full: str) -> None:
     assert full_name(short) == full
 
 
@@ -284,7 +282,7 @@ def places(*entries: dict[str, Any]) -> list[tuple[str, int]]:
     return [found["at"] for found in seen.trace]
 
 
-def test_an_address_is_a_segment_and_an_offset_and_names_are_not_given_twice() -> None:
+def test_canonical_address_is_a_segment_name_and_an_offset() -> None:
     assert places(
         entry("segment_alloc", 4 * MIB, 2 * MIB),
         entry("alloc", 4 * MIB + 512, 512),
@@ -294,7 +292,7 @@ def test_an_address_is_a_segment_and_an_offset_and_names_are_not_given_twice() -
     ) == [("segment 0", 0), ("segment 0", 512), ("segment 0", 0), ("segment 1", 0), ("?", MIB)]
 
 
-def test_what_is_mapped_later_belongs_to_the_same_reservation() -> None:
+def test_later_mapping_belongs_to_the_same_reservation() -> None:
     assert places(
         entry("segment_map", 400 * MIB, 2 * MIB),
         entry("segment_alloc", 16 * MIB, 2 * MIB),
@@ -314,7 +312,7 @@ def test_what_is_mapped_later_belongs_to_the_same_reservation() -> None:
     ]
 
 
-def test_frees_that_are_completed_together_have_no_order() -> None:
+def test_order_of_frees_completed_together_is_ignored() -> None:
     begin = entry("segment_alloc", 4 * MIB, 2 * MIB)
     low, high = entry("free_completed", 4 * MIB, 512), entry("free_completed", 5 * MIB, 512)
 
@@ -341,7 +339,7 @@ DIVIDED = ("alloc", 0), ("free_requested", 0), ("alloc", 1)
         ((*FREED, *DIVIDED[:2]), False),
     ],
 )
-def test_of_a_restore_only_the_order_of_the_segments_is_open(
+def test_restore_ignores_only_the_order_of_segments(
     told: tuple[tuple[str, int], ...], same: bool
 ) -> None:
     assert (restored(*told) == restored(*FREED, *DIVIDED)) is same

@@ -13,7 +13,7 @@ CARRIED = [scenario for scenario in SCENARIOS if not scenario.without_memory]
 
 
 @pytest.mark.parametrize("scenario", CARRIED, ids=lambda s: f"{s.number}, {s.name}")
-def test_allocator_does_what_a_scenario_expects(scenario: Scenario) -> None:
+def test_scenario_passes_on_the_simulated_device(scenario: Scenario) -> None:
     subject = in_memory()
 
     taken = run(scenario, subject)
@@ -26,9 +26,9 @@ def test_allocator_does_what_a_scenario_expects(scenario: Scenario) -> None:
         law.check_layout(subject.snapshot()["segments"])
 
 
-def test_every_number_of_the_reference_is_there() -> None:
+def test_catalog_has_every_scenario_number() -> None:
     assert {scenario.number for scenario in SCENARIOS} >= set(range(1, 49))
 
 
-def test_scenarios_are_told_apart_by_their_names() -> None:
+def test_scenario_names_are_unique() -> None:
     assert len({(scenario.number, scenario.name) for scenario in SCENARIOS}) == len(SCENARIOS)

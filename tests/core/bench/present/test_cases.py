@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from core.bench.made import gemm, times
 
-from cudakit.core.bench.present.cases import are_steps, cases_table
+from cudakit.core.bench.present.cases import are_graph_steps, cases_table
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Seconds, Text
-from cudakit.units import Unavailable
 
 TIMES = {1: 2.0**-20, 8: 2.0**-18}
 
@@ -21,7 +20,7 @@ def both(name: str, topology: str = "chain") -> list[CaseResult]:
     return [step(name, nodes, topology) for nodes in TIMES]
 
 
-def test_a_step_has_a_row_with_its_time_for_each_number_of_nodes() -> None:
+def test_step_has_row_with_time_per_number_of_nodes() -> None:
     found = cases_table([*both("capture"), *both("launch")])
 
     assert [column.name for column in found.columns] == ["step", "1 node", "8 nodes"]
@@ -30,7 +29,7 @@ def test_a_step_has_a_row_with_its_time_for_each_number_of_nodes() -> None:
     )
 
 
-def test_the_steps_of_a_graph_stay_together() -> None:
+def test_steps_of_one_graph_are_adjacent() -> None:
     cases = [
         step(name, nodes, topology)
         for nodes in TIMES
@@ -47,23 +46,25 @@ def test_the_steps_of_a_graph_stay_together() -> None:
     ]
 
 
-def test_the_caption_says_how_sure_the_times_are_and_at_which_clock() -> None:
+def test_steps_caption_has_ci_and_clock() -> None:
     caption = cases_table([*both("run"), *both("launch")]).caption
 
-    assert caption.startswith("Time of each step, with topology chain, kind kernel. Known to ± ")
-    assert "the least sure" not in caption
-    assert caption.endswith("SM clock 1755 MHz.")
+    assert caption.startswith(
+        "Time of each step, with topology chain, kind kernel. Half of the 95% CI: ± "
+    )
+    assert "at most" not in caption
+    assert caption.endswith("SM clock: 1755 MHz.")
 
 
-def test_a_time_that_is_not_there_is_not_made_up() -> None:
+def test_missing_step_is_a_dash() -> None:
     found = cases_table([*both("run"), step("launch", 1)])
 
     assert found.rows[1][1] == Seconds(TIMES[1])
-    assert isinstance(found.rows[1][2], Unavailable)
+    assert found.rows[1][2] == Text("-")
 
 
-def test_cases_that_are_no_steps_or_of_one_size_only_are_listed() -> None:
-    assert not are_steps([gemm(), *both("run")])
-    assert not are_steps([step("run", 1), step("launch", 1)])
-    assert not are_steps(both("run"))
+def test_cases_of_one_size_or_step_are_listed() -> None:
+    assert not are_graph_steps([gemm(), *both("run")])
+    assert not are_graph_steps([step("run", 1), step("launch", 1)])
+    assert not are_graph_steps(both("run"))
     assert len(cases_table([step("run", 1), step("launch", 1)]).rows) == 2

@@ -23,7 +23,7 @@ def step(name: str, nodes: int, topology: str = "chain") -> CaseResult:
     return replace(made, name="graph", axes=axes, limit=Unavailable("a latency"))
 
 
-def test_square_matrices_are_one_axis() -> None:
+def test_square_gemms_have_one_axis() -> None:
     found = pictures(*(gemm(size) for size in (1024, 4096, 2048)))["sweep m=n=k"]
 
     assert found.arrays["m=n=k"].tolist() == [1024, 2048, 4096]
@@ -31,7 +31,7 @@ def test_square_matrices_are_one_axis() -> None:
     assert found.text["unit"] == ("FLOP",)
 
 
-def test_matrices_that_are_not_square_have_curves_of_their_own_axes() -> None:
+def test_other_gemms_have_curve_along_varying_axis() -> None:
     cases = [
         replace(gemm(), axes={"dtype": "bf16", "m": m, "n": 64, "k": 32}) for m in (16, 32, 64)
     ]
@@ -39,20 +39,20 @@ def test_matrices_that_are_not_square_have_curves_of_their_own_axes() -> None:
     assert list(pictures(*cases)) == ["sweep m"]
 
 
-def test_a_peer_has_the_colour_of_the_same_work_of_ours_and_is_told_apart() -> None:
+def test_baseline_has_colour_of_same_work_and_own_library_index() -> None:
     sizes = (1024, 2048, 4096)
     own = [gemm(size) for size in sizes]
-    peers = [gemm(size, contender="torch") for size in sizes]
+    baseline = [gemm(size, library="torch") for size in sizes]
     half = [replace(case, axes={**case.axes, "dtype": "fp16"}) for case in own]
 
-    found = pictures(*own, *peers, *half)["sweep m=n=k"]
+    found = pictures(*own, *baseline, *half)["sweep m=n=k"]
 
     assert found.text["line"] == ("bf16", "bf16 by torch", "fp16")
     assert found.arrays["colour"].reshape(3, 3)[:, 0].tolist() == [0, 0, 1]
-    assert found.arrays["contender"].reshape(3, 3)[:, 0].tolist() == [0, 1, 0]
+    assert found.arrays["library"].reshape(3, 3)[:, 0].tolist() == [0, 1, 0]
 
 
-def test_many_lines_are_spread_over_few_pictures() -> None:
+def test_many_lines_are_split_into_few_charts() -> None:
     cases = [
         step(name, nodes, topology)
         for name in "abcdefg"
@@ -65,7 +65,7 @@ def test_many_lines_are_spread_over_few_pictures() -> None:
     assert found["sweep nodes: chain"].text["line"] == tuple("abcdefg")
 
 
-def test_a_step_stands_beside_the_line_that_was_laid_through_it() -> None:
+def test_step_has_values_of_its_fit() -> None:
     costs = GraphCosts("chain", "kernel", (StepCost("run", 1e-6, 2e-6, 0.0),), ())
     cases = [step(name, nodes) for name in ("run", "launch") for nodes in (1, 8, 64)]
 
@@ -75,7 +75,7 @@ def test_a_step_stands_beside_the_line_that_was_laid_through_it() -> None:
     assert np.isnan(fit[3:]).all()
 
 
-def test_two_points_and_cases_without_figures_are_no_curve() -> None:
+def test_two_points_or_cases_without_time_make_no_curve() -> None:
     assert pictures(gemm(1024), gemm(2048)) == {}
     nothing = [replace(gemm(size), median_s=Unavailable("no")) for size in (1024, 2048, 4096)]
     assert pictures(*nothing) == {}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from markup_tree import Node, read
 
-from cudakit.core.bench.present.baselines import beside
-from cudakit.core.bench.present.roofline import roofline
-from cudakit.core.bench.present.spread import spread
-from cudakit.core.bench.present.sweep import sweep
+from cudakit.core.bench.present.baselines import draw_relative_rates
+from cudakit.core.bench.present.roofline import draw_roofline
+from cudakit.core.bench.present.spread import draw_samples
+from cudakit.core.bench.present.sweep import draw_sweep
 from cudakit.document import Columns, Document, Note, View
 from cudakit.document.picture import Picture
 from cudakit.render.html import render
@@ -22,10 +22,10 @@ SIZES = (2.0**10, 2.0**15, 2.0**20)
 
 
 DRAWINGS: dict[str, Callable[[Sequence[Columns]], Picture]] = {
-    "sweep": sweep,
-    "roofline": roofline,
-    "beside": beside,
-    "samples": spread,
+    "sweep": draw_sweep,
+    "roofline": draw_roofline,
+    "vs": draw_relative_rates,
+    "samples": draw_samples,
 }
 
 
@@ -58,7 +58,7 @@ def sweep_columns(
     limits: tuple[float, ...] = (5e9, 5e9, 5e9),
     name: str = "size_bytes",
     lines: int = 1,
-    contender: int = 0,
+    library: int = 0,
     fit: float = NAN,
 ) -> Columns:
     amounts = np.tile(SIZES, lines)
@@ -68,8 +68,8 @@ def sweep_columns(
         f"sweep {name}",
         {
             "line": line,
-            "colour": np.where(contender, 0, line),
-            "contender": line * contender,
+            "colour": np.where(library, 0, line),
+            "library": line * library,
             name.partition(": ")[0]: amounts.copy(),
             "median_s": times,
             "ci95_low_s": times * 0.8,
@@ -132,7 +132,7 @@ def test_rates_stand_over_the_amounts_with_their_interval_and_their_limit() -> N
     # The longest time is the lowest rate: 1 / 1.25 at least, 1 / 0.8 at most.
     assert str(bars.attributes["d"]).startswith("M0 840V750")
     assert [y for _, y in points(picture.one("svg", "plot").one("path", "limit"))] == [0, 0, 0]
-    assert [item.words for item in picture.all("li")] == ["read", "limit"]
+    assert [item.words for item in picture.all("li")] == ["read", "peak"]
 
 
 def test_limits_that_agree_are_one_line_and_belong_to_no_curve() -> None:
@@ -186,7 +186,7 @@ def test_without_amounts_the_time_is_drawn() -> None:
 def test_a_fitted_line_is_drawn_beside_the_points() -> None:
     picture = drawn(timed(fit=2.0))
 
-    assert picture.one("figcaption").words == "Time; lines: fixed time + time per node"
+    assert picture.one("figcaption").words == "Time; lines: fixed + per node * nodes"
     (curve,) = curves(picture)
     marks = picture.one("svg", "plot").one("path", "scatter")
     assert all(y < mark for (_, y), (_, mark) in zip(points(curve), points(marks), strict=True))
@@ -195,13 +195,13 @@ def test_a_fitted_line_is_drawn_beside_the_points() -> None:
 def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
     picture = drawn(sweep_columns(lines=2, name="size_bytes: pinned"))
 
-    assert [item.words for item in picture.all("li")] == ["read", "write", "limit"]
+    assert [item.words for item in picture.all("li")] == ["read", "write", "peak"]
     assert len(picture.one("svg", "plot").all("path", "s1")) == 3
     assert picture.one("figcaption").words == "Rate, pinned"
 
 
 def test_a_peer_has_our_colour_and_dashes() -> None:
-    own, peer = curves(drawn(sweep_columns(lines=2, contender=1)))
+    own, peer = curves(drawn(sweep_columns(lines=2, library=1)))
 
     assert str(own.attributes["class"]) == "line s0 dash0"
     assert str(peer.attributes["class"]) == "line s0 dash1"
@@ -219,7 +219,7 @@ def roofline_columns(
             "case": np.arange(2),
             "kind": np.arange(2),
             "near": np.arange(2),
-            "contender": np.array([0, int(peers)]),
+            "library": np.array([0, int(peers)]),
             "operations_per_byte": np.array(at),
             "operations_per_s": np.array([300e12, reached]),
             "peak_operations_per_s": np.full(2, 800e12),
@@ -230,7 +230,7 @@ def roofline_columns(
             "case": ("bf16 256³", "fp16 8192³"),
             "kind": ("bf16", "fp16"),
             "near": ("256³", "8192³"),
-            "contender": ("cudakit", "torch") if peers else ("cudakit",),
+            "library": ("cudakit", "torch") if peers else ("cudakit",),
             "unit": ("FLOP",),
         },
     )
@@ -294,17 +294,19 @@ def test_a_peer_is_a_ring_below_our_dot_and_named_once() -> None:
 # --- beside a peer
 
 
-def beside_columns(*shares: tuple[float, float, float]) -> Columns:
+def relative_rate_columns(*shares: tuple[float, float, float]) -> Columns:
     low, ratio, high = np.array(shares).T
     return Columns(
-        "beside torch",
+        "vs torch",
         {"case": np.arange(len(shares)), "low": low, "ratio": ratio, "high": high},
         {"case": tuple(f"{64 << at}³" for at in range(len(shares)))},
     )
 
 
 def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
-    picture = drawn(beside_columns((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03)))
+    picture = drawn(
+        relative_rate_columns((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03))
+    )
 
     places = [points(path)[0][0] for path in picture.all("path", "case")]
     assert places[0] < places[1] == 1200 < places[2]
@@ -313,7 +315,7 @@ def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
 
 
 def test_a_share_that_is_sure_leaves_the_axis_wide_enough_to_say_so() -> None:
-    picture = drawn(beside_columns((1.0, 1.0, 1.0)))
+    picture = drawn(relative_rate_columns((1.0, 1.0, 1.0)))
 
     assert {"99%", "101%"} < set(ticks(picture)) or len(ticks(picture)) > 2
 
@@ -423,7 +425,7 @@ def test_cases_without_samples_have_no_lane() -> None:
         (sweep_columns(),),
         (timed(),),
         (roofline_columns(peers=True),),
-        (beside_columns((0.9, 1, 1.1)),),
+        (relative_rate_columns((0.9, 1, 1.1)),),
         samples(),
     ],
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from core.bench.made import gemm, launch
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.present.facts import method_rows, method_words
+from cudakit.core.bench.present.facts import describe_method, method_rows
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Text
 
@@ -19,7 +19,7 @@ def words(*cases: CaseResult) -> list[str]:
     return [value.value for _, value in rows if isinstance(value, Text)]
 
 
-def test_cases_that_were_measured_alike_share_a_row_with_the_range_of_its_numbers() -> None:
+def test_cases_of_one_method_share_row_with_ranges() -> None:
     (row,) = words(
         gemm(method=COLD), gemm(4096, method=replace(COLD, buffer_sets=64, warmup_s=1.5))
     )
@@ -28,7 +28,7 @@ def test_cases_that_were_measured_alike_share_a_row_with_the_range_of_its_number
     assert row.endswith("warm-up 0 s to 1.5 s")
 
 
-def test_methods_that_differ_are_named_by_the_axis_that_tells_them_apart() -> None:
+def test_methods_are_named_by_distinguishing_axis() -> None:
     cold, hot, other = gemm(method=COLD), gemm(4096, method=HOT), gemm(2048, method=HOT)
 
     rows = words(cold, hot, other)
@@ -48,7 +48,7 @@ def copied(direction: str, size_bytes: int, method: Method) -> CaseResult:
     )
 
 
-def test_a_group_is_what_it_has_whole_and_the_rest_of_it_one_by_one() -> None:
+def test_group_is_named_by_its_own_axis_values_and_other_labels() -> None:
     rows = words(
         copied("h2d", 4096, HOT),
         copied("h2d", 65536, HOT),
@@ -59,7 +59,7 @@ def test_a_group_is_what_it_has_whole_and_the_rest_of_it_one_by_one() -> None:
     assert [row.partition(": ")[0] for row in rows] == ["h2d, d2d 4.00 KiB", "d2d 64.0 KiB"]
 
 
-def test_many_cases_are_counted_with_their_sizes() -> None:
+def test_large_group_is_counted_with_size_range() -> None:
     reads = [copied("read", 2**at, HOT if at < 18 else COLD) for at in range(8, 28)]
     copies = [copied("copy", 2**at, HOT if at < 17 else COLD) for at in range(8, 28)]
 
@@ -69,7 +69,7 @@ def test_many_cases_are_counted_with_their_sizes() -> None:
     assert rows[1].startswith("21 cases of 128 KiB to 128 MiB: ")
 
 
-def test_a_bench_that_has_a_method_alone_is_named() -> None:
+def test_group_of_one_bench_is_named_by_bench() -> None:
     rows = words(gemm(method=COLD), gemm(4096, method=COLD), launch())
 
     assert [row.partition(": ")[0] for row in rows] == ["gemm", "launch"]
@@ -83,19 +83,21 @@ def test_interleaved_libraries_and_own_steps_are_named() -> None:
     ]
     peers = replace(HOT, interleaved=("cudakit", "torch", "cupy"))
 
-    assert words(*steps)[0].endswith("; replay and eager in turn")
-    assert words(gemm(method=peers))[0].endswith("; cudakit, torch and cupy in turn")
-    others = method_words([replace(HOT, interleaved=("other algorithms",))])
-    assert others.endswith("; other algorithms in turn")
-    assert "turn" not in words(gemm(method=turns))[0]
+    assert words(*steps)[0].endswith("; interleaved: replay, eager")
+    assert words(gemm(method=peers))[0].endswith("; interleaved: cudakit, torch, cupy")
+    others = describe_method([replace(HOT, interleaved=("other algorithms",))])
+    assert others.endswith("; interleaved: other algorithms")
+    assert "interleaved" not in words(gemm(method=turns))[0]
 
 
-def test_one_execution_is_no_plural() -> None:
-    assert method_words([replace(HOT, executions=1)]).startswith("1 execution between two events")
+def test_single_execution_is_singular() -> None:
+    assert describe_method([replace(HOT, executions=1)]).startswith("1 execution per sample, ")
 
 
-def test_every_mode_and_cache_has_words() -> None:
-    assert method_words([HOT]).startswith("500 executions between two events; L2 cache hot; ")
+def test_every_mode_and_l2_state_is_described() -> None:
+    assert describe_method([HOT]).startswith(
+        "500 executions per sample, timed by CUDA events; L2 hot; "
+    )
     for mode in ("isolated", "batch", "graph", "host", "call"):
         for cache in ("rotate", "flush", "hot"):
-            assert "{" not in method_words([Method(mode, cache)])
+            assert "{" not in describe_method([Method(mode, cache)])

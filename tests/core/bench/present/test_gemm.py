@@ -1,4 +1,4 @@
-"""The report of ``bench gemm`` on the simulated device, and what it says of others who ran it."""
+"""The report of ``bench gemm`` on the simulated device, with baselines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from core.bench.made import gemm, launch, machine, result, times
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.present import present
-from cudakit.core.bench.present.baselines import share_of
+from cudakit.core.bench.present.baselines import relative_rate
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.spec import GemmSpec
@@ -24,7 +24,7 @@ from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
-REFUSED = Unavailable("cublas does not do that")
+REASON = Unavailable("cublas does not do that")
 
 
 def simulated() -> BenchResult:
@@ -47,8 +47,8 @@ def simulated() -> BenchResult:
         return run(spec, gpu, run_context=run_context, now_ns=lambda: 0)
 
 
-def refused(case: CaseResult) -> CaseResult:
-    why = REFUSED
+def unsupported(case: CaseResult) -> CaseResult:
+    why = REASON
     empty = replace(case, samples_s=(), sm_clock_hz=(), limit=why, verification=why, verified=False)
     return replace(
         empty,
@@ -79,13 +79,13 @@ def notes(*cases: CaseResult) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_report_of_a_simulated_run_on_a_terminal(width: int, golden: Golden) -> None:
+def test_report_of_simulated_run_on_terminal(width: int, golden: Golden) -> None:
     text = console.render(present(simulated()), width=width, color=False)
 
     golden(f"bench-gemm-sim-{width}.txt", text)
 
 
-def test_refused_case_renders_in_every_format() -> None:
+def test_unsupported_case_renders_in_every_format() -> None:
     document = present(simulated(), detail=True)
 
     assert "n/a" in markdown.render(document)
@@ -94,20 +94,19 @@ def test_refused_case_renders_in_every_format() -> None:
     assert '"is_skipped": true' in nvbench(document)
 
 
-def test_a_refusal_is_no_error_and_is_said_once_for_all_its_cases() -> None:
-    cases = [gemm(), *(refused(gemm(size, contender="cublas")) for size in (1, 2, 3, 4, 5))]
+def test_cases_not_run_are_grouped_by_reason() -> None:
+    cases = [gemm(), *(unsupported(gemm(size, library="cublas")) for size in (1, 2, 3, 4, 5))]
 
     said = notes(*cases)
 
     assert said == [
-        "info: Not measured: 1 1 1 by cublas, 2 2 2 by cublas, 3 3 3 by cublas and 2 more: "
-        "cublas does not do that.",
-        "ok: 1 case computed the right values.",
+        "info: Not run: 1³ by cublas, 2³ by cublas, 3³ by cublas and 2 more: cublas does not do that.",
+        "ok: Results verified for 1 of 6 cases (5 not run).",
     ]
 
 
 def share(own: CaseResult, other: CaseResult) -> Value:
-    return share_of("torch", own, (own, other))
+    return relative_rate("torch", own, (own, other))
 
 
 def shown(own: CaseResult, other: CaseResult) -> str:
@@ -116,48 +115,48 @@ def shown(own: CaseResult, other: CaseResult) -> str:
     return value.value
 
 
-def test_the_share_of_a_peer_is_that_of_pairs_so_that_a_common_drift_is_none_of_it() -> None:
+def test_relative_rate_of_pairs_ignores_common_drift() -> None:
     drifting = [1e-3 * (1 + 0.3 * (i % 13) / 13) for i in range(200)]
     own = gemm(samples=Samples(tuple(drifting)))
-    slower = gemm(contender="torch", samples=Samples(tuple(1.02 * t for t in drifting)))
+    slower = gemm(library="torch", samples=Samples(tuple(1.02 * t for t in drifting)))
 
     assert shown(own, slower) == "102.0% ± 0.0%"
 
 
-def test_the_share_of_a_peer_is_as_sure_as_its_pairs() -> None:
+def test_relative_rate_has_ci_of_pairs() -> None:
     own = gemm(samples=times(1e-3))
     noisy = Samples(tuple(1e-3 * (1 + 0.1 * ((i * 37 % 64) / 32 - 1)) for i in range(64)))
 
-    share, _, reach = shown(own, gemm(contender="torch", samples=noisy)).partition(" ± ")
+    share, _, reach = shown(own, gemm(library="torch", samples=noisy)).partition(" ± ")
 
     assert share.startswith(("100.", "99."))
     assert 1 < float(reach.rstrip("%")) < 5
 
 
-def test_rounds_of_unlike_length_are_paired_each_by_itself() -> None:
+def test_rounds_of_different_length_are_paired_separately() -> None:
     own = gemm(samples=Samples((1.0, 1.0, 1.0, 2.0), rounds=(3, 1)))
-    other = gemm(contender="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
+    other = gemm(library="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
 
     assert shown(own, other).startswith("110.0%")
 
 
-def test_case_without_figure_has_no_share() -> None:
-    assert share(gemm(), refused(gemm(contender="torch"))) == REFUSED
-    assert share(refused(gemm()), gemm(contender="torch")) == REFUSED
-    assert isinstance(share(gemm(), gemm(4096, contender="torch")), Unavailable)
-    assert share(gemm(contender="torch"), gemm()) == Text("-")
+def test_case_without_time_has_no_relative_rate() -> None:
+    assert share(gemm(), unsupported(gemm(library="torch"))) == REASON
+    assert share(unsupported(gemm()), gemm(library="torch")) == REASON
+    assert isinstance(share(gemm(), gemm(4096, library="torch")), Unavailable)
+    assert share(gemm(library="torch"), gemm()) == Text("-")
 
 
-def test_each_peer_that_ran_has_a_column_and_they_are_explained() -> None:
-    cases = (gemm(), gemm(contender="torch"), gemm(contender="cupy"))
+def test_measured_baselines_have_columns_and_caption() -> None:
+    cases = (gemm(), gemm(library="torch"), gemm(library="cupy"))
 
-    assert [name for name in names(*cases) if name.startswith("of ")] == [
-        *("of torch", "of cupy", "of limit", "of datasheet")
+    assert [name for name in names(*cases) if name.startswith(("vs ", "%"))] == [
+        *("vs torch", "vs cupy", "% of peak", "% of datasheet")
     ]
-    assert "Of torch or cupy is our rate as a share of theirs" in caption(*cases)
-    alone = (gemm(), refused(gemm(contender="torch")))
-    assert "of torch" not in names(*alone)
-    assert "theirs" not in caption(*alone)
+    assert "vs torch and vs cupy: rate relative to the baseline" in caption(*cases)
+    alone = (gemm(), unsupported(gemm(library="torch")))
+    assert "vs torch" not in names(*alone)
+    assert "baseline" not in caption(*alone)
 
 
 def without_clock(case: CaseResult) -> CaseResult:
@@ -169,19 +168,19 @@ def without_clock(case: CaseResult) -> CaseResult:
     )
 
 
-def test_the_caption_speaks_of_a_measured_clock_only_where_one_was() -> None:
-    assert "at the SM clock measured; of datasheet" in caption(gemm())
-    assert "at the SM clock where that was measured" in caption(gemm(), without_clock(gemm(4096)))
+def test_caption_names_clock_of_peak() -> None:
+    assert "at the measured SM clock; datasheet:" in caption(gemm())
+    assert "at the SM clock that was measured, if any" in caption(gemm(), without_clock(gemm(4096)))
     blind = without_clock(gemm())
-    assert "at the datasheet's SM clock: the clock was not measured." in caption(blind)
-    assert "of datasheet" not in names(blind)
+    assert "at the SM clock of the datasheet, because the clock was not measured." in caption(blind)
+    assert "% of datasheet" not in names(blind)
     moving = gemm(operations=0.0)
-    assert caption(moving).endswith("that memory and links allow.")
-    assert "of datasheet" not in names(moving)
-    assert "limit" not in caption(launch())
+    assert caption(moving).endswith("theoretical bandwidth of the memory or link.")
+    assert "% of datasheet" not in names(moving)
+    assert "Peak" not in caption(launch())
 
 
-def test_shapes_that_have_a_name_show_it() -> None:
+def test_named_shape_has_column() -> None:
     named = gemm(settings={"shape": "llama3-8b qkv, 16 tokens"})
     found = table(present(result(named, gemm(4096))))
     at = [column.name for column in found.columns].index("shape")
@@ -190,18 +189,18 @@ def test_shapes_that_have_a_name_show_it() -> None:
     assert found.rows[1][at] == Text("-")
 
 
-def test_the_libraries_are_named_with_what_they_were_allowed() -> None:
+def test_libraries_are_listed_with_settings() -> None:
     own = {"library": "cublaslt", "version": "13.1.0", "workspace_bytes": 32 << 20, "asked": ""}
     peer = {"library": "torch", "version": "2.15.0", "asked": "deterministic"}
-    cases = (gemm(settings=own), gemm(4096, settings=own), gemm(contender="torch", settings=peer))
+    cases = (gemm(settings=own), gemm(4096, settings=own), gemm(library="torch", settings=peer))
 
     text = markdown.render(present(result(*cases)))
 
     assert "**library**: cublaslt 13.1.0, workspace up to 32.0 MiB; torch 2.15.0, determin" in text
 
 
-def test_a_refusal_hides_neither_method_nor_state_of_the_others() -> None:
-    first = replace(refused(gemm()), environment=machine(after=None, before=None))
+def test_unsupported_first_case_keeps_method_and_state_of_others() -> None:
+    first = replace(unsupported(gemm()), environment=machine(after=None, before=None))
     text = console.render(present(result(first, gemm(4096))), width=160, color=False)
 
     assert "power limit 700 W" in text

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from cudakit.core.bench.present.graphs import graph_section
-from cudakit.core.bench.result import GraphCosts, Payoff, StepCost
+from cudakit.core.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.document import Count, Ratio, Seconds, Section, Table, Text
 from cudakit.units import Unavailable
 
 NOTHING = Unavailable("not measured")
 RUN = StepCost("run", 1e-6, 2e-6, 0.01)
-PAYOFF = Payoff(8, 1e-5, 2e-6, 4.3)
+BREAK_EVEN = BreakEven(8, 1e-5, 2e-6, 4.3)
 
 
 def tables(*graphs: GraphCosts) -> tuple[Table, ...]:
@@ -16,16 +16,16 @@ def tables(*graphs: GraphCosts) -> tuple[Table, ...]:
     return tuple(node for node in section.nodes if isinstance(node, Table))
 
 
-def test_a_step_has_a_row_with_its_line() -> None:
-    steps, _ = tables(GraphCosts("chain", "kernel", (RUN,), (PAYOFF,)))
+def test_step_has_row_with_its_fit() -> None:
+    steps, _ = tables(GraphCosts("chain", "kernel", (RUN,), (BREAK_EVEN,)))
 
     assert steps.rows == (
         (Text("chain"), Text("kernel"), Text("run"), Seconds(1e-6), Seconds(2e-6), Ratio(0.01)),
     )
 
 
-def test_a_size_has_a_row_that_says_after_how_many_whole_replays_it_pays() -> None:
-    _, payoffs = tables(GraphCosts("chain", "kernel", (RUN,), (PAYOFF,)))
+def test_size_has_row_with_break_even_rounded_up() -> None:
+    _, payoffs = tables(GraphCosts("chain", "kernel", (RUN,), (BREAK_EVEN,)))
 
     assert payoffs.rows == (
         (Text("chain"), Text("kernel"), Count(8), Seconds(1e-5), Seconds(2e-6), Count(5)),
@@ -39,11 +39,11 @@ def test_rounding_residue_is_shown_as_zero() -> None:
     assert steps.rows[0][4] == Seconds(0.0)
 
 
-def test_rows_that_say_nothing_are_left_out_and_so_are_tables_of_them() -> None:
+def test_rows_and_tables_without_values_are_omitted() -> None:
     nothing = StepCost("run", NOTHING, NOTHING, NOTHING)
-    (only,) = tables(GraphCosts("chain", "kernel", (nothing,), (PAYOFF,)))
+    (only,) = tables(GraphCosts("chain", "kernel", (nothing,), (BREAK_EVEN,)))
 
-    assert [column.name for column in only.columns][-1] == "pays after"
-    unknown = GraphCosts("chain", "kernel", (nothing,), (Payoff(1, NOTHING, NOTHING, NOTHING),))
+    assert [column.name for column in only.columns][-1] == "break-even"
+    unknown = GraphCosts("chain", "kernel", (nothing,), (BreakEven(1, NOTHING, NOTHING, NOTHING),))
     assert list(graph_section([unknown])) == []
     assert list(graph_section([])) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 from core.bench.made import WRONG, gemm, launch, machine, result
 
-from cudakit.core.bench.health import LeftOut, SuiteResult, conclude
+from cudakit.core.bench.health import LeftOut, SuiteResult, assess
 from cudakit.core.bench.present.health import present_health
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
@@ -20,15 +20,14 @@ WITHOUT = LeftOut("gemm", "nvmath-python is not installed", "pip install 'nvmath
 def suite(*cases: CaseResult, **options: Any) -> SuiteResult:
     simulated = bool(cases) and cases[0].environment.simulated
     measured = result(*cases, bench="suite", simulated=simulated)
-    return conclude(measured, quick=True, fields={}, **options)
+    return assess(measured, quick=True, fields={}, **options)
 
 
 def headline(found: SuiteResult) -> Note:
-    """Return the first note, which is the first that is read."""
     return next(node for node in present_health(found).nodes if isinstance(node, Note))
 
 
-def test_the_health_check_on_a_terminal(golden: Golden) -> None:
+def test_health_check_on_terminal(golden: Golden) -> None:
     capped = machine(power_limit_w=400.0, other_processes=1)
     found = suite(
         gemm(),
@@ -41,50 +40,51 @@ def test_the_health_check_on_a_terminal(golden: Golden) -> None:
     golden("bench-suite-100.txt", console.render(present_health(found), width=100, color=False))
 
 
-def test_the_verdict_is_said_first_with_what_is_out_of_band_and_why() -> None:
+def test_headline_has_verdict_bad_figures_and_causes() -> None:
     capped = machine(power_limit_w=400.0)
     said = headline(suite(gemm(), gemm(rate=5e14, environment=capped)))
 
     assert said.level == "error"
     assert said.text == (
-        "Fail: 1 of 2 figures are out of band: gemm bf16 (63.0% of expected). Likely causes: the power limit "
-        "is 400 W, not the default of 700 W."
+        "Fail: 1 of 2 figures are not as expected: gemm bf16 (63.0% of expected). Likely causes: the power "
+        "limit "
+        "is 400 W instead of the default 700 W."
     )
 
 
 def test_failing_suite_without_cause_suggests_commands() -> None:
     said = headline(suite(gemm(rate=720e12)))
 
-    assert (said.level, said.text[:5]) == ("warn", "Warn:")
+    assert (said.level, said.text[:8]) == ("warn", "Warning:")
     assert any("cudakit doctor" in remedy for remedy in said.remedies)
 
 
-def test_all_well_is_said_first() -> None:
+def test_headline_of_healthy_gpu() -> None:
     said = headline(suite(gemm(), launch()))
 
     assert (said.level, said.text) == (
         "ok",
-        "Pass: all 2 figures that are judged are as expected.",
+        "Pass: all 2 assessed figures are as expected.",
     )
 
 
-def test_unjudged_suite_gives_reason() -> None:
+def test_unassessed_suite_gives_reason() -> None:
     simulated = machine(simulated=True)
     unknown = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
 
-    assert headline(suite(gemm(environment=simulated))).text == "Not judged: simulated."
-    assert headline(suite(unknown)).text.startswith("No expectation is known of this GPU")
+    assert headline(suite(gemm(environment=simulated))).text.startswith("Not assessed: simulated")
+    assert headline(suite(unknown)).text.startswith("Not assessed: no expected values")
 
 
-def test_left_out_bench_is_noted_with_remedy() -> None:
+def test_bench_that_was_not_run_has_remedy() -> None:
     found = present_health(suite(gemm(), left_out=[WITHOUT]))
     notes = [node for node in found.nodes if isinstance(node, Note)]
 
-    (said,) = [note for note in notes if "left out" in note.text]
+    (said,) = [note for note in notes if "was not run" in note.text]
     assert said.remedies == ("pip install 'nvmath-python>=1.0,<2'",)
 
 
-def test_every_format_takes_it() -> None:
+def test_health_check_renders_in_every_format() -> None:
     found = present_health(suite(gemm(), launch()), detail=True)
 
     assert "Distribution of the samples" in html.render(found)

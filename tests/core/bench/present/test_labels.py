@@ -4,7 +4,12 @@ from dataclasses import replace
 
 from core.bench.made import gemm, launch
 
-from cudakit.core.bench.present.labels import axis_words, fixed_words, is_cube, short_labels
+from cudakit.core.bench.present.labels import (
+    describe_common_axes,
+    format_axis,
+    is_square,
+    short_labels,
+)
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.workload import Axis
 
@@ -17,17 +22,17 @@ def graph(step: str, nodes: int) -> CaseResult:
     return replace(gemm(), name="graph", axes={"step": step, "nodes": nodes})
 
 
-def test_a_case_is_named_by_what_tells_it_from_the_others() -> None:
+def test_label_has_the_axes_that_vary() -> None:
     cases = (product(64, 64, 64), product(64, 32, 64), product(128, 128, 128))
 
     assert short_labels(cases) == ["64³", "64×32×64", "128³"]
 
 
-def test_a_case_alone_has_all_its_axes() -> None:
+def test_label_of_single_case_has_all_axes() -> None:
     assert short_labels([product(64, 64, 64, layout="tn")]) == ["bf16 64³ tn"]
 
 
-def test_sizes_have_units_and_numbers_say_what_they_are() -> None:
+def test_label_has_units_of_sizes_and_names_of_numbers() -> None:
     sizes = [replace(gemm(), axes={"size_bytes": size}) for size in (4096, 1 << 20)]
     batches = [product(64, 64, 64, batch=count) for count in (1, 16)]
 
@@ -36,11 +41,11 @@ def test_sizes_have_units_and_numbers_say_what_they_are() -> None:
     assert short_labels([graph("run", 1), graph("launch", 8)]) == ["run 1 node", "launch 8 nodes"]
 
 
-def test_a_peer_is_named_and_so_is_the_bench_where_there_are_several() -> None:
-    peers = [gemm(), gemm(contender="torch")]
+def test_label_has_baseline_and_bench_if_several() -> None:
+    cases = [gemm(), gemm(library="torch")]
 
-    assert short_labels(peers) == ["gemm", "gemm by torch"]
-    assert short_labels(peers, contender=False) == ["gemm", "gemm"]
+    assert short_labels(cases) == ["gemm", "gemm by torch"]
+    assert short_labels(cases, library=False) == ["gemm", "gemm"]
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
 
 
@@ -50,14 +55,14 @@ def test_short_labels_leave_out_given_axes() -> None:
     assert short_labels(cases, without=("nodes",)) == ["run", "run", "launch"]
 
 
-def test_a_cube_has_all_its_sizes_and_they_are_the_same() -> None:
-    assert is_cube(product(8, 8, 8))
-    assert not is_cube(product(8, 8, 9))
-    assert not is_cube(launch())
+def test_square_gemm_has_equal_dimensions() -> None:
+    assert is_square(product(8, 8, 8))
+    assert not is_square(product(8, 8, 9))
+    assert not is_square(launch())
 
 
-def test_axes_that_are_the_same_everywhere_have_units_too() -> None:
+def test_common_axes_have_units() -> None:
     cases = [replace(gemm(), axes={"direction": way, "size_bytes": 4096}) for way in ("h2d", "d2h")]
 
-    assert fixed_words(cases) == "size 4.00 KiB"
-    assert axis_words("nodes", None) == "-"
+    assert describe_common_axes(cases) == "size 4.00 KiB"
+    assert format_axis("nodes", None) == "-"

@@ -105,5 +105,5 @@ def test_words_of_hostile_files_stay_inside_their_strings() -> None:
 def test_a_document_without_figures_is_refused() -> None:
     other = Columns("results", {"size": np.arange(3)})
     for node in (Note("ok", "nothing"), other):
-        with pytest.raises(UsageError, match="no figures"):
+        with pytest.raises(UsageError, match="no results"):
             nvbench(Document("T", (node,)))

@@ -20,7 +20,7 @@ Golden = Callable[[str, str], None]
 CUBES = result(
     *(gemm(size, rate=rate) for size, rate in ((1024, 3e14), (4096, 7e14), (8192, 79e13)))
 )
-AGAINST_TORCH = result(gemm(), gemm(contender="torch", rate=795e12), gemm(4096, rate=7e14))
+AGAINST_TORCH = result(gemm(), gemm(library="torch", rate=795e12), gemm(4096, rate=7e14))
 SLOWER = result(
     gemm(1024, rate=27e13),
     gemm(4096, rate=702e12),
@@ -38,11 +38,11 @@ def table(document: Document) -> Table:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_report_on_a_terminal(width: int, golden: Golden) -> None:
+def test_report_on_terminal(width: int, golden: Golden) -> None:
     golden(f"bench-gemm-{width}.txt", console.render(present(CUBES), width=width, color=False))
 
 
-def test_the_comparison_on_a_terminal(golden: Golden) -> None:
+def test_comparison_on_terminal(golden: Golden) -> None:
     found = compare(CUBES, SLOWER)
 
     golden(
@@ -50,26 +50,26 @@ def test_the_comparison_on_a_terminal(golden: Golden) -> None:
     )
 
 
-def test_the_report_against_a_peer_in_markdown(golden: Golden) -> None:
+def test_report_with_baseline_in_markdown(golden: Golden) -> None:
     golden("bench-gemm.md", markdown.render(present(AGAINST_TORCH, detail=True)))
 
 
-def test_the_figures_as_csv(golden: Golden) -> None:
+def test_results_as_csv(golden: Golden) -> None:
     golden("bench-gemm.csv", "".join(csv.render(present(AGAINST_TORCH))))
 
 
-def test_the_figures_for_nvbench(golden: Golden) -> None:
+def test_results_for_nvbench(golden: Golden) -> None:
     golden("bench-gemm-nvbench.json", nvbench(present(AGAINST_TORCH)))
 
 
-def test_a_page_can_be_made_of_every_detail() -> None:
+def test_detailed_report_renders_as_page() -> None:
     page = html.render(present(CUBES, detail=True))
 
     assert "Roofline" in page
     assert "Distribution of the samples" in page
 
 
-def test_the_pictures_name_columns_that_are_there() -> None:
+def test_views_name_existing_columns() -> None:
     document = present(CUBES, detail=True)
     sections = [node for node in document.nodes if isinstance(node, Section)]
     inner = [*document.nodes, *(node for section in sections for node in section.nodes)]
@@ -78,11 +78,11 @@ def test_the_pictures_name_columns_that_are_there() -> None:
 
     assert {name for view in views for name in view.columns} <= columns
     assert [section.title for section in sections] == [
-        *("Along m = n = k", "Roofline", "Distribution of the samples")
+        *("By m = n = k", "Roofline", "Distribution of the samples")
     ]
 
 
-def test_an_axis_that_alone_varies_is_a_curve() -> None:
+def test_single_varying_axis_has_curve() -> None:
     cases = (
         replace(gemm(size), axes={"size_bytes": 2**at}) for at, size in enumerate((64, 128, 256))
     )
@@ -92,44 +92,42 @@ def test_an_axis_that_alone_varies_is_a_curve() -> None:
         if isinstance(node, Section)
     ]
 
-    assert sections[0] == "Along size"
+    assert sections[0] == "By size"
 
 
-def test_axes_that_are_the_same_everywhere_stand_below_the_table() -> None:
+def test_common_axes_are_in_caption() -> None:
     found = table(present(CUBES))
 
     assert [column.name for column in found.columns][:3] == ["m", "n", "k"]
     assert found.caption.startswith("All with dtype bf16.")
 
 
-def test_a_latency_has_neither_rate_nor_limit() -> None:
+def test_latency_has_neither_rate_nor_peak() -> None:
     names = [column.name for column in table(present(result(launch()))).columns]
 
     assert names == ["kernel", "time", "±", "SM clock"]
 
 
-def test_the_peer_stands_back_and_the_rate_is_compared_with_it() -> None:
+def test_baseline_is_faint_and_has_relative_rate() -> None:
     found = table(present(AGAINST_TORCH))
 
     assert found.faint == {1}
-    assert "of torch" in [column.name for column in found.columns]
+    assert "vs torch" in [column.name for column in found.columns]
 
 
-def test_a_simulated_result_says_so_first_of_all() -> None:
+def test_simulated_result_is_labelled() -> None:
     document = present(result(gemm(), simulated=True))
 
     assert document.title.startswith("Simulated: ")
-    assert notes(document)[0] == "info: Simulated: nothing here is a measurement of a GPU."
+    assert notes(document)[0].startswith("info: Simulated: these are not measurements")
 
 
-def test_wrong_values_are_an_error_and_have_no_figures() -> None:
+def test_wrong_values_are_an_error() -> None:
     document = present(result(gemm(verification=WRONG), gemm(4096)))
     said = notes(document)
 
-    assert said[0].startswith(
-        "error: gemm m=8192 n=8192 k=8192 dtype=bf16: the computed values are wrong"
-    )
-    assert said[0].endswith("Its figures are withheld.")
+    assert said[0].startswith("error: 8192³: wrong results: relative error 0.7")
+    assert said[0].endswith("; no time is reported.")
     assert not any(line.startswith("ok") for line in said)
 
 
@@ -138,13 +136,16 @@ def test_wrong_values_are_an_error_and_have_no_figures() -> None:
     [
         (result(gemm(), complete=False), "Interrupted after 1 case"),
         (result(gemm(), warnings=("the clock was held down",)), "The clock was held down."),
-        (result(gemm(samples=replace(times(1e-3), converged=False))), "the time ran out"),
-        (result(gemm(samples=Samples(tuple(1 + i / 300 for i in range(300))))), "times drift"),
+        (
+            result(gemm(samples=replace(times(1e-3), converged=False))),
+            "The time limit ended sampling",
+        ),
+        (result(gemm(samples=Samples(tuple(1 + i / 300 for i in range(300))))), "Times drift"),
         (
             result(gemm(samples=Samples(tuple((1 + i % 2) * (1 + i * 1e-6) for i in range(200))))),
             "two groups",
         ),
-        (result(gemm(rate=2e15)), "faster than the limit by more than 2.0%"),
+        (result(gemm(rate=2e15)), "Over 2.0% above the peak"),
     ],
 )
 def test_doubtful_case_has_warning(made: BenchResult, words: str) -> None:
@@ -153,24 +154,24 @@ def test_doubtful_case_has_warning(made: BenchResult, words: str) -> None:
     assert any(words in line for line in warnings), warnings
 
 
-def test_all_well_is_said() -> None:
-    assert notes(present(CUBES)) == ["ok: 3 cases computed the right values."]
+def test_verified_cases_are_counted() -> None:
+    assert notes(present(CUBES)) == ["ok: Results verified for all 3 cases."]
 
 
-def test_many_doubtful_cases_are_counted() -> None:
+def test_doubtful_cases_are_grouped() -> None:
     cases = (gemm(size, samples=replace(times(1e-3), converged=False)) for size in range(64, 69))
-    (said,) = notes(present(result(*cases)))
+    said = notes(present(result(gemm(), *cases)))
 
-    assert "and 2 more:" in said
+    assert any(line.endswith(": 64³, 65³, 66³ and 2 more.") for line in said)
 
 
-def test_a_result_without_cases_is_still_a_document() -> None:
+def test_result_without_cases_has_report() -> None:
     empty = result(complete=False)
 
     assert notes(present(empty, detail=True)) == ["warn: Interrupted after 0 cases."]
 
 
-def test_slower_is_an_error_and_unlike_runs_are_said() -> None:
+def test_slower_case_is_an_error_and_differences_are_warned() -> None:
     document = present_comparison(
         compare(
             CUBES, result(gemm(1024, rate=27e13, environment=machine(gpu="NVIDIA L4"))), force=True
@@ -178,8 +179,8 @@ def test_slower_is_an_error_and_unlike_runs_are_said() -> None:
     )
 
     assert notes(document)[:2] == [
-        "error: 1 slower.",
-        "warn: The runs are not alike: the GPU is NVIDIA H200 and NVIDIA L4.",
+        "error: 1 case: 1 slower.",
+        "warn: The runs differ: GPU: NVIDIA H200 and NVIDIA L4.",
     ]
 
 
@@ -201,5 +202,5 @@ def test_clock_change_behind_verdicts_is_noted_once() -> None:
     assert "m=1024" in found
     assert "m=4096" in found
     assert found.endswith(
-        ": slower in time, the same in cycles: the clock was 5.0 to 10.0 % lower."
+        ": slower in time, the same in cycles, because the SM clock was 5.0% to 10.0% lower."
     )

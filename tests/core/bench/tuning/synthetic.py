@@ -51,13 +51,13 @@ class Synthetic:
     def now(self) -> float:
         return self.now_s
 
-    def enter(self, number: int) -> bool:
+    def prepare(self, number: int) -> bool:
         if number in self.cannot:
             return False
         self.open.add(number)
         return True
 
-    def leave(self, number: int) -> None:
+    def release(self, number: int) -> None:
         self.open.remove(number)
 
     def measure(self, order: Sequence[int]) -> Sequence[float]:
@@ -71,7 +71,7 @@ class Synthetic:
         later = number in self.wrong_later and self.verified.count(number) > 1
         return number not in self.wrong and not later
 
-    def renew(self) -> None:
+    def reallocate(self) -> None:
         self.renewed += 1
 
     def samples(self, number: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from core.bench.tuning.tunings import DEFAULT, FASTER, GEMM, product, tuned, unchanged
 
-from cudakit.core.bench.tuning.present import present_tuned, product_words
+from cudakit.core.bench.tuning.present import describe_gemm, present_tuned
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
 from cudakit.core.bench.tuning.tuned import Tuned, Untuned
 from cudakit.core.bench.workload import Verification
@@ -33,8 +33,8 @@ def test_a_report_says_what_is_gained_how_sure_that_is_and_what_to_do(golden: Go
 
 
 def test_a_product_is_named_by_what_is_unusual() -> None:
-    assert product_words(GEMM) == "bf16 8192 x 4096 x 1024 tn"
-    assert product_words(SMALL) == "fp16 64 x 64 x 64 nn, epilogue bias"
+    assert describe_gemm(GEMM) == "bf16 8192 x 4096 x 1024 tn"
+    assert describe_gemm(SMALL) == "fp16 64 x 64 x 64 nn, epilogue bias"
 
 
 def test_products_that_keep_default_are_faint() -> None:
@@ -45,7 +45,7 @@ def test_tuning_without_gain_is_reported() -> None:
     document = present_tuned(tuned(unchanged()))
 
     assert notes(document, "ok") == [
-        "No significant gain for 1 product: the library's own choice stays."
+        "No significant gain for 1 GEMM: the default algorithm is used."
     ]
 
 
@@ -61,8 +61,8 @@ def test_without_a_file_the_way_to_keep_it_is_said_first() -> None:
 
 def doubtful() -> Iterator[tuple[Tuned, str, str]]:
     yield tuned(product(), complete=False), "warn", "Interrupted"
-    yield tuned(product(stopped="time")), "warn", "time ran out"
-    yield tuned(product(wrong=(DEFAULT,))), "warn", "computed wrong values, and is left out"
+    yield tuned(product(stopped="time")), "warn", "time limit ended"
+    yield tuned(product(wrong=(DEFAULT,))), "warn", "computes wrong values and was excluded"
     yield tuned(product(), warnings=("gaps count",)), "warn", "Gaps count."
     yield tuned(product(), simulated=True), "info", "Simulated"
     yield tuned(untuned=(Untuned(GEMM, "no such type", False),)), "warn", "not tuned: no such type"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.bench.tuning.search import FINALISTS, Limits, Outcome, search
-from cudakit.core.bench.tuning.significance import LEAST_GAIN, LEVEL
+from cudakit.core.bench.tuning.significance import FALSE_POSITIVE_RATE, MIN_GAIN
 
 LONG = Limits(time_s=1e9)
 MS = 1e-3
@@ -30,12 +30,12 @@ def test_without_noise_the_fastest_wins_if_its_gain_is_worth_it(
     found = run(Synthetic(times, drift=drift), seed=seed)
 
     best = min(times)
-    if best < times[0] * (1 - LEAST_GAIN - 1e-9):
+    if best < times[0] * (1 - MIN_GAIN - 1e-9):
         assert times[found.winner] == best
         assert found.significant
         assert found.gain == pytest.approx(1 - best / times[0])
         assert found.gain_interval == pytest.approx((found.gain, found.gain))
-    elif best > times[0] * (1 - LEAST_GAIN + 1e-9):
+    elif best > times[0] * (1 - MIN_GAIN + 1e-9):
         assert (found.winner, found.significant) == (0, False)
 
 
@@ -48,14 +48,14 @@ def test_default_stays_if_all_are_equal(noise: Noise) -> None:
     )
 
     # So many or more would be less probable than 1 in 10000 at the level that is promised.
-    assert false <= most_of(searches, LEVEL, 1e-4)
+    assert false <= most_of(searches, FALSE_POSITIVE_RATE, 1e-4)
 
 
 def test_a_gain_that_does_not_matter_does_not_win() -> None:
     found = run(Synthetic([MS, 0.993 * MS], tailed(0.001)))
 
     assert (found.winner, found.significant) == (0, False)
-    assert found.gain is None or found.gain < LEAST_GAIN
+    assert found.gain is None or found.gain < MIN_GAIN
 
 
 @pytest.mark.parametrize("noise", [even(0.02), tailed(0.01)])

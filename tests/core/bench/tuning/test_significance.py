@@ -7,26 +7,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.tuning.search import FINALISTS, LEAST_ITERATIONS, Limits
-from cudakit.core.bench.tuning.significance import LEVEL, chance, is_above, middle, ratio_interval
+from cudakit.core.bench.tuning.search import FINALISTS, MIN_ITERATIONS, Limits
+from cudakit.core.bench.tuning.significance import (
+    FALSE_POSITIVE_RATE,
+    is_median_above,
+    median_or_inf,
+    ratio_interval,
+    sign_test,
+)
 from cudakit.errors import InputError
 
 
 @pytest.mark.parametrize(("above", "n", "expected"), [(5, 5, 1 / 32), (7, 8, 9 / 256), (0, 3, 1.0)])
 def test_the_sign_test_counts_coins(above: int, n: int, expected: float) -> None:
-    assert chance(above, n) == pytest.approx(expected)
+    assert sign_test(above, n) == pytest.approx(expected)
 
 
 def test_five_of_five_rounds_are_enough_to_leave_and_four_are_not() -> None:
-    assert is_above([1.01] * 5, 0.99, 0.05)
-    assert not is_above([1.01] * 4, 0.99, 0.05)
-    assert not is_above([1.01] * 5 + [0.9], 0.99, 0.05)
+    assert is_median_above([1.01] * 5, 0.99, 0.05)
+    assert not is_median_above([1.01] * 4, 0.99, 0.05)
+    assert not is_median_above([1.01] * 5 + [0.9], 0.99, 0.05)
 
 
 def test_nothing_is_known_without_samples() -> None:
     assert ratio_interval([], 0.01) is None
-    assert not is_above([], 1.0, 0.05)
-    assert middle([]) == float("inf")
+    assert not is_median_above([], 1.0, 0.05)
+    assert median_or_inf([]) == float("inf")
 
 
 def test_too_few_ratios_give_no_interval() -> None:
@@ -60,9 +66,9 @@ def test_an_interval_misses_the_true_median_as_rarely_as_it_says() -> None:
 
 
 def test_the_fewest_iterations_can_decide_a_final() -> None:
-    pairs = LEAST_ITERATIONS // 2 // 3 * 3
+    pairs = MIN_ITERATIONS // 2 // 3 * 3
 
-    assert ratio_interval([0.9] * pairs, LEVEL / FINALISTS) is not None
+    assert ratio_interval([0.9] * pairs, FALSE_POSITIVE_RATE / FINALISTS) is not None
 
 
 @pytest.mark.parametrize("changes", [{"time_s": 0.0}, {"time_s": float("nan")}, {"iterations": 19}])

@@ -57,9 +57,9 @@ def test_products_have_the_names_that_torch_gives_them(gemm: Gemm, begin: str) -
         (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16), "scales"),
         (Gemm(dtype="bf16", m=8, n=4, k=2, padding=1), "padding"),
         (Gemm(dtype="bf16", m=8, n=4, k=2, epilogue="relu-bias"), "relu-bias"),
-        (Gemm(dtype="bf16", m=8, n=4, k=2, epilogue="bias", batch=2), "batch with a bias"),
-        (Gemm(dtype="bf16", m=8, n=4, k=2, output="fp32"), "output is fp32"),
-        (Gemm(dtype="fp16", m=8, n=4, k=2, accumulate="fp16"), "sums are in fp16"),
+        (Gemm(dtype="bf16", m=8, n=4, k=2, epilogue="bias", batch=2), "batched GEMM with a bias"),
+        (Gemm(dtype="bf16", m=8, n=4, k=2, output="fp32"), "output type is fp32"),
+        (Gemm(dtype="fp16", m=8, n=4, k=2, accumulate="fp16"), "accumulation type is fp16"),
     ],
 )
 def test_product_unknown_to_torch_is_left_out_with_reason(gemm: Gemm, why: str) -> None:
@@ -97,7 +97,7 @@ def test_validators_of_the_same_library_are_accepted(version: str) -> None:
     ("validators", "said"),
     [
         ({**VALIDATORS, "CUBLASLT_VERSION": "120803"}, "torch uses cuBLASLt 120803"),
-        ({**VALIDATORS, "CUBLASLT_VERSION": "13.2.0"}, "tuned is 13.1.0"),
+        ({**VALIDATORS, "CUBLASLT_VERSION": "13.2.0"}, "but 13.1.0 was tuned"),
         ({"PT_VERSION": "2.13.0"}, "CUBLASLT_VERSION"),
         ({"CUBLASLT_VERSION": "130100"}, "PT_VERSION"),
     ],
@@ -120,7 +120,7 @@ def test_a_file_without_validators_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "other.csv"
     place.write_text("a,b,c\nValidator,short\n")
 
-    with pytest.raises(InputError, match="no line that begins with Validator,"):
+    with pytest.raises(InputError, match="no line that starts with 'Validator,'"):
         read_validators(place)
     with pytest.raises(InputError, match="No such file"):
         read_validators(tmp_path / "none.csv")

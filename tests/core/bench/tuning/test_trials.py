@@ -13,7 +13,7 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.timer import Timer
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
 from cudakit.core.bench.tuning.tune import tune
-from cudakit.core.bench.tuning.tuned import TunedProduct
+from cudakit.core.bench.tuning.tuned import TunedGemm
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
@@ -42,7 +42,7 @@ def listed(sim: FaultySim, gemm: Gemm = GAINS) -> list[Algorithm]:
         return list(blas.heuristics(gemm, GemmSettings(), 100))
 
 
-def tuned(sim: FaultySim, gemm: Gemm = GAINS) -> TunedProduct:
+def tuned(sim: FaultySim, gemm: Gemm = GAINS) -> TunedGemm:
     (product,) = tune(spec(gemm), sim, QUICK).products
     return product
 
@@ -51,7 +51,7 @@ def test_candidates_share_operands_and_are_verified_each(sim: FaultySim) -> None
     sim.faults = Faults(wrong=lambda each: each.id == 4 and each.tile == 15)
     with trials_of(sim) as trials:
         expected = [not sim.faults.wrong(each) for each in listed(sim)]
-        entered = [number for number in range(1, len(expected)) if trials.enter(number)]
+        entered = [number for number in range(1, len(expected)) if trials.prepare(number)]
 
         assert len(entered) > 3
         assert trials.verify(0)
@@ -68,7 +68,7 @@ def test_buffers_are_renewed_in_between(cache: str) -> None:
         assert trials.verify(0)
         first = trials.measure([0])
         used = small.memory_info().free_bytes
-        trials.renew()
+        trials.reallocate()
 
         assert small.memory_info().free_bytes == used
         assert trials.measure([0]) == pytest.approx(first, rel=1e-2)
@@ -79,7 +79,7 @@ def test_buffers_are_renewed_in_between(cache: str) -> None:
 def test_a_graph_is_captured_anew_on_other_buffers(sim: FaultySim) -> None:
     with trials_of(sim, mode="graph", sample_s=0.0) as trials:
         trials.measure([0])
-        trials.renew()
+        trials.reallocate()
         trials.measure([0])
 
         assert trials.verify(0)
@@ -87,7 +87,7 @@ def test_a_graph_is_captured_anew_on_other_buffers(sim: FaultySim) -> None:
 
 def test_times_are_those_of_the_last_rounds(sim: FaultySim) -> None:
     with trials_of(sim) as trials:
-        assert trials.enter(1)
+        assert trials.prepare(1)
         for order in ([0, 1], [1, 0], [0]):
             trials.measure(order)
 
@@ -98,7 +98,7 @@ def test_times_are_those_of_the_last_rounds(sim: FaultySim) -> None:
 
 def test_a_round_is_in_one_unit(sim: FaultySim) -> None:
     with trials_of(sim) as trials:
-        assert trials.enter(1)
+        assert trials.prepare(1)
         values = trials.measure([1, 0])
         times = [trials.times_s(number, 1)[0] for number in (1, 0)]
 
@@ -115,15 +115,15 @@ def test_candidate_that_cannot_run_is_skipped(sim: FaultySim) -> None:
     assert product.tried < product.candidates
     with trials_of(sim) as trials:
         refused = listed(sim).index(best)
-        assert not trials.enter(refused)
-        assert trials.refused == {refused: "refused"}
+        assert not trials.prepare(refused)
+        assert trials.errors == {refused: "refused"}
 
 
 def test_far_slower_candidate_is_not_measured(sim: FaultySim) -> None:
     best = tuned(sim).winner
     sim.faults = Faults(runs={best: 20})
     with trials_of(sim) as trials:
-        assert not trials.enter(listed(sim).index(best))
+        assert not trials.prepare(listed(sim).index(best))
 
 
 def test_a_fast_algorithm_that_computes_wrong_values_does_not_win(sim: FaultySim) -> None:

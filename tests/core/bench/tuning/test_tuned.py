@@ -27,14 +27,14 @@ def test_algorithms_that_beat_the_default_are_used() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (replace(MACHINE, gpu="NVIDIA H100"), "the GPU was NVIDIA H200, and is NVIDIA H100"),
-        (replace(MACHINE, compute_capability="10.0"), "was 9.0, and is 10.0"),
-        (replace(MACHINE, library_version="13.2.0"), "cublaslt was 13.1.0, and is 13.2.0"),
-        (replace(MACHINE, gpu=Unavailable("it does not say")), "and is unknown"),
+        (replace(MACHINE, gpu="NVIDIA H100"), "GPU: tuned NVIDIA H200, here NVIDIA H100"),
+        (replace(MACHINE, compute_capability="10.0"), "tuned 9.0, here 10.0"),
+        (replace(MACHINE, library_version="13.2.0"), "cublaslt version: tuned 13.1.0, here 13.2.0"),
+        (replace(MACHINE, gpu=Unavailable("it does not say")), "here unknown"),
     ],
 )
 def test_on_an_unlike_machine_they_are_refused(other: object, said: str) -> None:
-    with pytest.raises(InputError, match="tuned elsewhere") as refused:
+    with pytest.raises(InputError, match="tuned on another machine") as refused:
         tuned(product()).algorithms_for(other)  # type: ignore[arg-type]
 
     assert said in refused.value.message
@@ -84,12 +84,12 @@ def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
             r"products\[0\]: unknown data type 'fp7'",
         ),
         (set_("products", 0, "winner", "id", to="x"), r"products\[0\].winner.id should be a whole"),
-        (set_("products", 0, "limits", "time_s", to=-1.0), r"products\[0\]: the time for tuning"),
+        (set_("products", 0, "limits", "time_s", to=-1.0), r"products\[0\]: the tuning time"),
         (set_("products", to={}), "products should be a list"),
         (set_("untuned", 0, "gemm", "k", to=-1), r"untuned\[0\]: k is -1"),
         (set_("machine", "library", to="torch7"), "machine.library should be"),
         (set_("machine", to=[]), "machine should be an object"),
-        (set_("schema", to="cudakit.bench/1"), "holds no tuning"),
+        (set_("schema", to="cudakit.bench/1"), "contains no tuned algorithms"),
         (set_("schema", to="cudakit.tuned/2"), "cudakit.tuned/2"),
     ],
 )
@@ -107,7 +107,12 @@ def test_damaged_file_is_refused_with_place(
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"{", "not JSON"), (b"\xff\xfe", "not a text"), (b"[]", "no tuning"), (b"[" * 9999, "JSON")],
+    [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not a text"),
+        (b"[]", "no tuned algorithms"),
+        (b"[" * 9999, "JSON"),
+    ],
 )
 def test_file_of_other_kind_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     place = tmp_path / "tuned.json"

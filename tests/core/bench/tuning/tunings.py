@@ -7,7 +7,7 @@ from typing import Any
 
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits
-from cudakit.core.bench.tuning.tuned import Tuned, TunedMachine, TunedProduct
+from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 from cudakit.units import Unavailable
@@ -21,9 +21,9 @@ MACHINE = TunedMachine("NVIDIA H200", "9.0", "cublaslt", "13.1.0", "580.159.04",
 NO_GAIN = Unavailable("no other algorithm came into the final")
 
 
-def product(**changes: Any) -> TunedProduct:
+def product(**changes: Any) -> TunedGemm:
     """Make a product that gains 5 %."""
-    made = TunedProduct(
+    made = TunedGemm(
         gemm=GEMM,
         shape="",
         settings=GemmSettings(),
@@ -50,7 +50,7 @@ def product(**changes: Any) -> TunedProduct:
     return replace(made, **changes)
 
 
-def unchanged(**changes: Any) -> TunedProduct:
+def unchanged(**changes: Any) -> TunedGemm:
     """Make a product that keeps the default."""
     same: dict[str, Any] = {
         "winner": DEFAULT,
@@ -63,7 +63,7 @@ def unchanged(**changes: Any) -> TunedProduct:
     return product(**{**same, **changes})
 
 
-def tuned(*products: TunedProduct, **changes: Any) -> Tuned:
+def tuned(*products: TunedGemm, **changes: Any) -> Tuned:
     made = Tuned(
         simulated=False,
         time_ns=1_795_000_000_000_000_000,

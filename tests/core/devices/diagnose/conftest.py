@@ -12,9 +12,9 @@ from cudakit.gpu.api.run_context import RunContext
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Make a healthy machine with some changes: ``machine(variables={...})``."""
+    """Return a function that makes a healthy machine with changes: ``machine(variables={...})``."""
 
     def make(**changes: Any) -> RunContext:
-        return machines.healthy(machines.system(tmp_path), **changes)
+        return machines.healthy_machine(machines.system(tmp_path), **changes)
 
     return make

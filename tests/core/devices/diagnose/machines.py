@@ -1,4 +1,4 @@
-"""Made machines for the checks to judge: a healthy one, and what to change about it."""
+"""Fake machines for the checks: a healthy one, and functions to change it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OK, UNKNOWN, WARN, FAIL = Status
 # The type of the fixture ``machine``.
 Machine: TypeAlias = Callable[..., RunContext]
 
-# Of one GPU, as NVML tells; facts and telemetry together.
+# The facts and telemetry of one GPU in NVML.
 FIELDS: Mapping[str, Any] = {
     "name": "NVIDIA H200",
     "compute_capability": "9.0",
@@ -71,7 +71,7 @@ FIELDS: Mapping[str, Any] = {
     "power_limit_enforced_w": 700.0,
 }
 
-# What a machine with a working driver shows.
+# The files of a machine with a working driver.
 SYSTEM: Mapping[str, str] = {
     "/proc/driver/nvidia/version": VERSION,
     "/proc/driver/nvidia/params": "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0",
@@ -82,7 +82,7 @@ SYSTEM: Mapping[str, str] = {
 
 
 def files(root: Path, contents: Mapping[str, str]) -> Files:
-    """Make a tree of files under an empty directory."""
+    """Write files under a directory."""
     for path, text in contents.items():
         place = root / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -91,12 +91,12 @@ def files(root: Path, contents: Mapping[str, str]) -> Files:
 
 
 def system(root: Path, **contents: str) -> Files:
-    """Make the files of a machine with a working driver."""
+    """Write the files of a machine with a working driver."""
     return files(root, SYSTEM | contents)
 
 
 def on_bus(root: Path, address: str, *, driver: str = "nvidia", revision: str = "0xa1") -> None:
-    """Put an NVIDIA GPU on the PCI bus of a tree."""
+    """Write the files of an NVIDIA GPU on the PCI bus."""
     device = f"/sys/bus/pci/devices/{address}"
     files(root, {f"{device}/vendor": "0x10de", f"{device}/class": "0x030200"})
     files(root, {f"{device}/revision": revision})
@@ -107,12 +107,12 @@ def on_bus(root: Path, address: str, *, driver: str = "nvidia", revision: str = 
 
 
 def gpu(index: int = 0, **fields: Any) -> DeviceFacts:
-    """Make one GPU as NVML sees it."""
+    """Return a GPU as NVML describes it."""
     return DeviceFacts(index, f"{UUID}{index}", ADDRESS.format(index), {**FIELDS, **fields})
 
 
 def instance(index: int, parent: int) -> DeviceFacts:
-    """Make a MIG instance as NVML sees it."""
+    """Return a MIG instance as NVML describes it."""
     uuid = f"MIG-00112233-4455-6677-8899-aabbccddee{index:02d}"
     return DeviceFacts(index, uuid, ADDRESS.format(parent), {"name": "MIG 1g.18gb"}, parent)
 
@@ -122,7 +122,7 @@ def nvml(*devices: DeviceFacts) -> NvmlView:
 
 
 def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
-    """Make CUDA's view: ``devices`` visible in this order, as their place in it numbers them."""
+    """Return CUDA's view with visible ``devices`` in the order of their CUDA indices."""
     shown = tuple(replace(one, index=at) for at, one in enumerate(devices or (gpu(),)))
     view = CudaView(
         driver_version=(13, 0),
@@ -139,14 +139,14 @@ def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
     return replace(view, **changes)
 
 
-def broken_cuda(code: int, **changes: Any) -> CudaView:
-    """Make the view of a cuInit that failed."""
+def failed_cuda(code: int, **changes: Any) -> CudaView:
+    """Return CUDA's view after a failed cuInit."""
     changes = {"devices": (), "order": (), **changes}
     return replace(cuda(), error=(code, f"CUDA_ERROR_{code}", "in the driver's words"), **changes)
 
 
 def changed(context: RunContext, **changes: Any) -> RunContext:
-    """Change facts of a context by their names, whichever part they belong to."""
+    """Return a context with changed facts, named by field of the context or of one of its parts."""
     for part, kind in (("host", Host), ("driver", Driver), ("software", Software)):
         names = {field.name for field in fields(kind)} & changes.keys()
         inner = {name: changes.pop(name) for name in names}
@@ -154,8 +154,8 @@ def changed(context: RunContext, **changes: Any) -> RunContext:
     return replace(context, **changes)
 
 
-def observed(files: Files, variables: Mapping[str, str]) -> RunContext:
-    """Read the facts that a tree of files shows."""
+def context_of(files: Files, variables: Mapping[str, str]) -> RunContext:
+    """Return the context that a tree of files describes."""
     host = read_host(files, variables)
     return RunContext(
         variables=variables,
@@ -165,10 +165,10 @@ def observed(files: Files, variables: Mapping[str, str]) -> RunContext:
     )
 
 
-def healthy(files: Files, **changes: Any) -> RunContext:
-    """Make a machine with one GPU on which nothing is wrong, and change some of it."""
+def healthy_machine(files: Files, **changes: Any) -> RunContext:
+    """Return a machine with one GPU and without problems, with some changes."""
     well = changed(
-        observed(files, changes.get("variables", {})),
+        context_of(files, changes.get("variables", {})),
         device_nodes=tuple(
             DeviceNode(path, "crw-rw-rw-", "")
             for path in ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
@@ -184,29 +184,29 @@ def healthy(files: Files, **changes: Any) -> RunContext:
     return changed(well, **changes)
 
 
-def seen(*devices: DeviceFacts, **telemetry: Any) -> dict[str, Any]:
-    """Make the part of a context that both libraries tell of some GPUs."""
+def both_views(*devices: DeviceFacts, **telemetry: Any) -> dict[str, Any]:
+    """Return the views of NVML and CUDA on the same GPUs, as changes of a context."""
     moving = Telemetry(0, telemetry)
     return {"nvml": nvml(*devices), "cuda": cuda(*devices), "telemetry": (moving,) * len(devices)}
 
 
 def without_driver(root: Path, contents: Mapping[str, str], **changes: Any) -> RunContext:
-    """Make a machine on which nothing of the driver answers."""
+    """Return a machine without a driver."""
     silent = replace(
-        observed(files(root, contents), changes.get("variables", {})),
-        nvml=Unavailable("libnvidia-ml.so.1 is not found"),
+        context_of(files(root, contents), changes.get("variables", {})),
+        nvml=Unavailable("libnvidia-ml.so.1 (NVML) cannot be loaded"),
         cuda=Unavailable("the CUDA driver's library cannot be loaded: libcuda.so.1"),
     )
     return changed(silent, **changes)
 
 
-def judged(name: str, context: RunContext) -> Finding:
-    """Make one check."""
+def run_check(name: str, context: RunContext) -> Finding:
+    """Run one check."""
     return find(name).run(context)
 
 
 def installed(**versions: str) -> tuple[Distribution, ...]:
-    """Make installed packages: ``installed(nvidia_ml_py="13.0")``."""
+    """Return installed packages: ``installed(nvidia_ml_py="13.0")``."""
     return tuple(
         Distribution(name.replace("_", "-"), version, "/site") for name, version in versions.items()
     )

@@ -14,11 +14,11 @@ from core.devices.diagnose.machines import (
     UNKNOWN,
     WARN,
     Machine,
-    broken_cuda,
     cuda,
+    failed_cuda,
     gpu,
-    judged,
     nvml,
+    run_check,
     without_driver,
 )
 
@@ -30,7 +30,7 @@ from cudakit.units import Unavailable
 
 
 def test_cuinit_success_reports_version_and_device_count(machine: Machine) -> None:
-    found = judged("CK005", machine())
+    found = run_check("CK005", machine())
 
     assert found.summary == "CUDA 13.0 starts and sees 1 device"
     assert found.evidence["libcuda"] == LIBCUDA
@@ -38,7 +38,7 @@ def test_cuinit_success_reports_version_and_device_count(machine: Machine) -> No
 
 @pytest.mark.parametrize("code", REMEDIES)
 def test_known_cuinit_error_has_its_causes(machine: Machine, code: int) -> None:
-    found = judged("CK005", machine(cuda=broken_cuda(code)))
+    found = run_check("CK005", machine(cuda=failed_cuda(code)))
 
     assert found.status is FAIL
     assert f"({code})" in found.summary
@@ -46,7 +46,7 @@ def test_known_cuinit_error_has_its_causes(machine: Machine, code: int) -> None:
 
 
 def test_unknown_cuinit_error_has_text_of_driver(machine: Machine) -> None:
-    found = judged("CK005", machine(cuda=broken_cuda(4321)))
+    found = run_check("CK005", machine(cuda=failed_cuda(4321)))
 
     assert found.summary == "cuInit fails with CUDA_ERROR_4321 (4321): in the driver's words"
 
@@ -54,34 +54,36 @@ def test_unknown_cuinit_error_has_text_of_driver(machine: Machine) -> None:
 def test_hidden_devices_are_left_to_visibility_check(
     machine: Machine,
 ) -> None:
-    hidden = broken_cuda(100, visible_devices="", order=("GPU-1",), hidden=(gpu(),))
+    hidden = failed_cuda(100, visible_devices="", order=("GPU-1",), hidden=(gpu(),))
 
-    assert judged("CK005", machine(cuda=hidden)).status is UNKNOWN
-    assert judged("CK014", machine(cuda=hidden)).status is FAIL
+    assert run_check("CK005", machine(cuda=hidden)).status is UNKNOWN
+    assert run_check("CK014", machine(cuda=hidden)).status is FAIL
 
 
 def test_missing_libcuda_fails(tmp_path: Path) -> None:
-    found = judged("CK005", without_driver(tmp_path, SYSTEM))
+    found = run_check("CK005", without_driver(tmp_path, SYSTEM))
 
     assert found.summary == "libcuda.so.1 cannot be loaded"
     assert found.fix[0].startswith("install the driver's CUDA library")
 
 
 def test_missing_libcuda_in_container_names_capability(tmp_path: Path) -> None:
-    found = judged("CK005", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
+    found = run_check("CK005", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
 
     assert "NVIDIA_DRIVER_CAPABILITIES" in found.fix[0]
 
 
 def test_hanging_driver_fails(machine: Machine) -> None:
-    found = judged("CK005", machine(cuda=Unavailable("the CUDA driver did not answer within 30 s")))
+    found = run_check(
+        "CK005", machine(cuda=Unavailable("the CUDA driver did not answer within 30 s"))
+    )
 
     assert found.status is FAIL
     assert "did not answer within 30 s" in found.summary
 
 
 def test_no_device_without_error_fails(machine: Machine) -> None:
-    assert judged("CK005", machine(cuda=cuda(devices=(), order=()))).status is FAIL
+    assert run_check("CK005", machine(cuda=cuda(devices=(), order=()))).status is FAIL
 
 
 ALL = tuple(str(gpu(index).uuid) for index in range(3))
@@ -98,17 +100,17 @@ def visible(value: str | None, *positions: int) -> CudaView:
 
 
 def test_visible_devices_unset_is_ok(machine: Machine) -> None:
-    assert judged("CK014", machine()).status is OK
+    assert run_check("CK014", machine()).status is OK
 
 
 def test_visible_devices_list_reports_count(machine: Machine) -> None:
-    found = judged("CK014", machine(cuda=visible("2,0", 2, 0)))
+    found = run_check("CK014", machine(cuda=visible("2,0", 2, 0)))
 
     assert found.summary == "CUDA_VISIBLE_DEVICES=2,0: 2 of 3 devices are visible"
 
 
 def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
-    found = judged("CK014", machine(cuda=visible("0,7,1", 0)))
+    found = run_check("CK014", machine(cuda=visible("0,7,1", 0)))
 
     assert found.status is WARN
     assert "no device has index 7" in found.summary
@@ -117,7 +119,7 @@ def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0", "GPU-ffff"])
 def test_visible_devices_hiding_all_fails(machine: Machine, value: str) -> None:
-    found = judged("CK014", machine(cuda=visible(value)))
+    found = run_check("CK014", machine(cuda=visible(value)))
 
     assert found.status is FAIL
     assert found.fix[0] == "unset CUDA_VISIBLE_DEVICES"
@@ -126,7 +128,7 @@ def test_visible_devices_hiding_all_fails(machine: Machine, value: str) -> None:
 def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
     nothing = machine(cuda=Unavailable("no libcuda"), variables={"CUDA_VISIBLE_DEVICES": "0"})
 
-    assert judged("CK014", nothing).status is UNKNOWN
+    assert run_check("CK014", nothing).status is UNKNOWN
 
 
 # --- CK015: the order ------------------------------------------------------------------------------
@@ -137,11 +139,11 @@ def three(*positions: int, value: str | None = None) -> dict[str, Any]:
 
 
 def test_device_order_of_nvidia_smi_is_ok(machine: Machine) -> None:
-    assert judged("CK015", machine(**three(0, 1, 2))).status is OK
+    assert run_check("CK015", machine(**three(0, 1, 2))).status is OK
 
 
 def test_device_order_unlike_nvidia_smi_warns(machine: Machine) -> None:
-    found = judged("CK015", machine(**three(2, 0, 1)))
+    found = run_check("CK015", machine(**three(2, 0, 1)))
 
     assert found.status is WARN
     assert found.evidence["cuda:0"] == "GPU 2 of nvidia-smi"
@@ -149,18 +151,20 @@ def test_device_order_unlike_nvidia_smi_warns(machine: Machine) -> None:
 
 
 def test_device_order_set_by_variable_is_ok(machine: Machine) -> None:
-    assert judged("CK015", machine(**three(2, 0, value="2,0"))).status is OK
+    assert run_check("CK015", machine(**three(2, 0, value="2,0"))).status is OK
 
 
 def test_device_order_unknown_to_cuda_warns(machine: Machine) -> None:
     odd = machine(variables={"CUDA_DEVICE_ORDER": "PCI"})
 
-    assert judged("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI is not valid, so CUDA ignores it"
+    assert (
+        run_check("CK015", odd).summary == "CUDA_DEVICE_ORDER=PCI is not valid, so CUDA ignores it"
+    )
 
 
 @pytest.mark.parametrize("silent", ["nvml", "cuda"])
 def test_device_order_is_unknown_without_both_libraries(machine: Machine, silent: str) -> None:
-    assert judged("CK015", machine(**{silent: Unavailable("no")})).status is UNKNOWN
+    assert run_check("CK015", machine(**{silent: Unavailable("no")})).status is UNKNOWN
 
 
 # --- CK041 to CK044: the self-test ----------------------------------------------------------------
@@ -179,7 +183,7 @@ class Step:
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
 def test_successful_step_reports_observation(machine: Machine, name: str, step: str) -> None:
-    found = judged(name, machine(self_test=(Step(step),)))
+    found = run_check(name, machine(self_test=(Step(step),)))
 
     assert found.status is OK
     assert found.summary.endswith("(16 MiB exact)")
@@ -187,7 +191,7 @@ def test_successful_step_reports_observation(machine: Machine, name: str, step: 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
 def test_failed_step_has_hint_as_fix(machine: Machine, name: str, step: str) -> None:
-    found = judged(name, machine(self_test=(Step(step, "cuda:0: it broke", "mend it"),)))
+    found = run_check(name, machine(self_test=(Step(step, "cuda:0: it broke", "mend it"),)))
 
     assert found.status is FAIL
     assert (found.summary, found.fix) == ("cuda:0: it broke", ("mend it",))
@@ -196,11 +200,11 @@ def test_failed_step_has_hint_as_fix(machine: Machine, name: str, step: str) -> 
 def test_steps_after_failed_one_are_unknown(machine: Machine) -> None:
     stopped = machine(self_test=(Step("context", "no memory"),))
 
-    assert judged("CK042", stopped).summary == "an earlier step of the self-test failed"
-    assert judged("CK042", stopped).status is UNKNOWN
+    assert run_check("CK042", stopped).summary == "an earlier step of the self-test failed"
+    assert run_check("CK042", stopped).status is UNKNOWN
 
 
 def test_steps_are_unknown_without_self_test(machine: Machine) -> None:
     none = machine(self_test=Unavailable("the GPU is simulated"))
 
-    assert judged("CK041", none).summary == "the GPU is simulated"
+    assert run_check("CK041", none).summary == "the GPU is simulated"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, gpu, seen
+from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, both_views, gpu
 
 from cudakit.core.devices.diagnose import diagnose, find
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
@@ -38,7 +38,7 @@ def test_result_has_versions_and_devices(machine: Machine) -> None:
 
 
 def test_status_is_worst_of_all_checks(machine: Machine) -> None:
-    hot = seen(gpu(0, persistence_mode=False, remapped_rows_failed=True))
+    hot = both_views(gpu(0, persistence_mode=False, remapped_rows_failed=True))
 
     result = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}, **hot))
 

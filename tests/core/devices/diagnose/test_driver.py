@@ -12,12 +12,12 @@ from core.devices.diagnose.machines import (
     UNKNOWN,
     WARN,
     Machine,
-    broken_cuda,
     cuda,
+    failed_cuda,
     files,
-    judged,
     nvml,
     on_bus,
+    run_check,
     without_driver,
 )
 
@@ -32,7 +32,7 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 
 
 def test_version_file_proves_driver_and_kind(machine: Machine) -> None:
-    found = judged("CK001", machine())
+    found = run_check("CK001", machine())
 
     assert found.status is OK
     assert found.summary == f"driver {DRIVER} is loaded (open kernel module)"
@@ -43,7 +43,7 @@ def test_proprietary_module_is_distinguished_from_open_one(tmp_path: Path) -> No
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
     )
 
-    found = judged("CK001", without_driver(tmp_path, {"/proc/driver/nvidia/version": text}))
+    found = run_check("CK001", without_driver(tmp_path, {"/proc/driver/nvidia/version": text}))
 
     assert found.summary == "driver 535.129.03 is loaded (proprietary kernel module)"
 
@@ -51,11 +51,11 @@ def test_proprietary_module_is_distinguished_from_open_one(tmp_path: Path) -> No
 def test_nvml_answer_proves_hidden_driver(tmp_path: Path) -> None:
     hidden = replace(without_driver(tmp_path, {}), nvml=nvml())
 
-    assert judged("CK001", hidden).status is OK
+    assert run_check("CK001", hidden).status is OK
 
 
 def test_machine_without_gpu_fails(tmp_path: Path) -> None:
-    found = judged("CK001", without_driver(tmp_path, {}))
+    found = run_check("CK001", without_driver(tmp_path, {}))
 
     assert found.status is FAIL
     assert found.evidence["PCI bus"] == "no NVIDIA GPU"
@@ -64,7 +64,7 @@ def test_machine_without_gpu_fails(tmp_path: Path) -> None:
 def test_nouveau_fails_with_command_of_distribution(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="nouveau")
 
-    found = judged("CK001", without_driver(tmp_path, {"/etc/os-release": "ID=debian"}))
+    found = run_check("CK001", without_driver(tmp_path, {"/etc/os-release": "ID=debian"}))
 
     assert found.status is FAIL
     assert "nouveau" in found.summary
@@ -74,7 +74,7 @@ def test_nouveau_fails_with_command_of_distribution(tmp_path: Path) -> None:
 def test_missing_module_for_kernel_fails(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
 
-    found = judged("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
+    found = run_check("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
 
     assert found.summary == "no NVIDIA kernel module is installed for kernel 6.8.0"
 
@@ -88,7 +88,7 @@ def test_unloaded_module_fails_and_names_secure_boot(tmp_path: Path, byte: str, 
         SECURE_BOOT: f"\x06\x00\x00\x00{byte}",
     }
 
-    found = judged("CK001", without_driver(tmp_path, contents))
+    found = run_check("CK001", without_driver(tmp_path, contents))
 
     assert found.fix[0].startswith("sudo modprobe nvidia")
     assert len(found.fix) == fixes
@@ -97,13 +97,13 @@ def test_unloaded_module_fails_and_names_secure_boot(tmp_path: Path, byte: str, 
 def test_missing_driver_in_container_names_host(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
 
-    found = judged("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
+    found = run_check("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
 
     assert found.summary == "the NVIDIA driver is not loaded on the host"
 
 
 def test_missing_driver_in_wsl_names_windows(tmp_path: Path) -> None:
-    found = judged("CK001", without_driver(tmp_path, WSL))
+    found = run_check("CK001", without_driver(tmp_path, WSL))
 
     assert found.status is FAIL
     assert "in Windows (never in WSL)" in found.fix[0]
@@ -113,16 +113,16 @@ def test_missing_driver_in_wsl_names_windows(tmp_path: Path) -> None:
 
 
 def test_nvml_answer_reports_gpu_count(machine: Machine) -> None:
-    assert judged("CK003", machine()).summary == f"NVML 13.{DRIVER} answers and sees 1 GPU"
+    assert run_check("CK003", machine()).summary == f"NVML 13.{DRIVER} answers and sees 1 GPU"
 
 
 @pytest.mark.parametrize(
     ("reason", "extra", "fix"),
     [
-        ("libnvidia-ml.so.1 is not found", {}, "nvidia-utils"),
-        ("libnvidia-ml.so.1 is not found", {"/.dockerenv": ""}, "compute,utility"),
+        ("libnvidia-ml.so.1 (NVML) cannot be loaded", {}, "nvidia-utils"),
+        ("libnvidia-ml.so.1 (NVML) cannot be loaded", {"/.dockerenv": ""}, "compute,utility"),
         ("driver and library are of different versions", {}, "CK004"),
-        ("NVML cannot start: Unknown Error", {"/.dockerenv": ""}, "CK002"),
+        ("NVML cannot be initialized: Unknown Error", {"/.dockerenv": ""}, "CK002"),
     ],
 )
 def test_nvml_failure_has_fix_for_reason(
@@ -130,7 +130,7 @@ def test_nvml_failure_has_fix_for_reason(
 ) -> None:
     silent = replace(without_driver(tmp_path, SYSTEM | extra), nvml=Unavailable(reason))
 
-    found = judged("CK003", silent)
+    found = run_check("CK003", silent)
 
     assert found.status is FAIL
     assert reason in found.summary
@@ -141,21 +141,21 @@ def test_checks_depending_on_driver_are_unknown_without_driver(tmp_path: Path) -
     gone = without_driver(tmp_path, {})
 
     for name in ("CK002", "CK003", "CK004", "CK005", "CK007", "CK009", "CK026", "CK041"):
-        assert judged(name, gone).status is UNKNOWN
-        assert judged(name, gone).summary == "the driver is not loaded (CK001)"
+        assert run_check(name, gone).status is UNKNOWN
+        assert run_check(name, gone).summary == "the driver is not loaded (CK001)"
 
 
 def test_jetson_without_nvml_is_ok(tmp_path: Path) -> None:
     jetson = SYSTEM | {"/proc/device-tree/model": "NVIDIA Jetson AGX Orin\0"}
 
-    assert judged("CK003", without_driver(tmp_path, jetson, cuda=cuda())).status is OK
+    assert run_check("CK003", without_driver(tmp_path, jetson, cuda=cuda())).status is OK
 
 
 # --- CK004: is it of one version? ------------------------------------------------------------------
 
 
 def test_equal_versions_are_ok(machine: Machine) -> None:
-    found = judged("CK004", machine())
+    found = run_check("CK004", machine())
 
     assert found.status is OK
     assert set(found.evidence.values()) == {DRIVER}
@@ -163,8 +163,8 @@ def test_equal_versions_are_ok(machine: Machine) -> None:
 
 def test_libraries_newer_than_module_fail_with_reboot(machine: Machine) -> None:
     updated = machine(
-        nvml=Unavailable("of different versions"),
-        cuda=broken_cuda(803, libcuda="/usr/lib/libcuda.so.580.200.01"),
+        nvml=Unavailable("have different versions"),
+        cuda=failed_cuda(803, libcuda="/usr/lib/libcuda.so.580.200.01"),
         libraries=(
             Library(
                 "libnvidia-ml.so.1", "/usr/lib/x", "/usr/lib/libnvidia-ml.so.580.200.01", "system"
@@ -172,7 +172,7 @@ def test_libraries_newer_than_module_fail_with_reboot(machine: Machine) -> None:
         ),
     )
 
-    found = judged("CK004", updated)
+    found = run_check("CK004", updated)
 
     assert found.status is FAIL
     assert found.evidence == {
@@ -186,7 +186,7 @@ def test_libraries_newer_than_module_fail_with_reboot(machine: Machine) -> None:
 def test_cuda_compat_version_is_not_compared(machine: Machine) -> None:
     compat = machine(cuda=cuda(libcuda="/usr/local/cuda/compat/libcuda.so.595.45.04"))
 
-    assert judged("CK004", compat).status is OK
+    assert run_check("CK004", compat).status is OK
 
 
 def test_library_without_version_is_not_compared(tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_library_without_version_is_not_compared(tmp_path: Path) -> None:
         tmp_path, WSL, nvml=nvml(), cuda=cuda(libcuda="/usr/lib/wsl/libcuda.so.1.1")
     )
 
-    assert judged("CK004", wsl).status is UNKNOWN
+    assert run_check("CK004", wsl).status is UNKNOWN
 
 
-def test_a_file_that_is_a_directory_shows_nothing(tmp_path: Path) -> None:
+def test_version_file_that_is_a_directory_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/version").mkdir(parents=True)
 
     assert files(tmp_path, {}).text("/proc/driver/nvidia/version") is None
@@ -214,13 +214,13 @@ def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
 
 
 def test_libcuda_of_driver_is_ok(machine: Machine) -> None:
-    assert judged("CK008", machine()).status is OK
+    assert run_check("CK008", machine()).status is OK
 
 
 def test_libcuda_stub_fails(machine: Machine) -> None:
-    stub = broken_cuda(34, libcuda="/usr/local/cuda/lib64/stubs/libcuda.so")
+    stub = failed_cuda(34, libcuda="/usr/local/cuda/lib64/stubs/libcuda.so")
 
-    found = judged("CK008", machine(cuda=stub))
+    found = run_check("CK008", machine(cuda=stub))
 
     assert found.status is FAIL
     assert "directory stubs from LD_LIBRARY_PATH" in found.fix[0]
@@ -231,18 +231,18 @@ def test_libcuda_stub_fails(machine: Machine) -> None:
     [(803, "it does not suit this driver"), (804, "this GPU does not support it")],
 )
 def test_cuda_compat_refused_by_driver_fails(machine: Machine, code: int, words: str) -> None:
-    found = judged("CK008", machine(cuda=broken_cuda(code, libcuda=COMPAT.format("595.45.04"))))
+    found = run_check("CK008", machine(cuda=failed_cuda(code, libcuda=COMPAT.format("595.45.04"))))
 
     assert found.status is FAIL
     assert words in found.summary
 
 
 def test_cuda_compat_newer_than_driver_is_ok(machine: Machine) -> None:
-    assert judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("595.45.04")))).status is OK
+    assert run_check("CK008", machine(cuda=cuda(libcuda=COMPAT.format("595.45.04")))).status is OK
 
 
 def test_cuda_compat_older_than_driver_warns(machine: Machine) -> None:
-    found = judged("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
+    found = run_check("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
 
     assert found.status is WARN
     assert "570.86.10 of cuda-compat is older than driver 580.159.04" in found.summary
@@ -251,7 +251,7 @@ def test_cuda_compat_older_than_driver_warns(machine: Machine) -> None:
 def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:
     copies = (copy("system", "/opt/old", "libcuda.so.1"),)
 
-    evidence = judged("CK008", machine(libraries=copies)).evidence
+    evidence = run_check("CK008", machine(libraries=copies)).evidence
 
     assert evidence["other copies"] == "/opt/old/libcuda.so.1.19.0"
 
@@ -259,4 +259,4 @@ def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:
 def test_libcuda_origin_is_unknown_without_libcuda(machine: Machine) -> None:
     none = machine(cuda=Unavailable("cannot be loaded"), libraries=())
 
-    assert judged("CK008", none).status is UNKNOWN
+    assert run_check("CK008", none).status is UNKNOWN

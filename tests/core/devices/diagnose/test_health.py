@@ -9,12 +9,12 @@ from core.devices.diagnose.machines import (
     UNKNOWN,
     WARN,
     Machine,
-    broken_cuda,
+    both_views,
+    failed_cuda,
     gpu,
     instance,
-    judged,
     nvml,
-    seen,
+    run_check,
 )
 
 from cudakit.gpu.api.facts import DeviceFacts
@@ -28,24 +28,24 @@ READY = {"fabric_state": "completed", "fabric_status": "success"}
 
 
 def test_fabric_is_ok_without_nvswitch(machine: Machine) -> None:
-    assert judged("CK006", machine()).summary == "no GPU needs an NVSwitch fabric"
+    assert run_check("CK006", machine()).summary == "no GPU needs an NVSwitch fabric"
 
 
 def fabric(*states: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return seen(*(gpu(at, **state) for at, state in enumerate(states))) | changes
+    return both_views(*(gpu(at, **state) for at, state in enumerate(states))) | changes
 
 
 def test_fabric_completed_is_ok(machine: Machine) -> None:
-    found = judged("CK006", machine(**fabric(READY, READY)))
+    found = run_check("CK006", machine(**fabric(READY, READY)))
 
     assert found.status is OK
     assert found.evidence == dict.fromkeys(("GPU 0", "GPU 1"), "completed, success")
 
 
 def test_fabric_blocking_cuda_fails_with_service(machine: Machine) -> None:
-    waiting = machine(**fabric(WAITING, WAITING, cuda=broken_cuda(802)))
+    waiting = machine(**fabric(WAITING, WAITING, cuda=failed_cuda(802)))
 
-    found = judged("CK006", waiting)
+    found = run_check("CK006", waiting)
 
     assert found.status is FAIL
     assert found.evidence["nv-fabricmanager"] == "not running here"
@@ -53,48 +53,50 @@ def test_fabric_blocking_cuda_fails_with_service(machine: Machine) -> None:
 
 
 def test_fabric_incomplete_on_one_gpu_warns(machine: Machine) -> None:
-    found = judged("CK006", machine(**fabric(READY, WAITING)))
+    found = run_check("CK006", machine(**fabric(READY, WAITING)))
 
     assert found.status is WARN
     assert "GPU 1 cannot reach other GPUs" in found.summary
 
 
 def test_fabric_is_ok_for_single_gpu(machine: Machine) -> None:
-    assert judged("CK006", machine(**fabric(WAITING))).status is OK
+    assert run_check("CK006", machine(**fabric(WAITING))).status is OK
 
 
 def test_fabric_is_unknown_without_nvml(machine: Machine) -> None:
-    assert judged("CK006", machine(nvml=Unavailable("silent"))).status is UNKNOWN
-    assert judged("CK006", machine(nvml=nvml(gpu()))).status is OK
+    assert run_check("CK006", machine(nvml=Unavailable("silent"))).status is UNKNOWN
+    assert run_check("CK006", machine(nvml=nvml(gpu()))).status is OK
 
 
 # --- CK017: MIG ------------------------------------------------------------------------------------
 
 
 def test_mig_disabled_is_ok(machine: Machine) -> None:
-    assert judged("CK017", machine()).summary == "no GPU is in MIG mode"
+    assert run_check("CK017", machine()).summary == "no GPU is in MIG mode"
 
 
 def test_mig_with_instances_is_ok(machine: Machine) -> None:
-    divided = seen(gpu(0, mig_mode=True, mig_mode_pending=True), instance(0, 0), instance(1, 0))
+    divided = both_views(
+        gpu(0, mig_mode=True, mig_mode_pending=True), instance(0, 0), instance(1, 0)
+    )
 
-    assert judged("CK017", machine(**divided)).evidence == {"GPU 0": "2 instances"}
+    assert run_check("CK017", machine(**divided)).evidence == {"GPU 0": "2 instances"}
 
 
 @pytest.mark.parametrize(("others", "status"), [((), FAIL), ((gpu(1),), WARN)])
 def test_mig_without_instances_is_reported(
     machine: Machine, others: tuple[Any, ...], status: object
 ) -> None:
-    empty = seen(gpu(0, mig_mode=True, mig_mode_pending=True), *others)
+    empty = both_views(gpu(0, mig_mode=True, mig_mode_pending=True), *others)
 
-    found = judged("CK017", machine(**empty))
+    found = run_check("CK017", machine(**empty))
 
     assert found.status is status
     assert "GPU 0: MIG mode is on without any instance" in found.summary
 
 
-def test_mig_mode_change_waiting_for_reset_warns(machine: Machine) -> None:
-    found = judged("CK017", machine(**seen(gpu(0, mig_mode_pending=True))))
+def test_pending_change_of_mig_mode_warns(machine: Machine) -> None:
+    found = run_check("CK017", machine(**both_views(gpu(0, mig_mode_pending=True))))
 
     assert found.status is WARN
     assert found.evidence == {"GPU 0": "off, on after a reset"}
@@ -115,9 +117,9 @@ def test_mig_mode_change_waiting_for_reset_warns(machine: Machine) -> None:
 def test_compute_mode_decides_status(
     machine: Machine, modes: tuple[str, ...], status: object
 ) -> None:
-    gpus = seen(*(gpu(at, compute_mode=mode) for at, mode in enumerate(modes)))
+    gpus = both_views(*(gpu(at, compute_mode=mode) for at, mode in enumerate(modes)))
 
-    assert judged("CK018", machine(**gpus)).status is status
+    assert run_check("CK018", machine(**gpus)).status is status
 
 
 # --- CK027 and CK028: memory ----------------------------------------------------------------------
@@ -128,12 +130,12 @@ NONE = Unavailable("not supported by this device")
 
 @pytest.mark.parametrize("name", ["CK027", "CK028"])
 def test_memory_without_errors_is_ok(machine: Machine, name: str) -> None:
-    assert judged(name, machine()).status is OK
+    assert run_check(name, machine()).status is OK
 
 
 @pytest.mark.parametrize("name", ["CK027", "CK028"])
 def test_memory_is_unknown_without_nvml(machine: Machine, name: str) -> None:
-    found = judged(name, machine(nvml=Unavailable("silent")))
+    found = run_check(name, machine(nvml=Unavailable("silent")))
 
     assert found.status is UNKNOWN
     assert found.summary == "NVML does not answer (CK003)"
@@ -154,7 +156,7 @@ def test_memory_is_unknown_without_nvml(machine: Machine, name: str) -> None:
 def test_uncorrected_memory_errors_name_gpu(
     machine: Machine, fields: dict[str, Any], status: object, words: str
 ) -> None:
-    found = judged("CK027", machine(**seen(gpu(0), gpu(1, **fields))))
+    found = run_check("CK027", machine(**both_views(gpu(0), gpu(1, **fields))))
 
     assert found.status is status
     assert words in found.summary
@@ -168,15 +170,15 @@ def test_gpu_without_ecc_is_ok(machine: Machine) -> None:
         "ecc_dram_uncorrected_aggregate": NONE,
     }
 
-    found = judged("CK027", machine(**seen(gpu(0, **fields))))
+    found = run_check("CK027", machine(**both_views(gpu(0, **fields))))
 
     assert found.summary == "no GPU counts memory errors (ECC is not supported or off)"
 
 
 def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
-    moved = seen(gpu(0), ecc_dram_uncorrected_volatile=3)
+    moved = both_views(gpu(0), ecc_dram_uncorrected_volatile=3)
 
-    assert judged("CK027", machine(**moved)).status is FAIL
+    assert run_check("CK027", machine(**moved)).status is FAIL
 
 
 # --- CK028: repairs --------------------------------------------------------------------------------
@@ -194,15 +196,15 @@ def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
 def test_pending_memory_repair_has_fix(
     machine: Machine, fields: dict[str, Any], status: object, words: str
 ) -> None:
-    found = judged("CK028", machine(**seen(gpu(0, **fields))))
+    found = run_check("CK028", machine(**both_views(gpu(0, **fields))))
 
     assert found.status is status
     assert words in found.summary
 
 
 def test_finished_memory_repairs_are_counted(machine: Machine) -> None:
-    rows = seen(gpu(0, remapped_rows_correctable=1, remapped_rows_uncorrectable=2))
-    pages = seen(
+    rows = both_views(gpu(0, remapped_rows_correctable=1, remapped_rows_uncorrectable=2))
+    pages = both_views(
         gpu(
             0,
             remapped_rows_correctable=NONE,
@@ -211,8 +213,8 @@ def test_finished_memory_repairs_are_counted(machine: Machine) -> None:
         )
     )
 
-    assert judged("CK028", machine(**rows)).evidence == {"GPU 0": "3 rows remapped"}
-    assert judged("CK028", machine(**pages)).evidence == {"GPU 0": "4 pages retired"}
+    assert run_check("CK028", machine(**rows)).evidence == {"GPU 0": "3 rows remapped"}
+    assert run_check("CK028", machine(**pages)).evidence == {"GPU 0": "4 pages retired"}
 
 
 # --- CK029 to CK032: speed ------------------------------------------------------------------------
@@ -222,45 +224,45 @@ ALL = ("CK029", "CK030", "CK031", "CK032")
 
 
 def one(**fields: Any) -> dict[str, Any]:
-    return seen(gpu(0, **fields))
+    return both_views(gpu(0, **fields))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_gpu_at_full_speed_is_ok(machine: Machine, name: str) -> None:
-    assert judged(name, machine()).status is OK
+    assert run_check(name, machine()).status is OK
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_gpu_without_readings_is_ok(machine: Machine, name: str) -> None:
-    silent = seen(DeviceFacts(0, "GPU-1", "0000:01:00.0", {"power_limit_enforced_w": NONE}))
+    silent = both_views(DeviceFacts(0, "GPU-1", "0000:01:00.0", {"power_limit_enforced_w": NONE}))
 
-    assert judged(name, machine(**silent)).status is OK
+    assert run_check(name, machine(**silent)).status is OK
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_speed_is_unknown_without_nvml(machine: Machine, name: str) -> None:
-    assert judged(name, machine(nvml=Unavailable("silent"))).status is UNKNOWN
+    assert run_check(name, machine(nvml=Unavailable("silent"))).status is UNKNOWN
 
 
 # --- CK029: PCIe -----------------------------------------------------------------------------------
 
 
 def test_pcie_link_slow_while_idle_is_ok(machine: Machine) -> None:
-    found = judged("CK029", machine(**one(pcie_generation=1)))
+    found = run_check("CK029", machine(**one(pcie_generation=1)))
 
     assert found.status is OK
     assert "idle links run slower, which is normal" in found.summary
 
 
 def test_pcie_link_slow_under_load_warns(machine: Machine) -> None:
-    found = judged("CK029", machine(**one(pcie_generation=3, utilization_gpu_percent=90)))
+    found = run_check("CK029", machine(**one(pcie_generation=3, utilization_gpu_percent=90)))
 
     assert found.status is WARN
     assert found.evidence == {"GPU 0": "generation 3 x16, maximum generation 5 x16, busy"}
 
 
 def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> None:
-    found = judged("CK029", machine(**one(pcie_width=8)))
+    found = run_check("CK029", machine(**one(pcie_width=8)))
 
     assert found.status is WARN
     assert "fewer lanes than GPU and slot support" in found.summary
@@ -283,14 +285,14 @@ def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> N
 def test_throttling_warns_for_heat_and_power_only(
     machine: Machine, reasons: tuple[str, ...], status: object
 ) -> None:
-    assert judged("CK030", machine(**one(clock_event_reasons=reasons))).status is status
+    assert run_check("CK030", machine(**one(clock_event_reasons=reasons))).status is status
 
 
 # --- CK031: power limit ----------------------------------------------------------------------------
 
 
 def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
-    found = judged("CK031", machine(**one(power_limit_enforced_w=450.0)))
+    found = run_check("CK031", machine(**one(power_limit_enforced_w=450.0)))
 
     assert found.status is WARN
     assert found.evidence == {"GPU 0": "450 W, default 700 W"}
@@ -298,14 +300,14 @@ def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
 
 
 def test_power_limit_within_rounding_is_default(machine: Machine) -> None:
-    assert judged("CK031", machine(**one(power_limit_enforced_w=699.5))).status is OK
+    assert run_check("CK031", machine(**one(power_limit_enforced_w=699.5))).status is OK
 
 
 # --- CK032: persistence ----------------------------------------------------------------------------
 
 
 def test_persistence_mode_off_warns(machine: Machine) -> None:
-    found = judged("CK032", machine(**one(persistence_mode=False)))
+    found = run_check("CK032", machine(**one(persistence_mode=False)))
 
     assert found.status is WARN
     assert "nvidia-persistenced" in found.fix[0]
@@ -314,4 +316,4 @@ def test_persistence_mode_off_warns(machine: Machine) -> None:
 def test_persistence_mode_off_is_ok_with_display(machine: Machine) -> None:
     shown = one(persistence_mode=False, display_active=True)
 
-    assert judged("CK032", machine(**shown)).status is OK
+    assert run_check("CK032", machine(**shown)).status is OK

@@ -9,13 +9,13 @@ from core.devices.diagnose.machines import (
     UNKNOWN,
     WARN,
     Machine,
+    both_views,
     built,
     cuda,
     files,
     gpu,
     installed,
-    judged,
-    seen,
+    run_check,
 )
 
 from cudakit.gpu.api.run_context import Distribution, Library
@@ -33,7 +33,7 @@ def test_driver_supports_its_cuda_and_older_builds(machine: Machine) -> None:
         distributions=installed(nvidia_cuda_nvrtc="13.0.88", cuda_bindings="13.0.1"),
     )
 
-    found = judged("CK009", fitting)
+    found = run_check("CK009", fitting)
 
     assert found.status is OK
     assert found.evidence["driver"] == "CUDA 13.0"
@@ -41,18 +41,18 @@ def test_driver_supports_its_cuda_and_older_builds(machine: Machine) -> None:
 
 
 def test_framework_for_newer_major_cuda_fails(machine: Machine) -> None:
-    found = judged("CK009", machine(cuda=OLD, builds=(built("torch", (13, 0)),)))
+    found = run_check("CK009", machine(cuda=OLD, builds=(built("torch", (13, 0)),)))
 
     assert found.status is FAIL
     assert found.fix[0] == "update the driver to 580 or newer"
 
 
 def test_framework_for_newer_minor_cuda_is_ok(machine: Machine) -> None:
-    assert judged("CK009", machine(cuda=OLD, builds=(built("torch", (12, 8)),))).status is OK
+    assert run_check("CK009", machine(cuda=OLD, builds=(built("torch", (12, 8)),))).status is OK
 
 
 def test_ptx_of_newer_compiler_warns(machine: Machine) -> None:
-    found = judged("CK009", machine(distributions=installed(nvidia_cuda_nvrtc="13.2.1")))
+    found = run_check("CK009", machine(distributions=installed(nvidia_cuda_nvrtc="13.2.1")))
 
     assert found.status is WARN
     assert "(error 222)" in found.summary
@@ -61,31 +61,31 @@ def test_ptx_of_newer_compiler_warns(machine: Machine) -> None:
 def test_bindings_for_newer_major_cuda_warn(machine: Machine) -> None:
     newer = machine(cuda=OLD, distributions=installed(cuda_bindings="13.1.0"))
 
-    assert judged("CK009", newer).status is WARN
+    assert run_check("CK009", newer).status is WARN
 
 
 def test_toolkit_version_is_read(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/usr/local/cuda-13.1/version.json": '{"cuda": {"version": "13.1.0"}}'})
     files(tmp_path, {"/usr/local/cuda-broken/version.json": "{"})
 
-    assert judged("CK009", machine()).evidence["toolkit /usr/local/cuda-13.1"] == "CUDA 13.1"
+    assert run_check("CK009", machine()).evidence["toolkit /usr/local/cuda-13.1"] == "CUDA 13.1"
 
 
 def test_driver_version_unknown_is_unknown(machine: Machine) -> None:
-    assert judged("CK009", machine(cuda=Unavailable("no"))).status is UNKNOWN
+    assert run_check("CK009", machine(cuda=Unavailable("no"))).status is UNKNOWN
 
 
 # --- CK011: built for CUDA? ------------------------------------------------------------------------
 
 
 def test_frameworks_built_for_cuda_are_ok(machine: Machine) -> None:
-    found = judged("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
+    found = run_check("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
 
     assert found.summary == "built for CUDA: torch 2.11.0"
 
 
 def test_torch_built_without_cuda_fails(machine: Machine) -> None:
-    found = judged("CK011", machine(builds=(built("torch", None, "2.11.0+cpu"),)))
+    found = run_check("CK011", machine(builds=(built("torch", None, "2.11.0+cpu"),)))
 
     assert found.status is FAIL
     assert found.summary == "PyTorch 2.11.0+cpu was built without CUDA"
@@ -96,8 +96,8 @@ def test_suggested_build_matches_driver(machine: Machine) -> None:
     wrong = machine(cuda=OLD, builds=(built("torch", None, "2.11.0+cpu"),))
     unknown = machine(cuda=Unavailable("no"), builds=(built("torch", None, "2.11.0+cpu"),))
 
-    assert judged("CK011", wrong).fix[0].endswith("/whl/cu126")
-    assert judged("CK011", unknown).fix[0].endswith("/whl/cu130")
+    assert run_check("CK011", wrong).fix[0].endswith("/whl/cu126")
+    assert run_check("CK011", unknown).fix[0].endswith("/whl/cu130")
 
 
 def test_jax_without_plugin_warns(machine: Machine) -> None:
@@ -106,8 +106,8 @@ def test_jax_without_plugin_warns(machine: Machine) -> None:
         distributions=installed(jax="0.11.2"), builds=(built("jax-cuda13-plugin", (13, None)),)
     )
 
-    assert judged("CK011", alone).status is WARN
-    assert judged("CK011", plugged).status is OK
+    assert run_check("CK011", alone).status is WARN
+    assert run_check("CK011", plugged).status is OK
 
 
 # --- CK013: one module, one package? ---------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_jax_without_plugin_warns(machine: Machine) -> None:
 def test_packages_with_different_modules_are_ok(machine: Machine) -> None:
     apart = machine(distributions=installed(nvidia_ml_py="13.0", torch="2.11.0", nvtx="0.2"))
 
-    assert judged("CK013", apart).status is OK
+    assert run_check("CK013", apart).status is OK
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_packages_with_different_modules_are_ok(machine: Machine) -> None:
 def test_packages_with_same_module_warn_with_one_to_keep(
     machine: Machine, names: dict[str, str], fix: str
 ) -> None:
-    found = judged("CK013", machine(distributions=installed(**names)))
+    found = run_check("CK013", machine(distributions=installed(**names)))
 
     assert found.status is WARN
     assert found.fix == (fix,)
@@ -149,7 +149,7 @@ def test_packages_with_same_module_warn_with_one_to_keep(
 def test_two_versions_of_torch_warn(machine: Machine) -> None:
     twice = (Distribution("torch", "2.11.0", "/a"), Distribution("torch", "2.10.0", "/b"))
 
-    found = judged("CK013", machine(distributions=twice))
+    found = run_check("CK013", machine(distributions=twice))
 
     assert found.summary == "torch is installed 2 times: 2.11.0 and 2.10.0"
     assert found.evidence == {"torch 2.11.0": "/a", "torch 2.10.0": "/b"}
@@ -158,7 +158,7 @@ def test_two_versions_of_torch_warn(machine: Machine) -> None:
 def test_unlisted_packages_are_unknown(machine: Machine) -> None:
     for name in ("CK009", "CK011", "CK013"):
         unread = machine(distributions=Unavailable("no"), builds=Unavailable("no"))
-        assert judged(name, unread).status is UNKNOWN
+        assert run_check(name, unread).status is UNKNOWN
 
 
 # --- CK010: architectures -------------------------------------------------------------------------
@@ -171,18 +171,20 @@ def test_unlisted_packages_are_unknown(machine: Machine) -> None:
 def test_build_of_cuda_supporting_gpu_is_ok(
     machine: Machine, capability: str, cuda: tuple[int, int | None]
 ) -> None:
-    fitting = machine(**seen(gpu(compute_capability=capability)), builds=(built("torch", cuda),))
+    fitting = machine(
+        **both_views(gpu(compute_capability=capability)), builds=(built("torch", cuda),)
+    )
 
-    assert judged("CK010", fitting).status is OK
+    assert run_check("CK010", fitting).status is OK
 
 
 def test_build_of_cuda_older_than_gpu_fails(machine: Machine) -> None:
     early = machine(
-        **seen(gpu(name="NVIDIA B200", compute_capability="10.0")),
+        **both_views(gpu(name="NVIDIA B200", compute_capability="10.0")),
         builds=(built("torch", (12, 4), "2.5.0"),),
     )
 
-    found = judged("CK010", early)
+    found = run_check("CK010", early)
 
     assert found.status is FAIL
     assert found.summary == (
@@ -193,10 +195,11 @@ def test_build_of_cuda_older_than_gpu_fails(machine: Machine) -> None:
 
 def test_build_of_cuda_that_dropped_gpu_fails(machine: Machine) -> None:
     late = machine(
-        **seen(gpu(name="Tesla V100", compute_capability="7.0")), builds=(built("torch", (13, 0)),)
+        **both_views(gpu(name="Tesla V100", compute_capability="7.0")),
+        builds=(built("torch", (13, 0)),),
     )
 
-    found = judged("CK010", late)
+    found = run_check("CK010", late)
 
     assert found.status is FAIL
     assert "CUDA 13 dropped support" in found.summary
@@ -206,7 +209,7 @@ def test_build_of_cuda_that_dropped_gpu_fails(machine: Machine) -> None:
 def test_unknown_compute_capability_is_unknown(machine: Machine) -> None:
     silent = machine(nvml=Unavailable("no"), cuda=Unavailable("no"))
 
-    assert judged("CK010", silent).status is UNKNOWN
+    assert run_check("CK010", silent).status is UNKNOWN
 
 
 COMPAT = "/usr/local/cuda-13.2/compat/libcuda.so.{}"
@@ -222,7 +225,7 @@ def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
 def test_toolkit_beside_packages_is_ok(machine: Machine) -> None:
     beside = (copy("package", "/site/nvidia/cudnn/lib"), copy("toolkit", "/usr/local/cuda/lib64"))
 
-    found = judged("CK012", machine(libraries=beside))
+    found = run_check("CK012", machine(libraries=beside))
 
     assert found.status is OK
     assert found.evidence == {"package": "libcudnn.so.9", "toolkit": "libcudnn.so.9"}
@@ -231,7 +234,7 @@ def test_toolkit_beside_packages_is_ok(machine: Machine) -> None:
 def test_library_on_ld_library_path_shadowing_package_warns(machine: Machine) -> None:
     shadowing = (copy("LD_LIBRARY_PATH", "/opt/cudnn"), copy("package", "/site/nvidia/cudnn/lib"))
 
-    found = judged("CK012", machine(libraries=shadowing))
+    found = run_check("CK012", machine(libraries=shadowing))
 
     assert found.status is WARN
     assert found.evidence["libcudnn.so.9"] == (
@@ -243,16 +246,16 @@ def test_same_file_by_two_paths_is_one_copy(machine: Machine) -> None:
     package = copy("package", "/site/nvidia/cudnn/lib")
     linked = Library(package.soname, "/link/libcudnn.so.9", package.real, "LD_LIBRARY_PATH")
 
-    assert judged("CK012", machine(libraries=(linked, package))).status is OK
+    assert run_check("CK012", machine(libraries=(linked, package))).status is OK
 
 
 def test_libraries_of_driver_are_ignored(machine: Machine) -> None:
     driver = (copy("LD_LIBRARY_PATH", "/a", "libcuda.so.1"), copy("package", "/b", "libcuda.so.1"))
 
-    found = judged("CK012", machine(libraries=driver))
+    found = run_check("CK012", machine(libraries=driver))
 
     assert found.summary == "no CUDA library is on the loader's path"
 
 
 def test_unlisted_libraries_are_unknown(machine: Machine) -> None:
-    assert judged("CK012", machine(libraries=Unavailable("no"))).status is UNKNOWN
+    assert run_check("CK012", machine(libraries=Unavailable("no"))).status is UNKNOWN

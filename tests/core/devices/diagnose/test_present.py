@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from core.devices.diagnose.machines import Machine, broken_cuda, gpu, seen
+from core.devices.diagnose.machines import Machine, both_views, failed_cuda, gpu
 
 from cudakit.core.devices.diagnose import diagnose, present
 from cudakit.document import Document, Facts, Note, Section, Table, Text
@@ -29,7 +29,7 @@ def test_report_without_problems_is_one_line_of_counts(machine: Machine) -> None
 
 def test_report_has_failures_before_warnings(machine: Machine) -> None:
     wrong = machine(
-        variables={"CUDA_LAUNCH_BLOCKING": "1"}, shared_memory_bytes=1, cuda=broken_cuda(999)
+        variables={"CUDA_LAUNCH_BLOCKING": "1"}, shared_memory_bytes=1, cuda=failed_cuda(999)
     )
 
     document = present.report(diagnose(wrong))
@@ -39,7 +39,7 @@ def test_report_has_failures_before_warnings(machine: Machine) -> None:
 
 
 def test_finding_has_evidence_and_fix(machine: Machine) -> None:
-    limited = machine(**seen(gpu(0, power_limit_enforced_w=450.0)))
+    limited = machine(**both_views(gpu(0, power_limit_enforced_w=450.0)))
 
     first, evidence = present.report(diagnose(limited)).nodes[:2]
 
@@ -57,7 +57,7 @@ def test_evidence_in_summary_is_not_repeated(machine: Machine) -> None:
 
 
 def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
-    wrong = machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}, cuda=broken_cuda(999))
+    wrong = machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}, cuda=failed_cuda(999))
 
     last = notes(present.report(diagnose(wrong)))[-1]
 
@@ -131,7 +131,7 @@ def test_set_variables_are_listed_with_effect(machine: Machine) -> None:
 
 
 def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> None:
-    wrong = machine(**seen(gpu(0, persistence_mode=False)))
+    wrong = machine(**both_views(gpu(0, persistence_mode=False)))
 
     document = present.paste(diagnose(wrong))
 

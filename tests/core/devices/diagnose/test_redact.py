@@ -3,13 +3,13 @@ from __future__ import annotations
 import string
 import uuid
 
-from core.devices.diagnose.machines import Machine, gpu, seen
+from core.devices.diagnose.machines import Machine, both_views, gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
 from cudakit.core.devices.diagnose.present import paste
-from cudakit.core.devices.diagnose.redact import _ANONYMOUS, Identity, redacted
+from cudakit.core.devices.diagnose.redact import _COMMON_NAMES, Identity, redacted
 from cudakit.render import console, json
 
 WHO = Identity(
@@ -17,7 +17,7 @@ WHO = Identity(
 )
 
 names = st.text(string.ascii_lowercase + string.digits, min_size=4, max_size=12).filter(
-    lambda name: name not in _ANONYMOUS and not name.isdigit()
+    lambda name: name not in _COMMON_NAMES and not name.isdigit()
 )
 between = st.text(string.ascii_letters + " /:=.,", max_size=20)
 
@@ -40,7 +40,7 @@ def test_name_inside_word_is_not_redacted() -> None:
     assert redacted("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
 
 
-def test_anonymous_names_are_not_redacted() -> None:
+def test_common_names_are_not_redacted() -> None:
     nobody = Identity(hostname="localhost", user="root", home="/", serials=("0",))
 
     assert redacted("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
@@ -67,7 +67,7 @@ def test_any_name_in_path_or_sentence_is_redacted(host: str, user: str, around: 
 def test_whole_result_is_redacted(machine: Machine) -> None:
     told = machine(
         variables={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
-        **seen(gpu(0)),
+        **both_views(gpu(0)),
     )
     result = redacted(diagnose(told), WHO)
 

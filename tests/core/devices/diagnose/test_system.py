@@ -11,10 +11,10 @@ from core.devices.diagnose.machines import (
     UNKNOWN,
     WARN,
     Machine,
-    broken_cuda,
+    failed_cuda,
     files,
-    healthy,
-    judged,
+    healthy_machine,
+    run_check,
     without_driver,
 )
 
@@ -29,14 +29,14 @@ def contained(root: Path, **environment: str) -> RunContext:
 
 
 def test_container_check_is_ok_outside_container(machine: Machine) -> None:
-    assert judged("CK016", machine()).summary == "not in a container"
+    assert run_check("CK016", machine()).summary == "not in a container"
 
 
 def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/.dockerenv": ""})
     odd = machine(variables={"NVIDIA_VISIBLE_DEVICES": "void"})
 
-    assert judged("CK016", odd).status is OK
+    assert run_check("CK016", odd).status is OK
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> 
 def test_container_variable_excluding_gpu_fails(
     tmp_path: Path, environment: dict[str, str], words: str
 ) -> None:
-    found = judged("CK016", contained(tmp_path, **environment))
+    found = run_check("CK016", contained(tmp_path, **environment))
 
     assert found.status is FAIL
     assert words in found.summary
@@ -61,7 +61,7 @@ def test_container_variable_excluding_gpu_fails(
 def test_container_capabilities_with_compute_and_utility_are_ok(
     tmp_path: Path, capabilities: str
 ) -> None:
-    found = judged("CK016", contained(tmp_path, NVIDIA_DRIVER_CAPABILITIES=capabilities))
+    found = run_check("CK016", contained(tmp_path, NVIDIA_DRIVER_CAPABILITIES=capabilities))
 
     assert found.status is OK
 
@@ -70,24 +70,24 @@ def test_container_capabilities_with_compute_and_utility_are_ok(
 
 
 def test_mps_not_in_use_is_ok(machine: Machine) -> None:
-    assert judged("CK019", machine()).summary == "MPS is not in use"
+    assert run_check("CK019", machine()).summary == "MPS is not in use"
 
 
 def test_mps_with_pipes_is_ok(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/run/mps/control": ""})
     served = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
-    assert judged("CK019", served).summary == "an MPS daemon runs with /run/mps"
+    assert run_check("CK019", served).summary == "an MPS daemon runs with /run/mps"
 
 
 def test_mps_directory_without_pipes_warns(machine: Machine) -> None:
     left = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
-    assert judged("CK019", left).status is WARN
+    assert run_check("CK019", left).status is WARN
 
 
 def test_mps_daemon_unreachable_fails(machine: Machine) -> None:
-    found = judged("CK019", machine(cuda=broken_cuda(805)))
+    found = run_check("CK019", machine(cuda=failed_cuda(805)))
 
     assert found.status is FAIL
     assert found.fix[0] == "nvidia-cuda-mps-control -d"
@@ -103,28 +103,28 @@ def wsl(root: Path, *real: str, **changes: Any) -> RunContext:
 
 
 def test_wsl_check_is_ok_outside_wsl(machine: Machine) -> None:
-    assert judged("CK036", machine()).summary == "not in WSL"
+    assert run_check("CK036", machine()).summary == "not in WSL"
 
 
 def test_wsl_with_windows_driver_is_ok(tmp_path: Path) -> None:
     files(tmp_path, {"/usr/lib/wsl/lib/libcuda.so.1": ""})
 
-    assert judged("CK036", wsl(tmp_path, "/usr/lib/wsl/drivers/nv/libcuda.so.1.1")).status is OK
+    assert run_check("CK036", wsl(tmp_path, "/usr/lib/wsl/drivers/nv/libcuda.so.1.1")).status is OK
 
 
 def test_wsl_with_linux_driver_fails(tmp_path: Path) -> None:
-    found = judged("CK036", wsl(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"))
+    found = run_check("CK036", wsl(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"))
 
     assert found.status is FAIL
     assert "apt purge" in found.fix[0]
 
 
 def test_wsl_without_libcuda_fails(tmp_path: Path) -> None:
-    assert "install the NVIDIA driver in Windows" in judged("CK036", wsl(tmp_path)).fix[0]
+    assert "install the NVIDIA driver in Windows" in run_check("CK036", wsl(tmp_path)).fix[0]
 
 
 def test_wsl_with_unlisted_libraries_is_unknown(tmp_path: Path) -> None:
-    assert judged("CK036", wsl(tmp_path, libraries=Unavailable("no"))).status is UNKNOWN
+    assert run_check("CK036", wsl(tmp_path, libraries=Unavailable("no"))).status is UNKNOWN
 
 
 LOCKED = 'RmProfilingAdminOnly: 1\nRegistryDwords: ""'
@@ -134,14 +134,14 @@ LOCKED = 'RmProfilingAdminOnly: 1\nRegistryDwords: ""'
 
 
 def test_cupti_without_other_tool_is_ok(machine: Machine) -> None:
-    assert judged("CK025", machine()).status is OK
-    assert judged("CK025", machine(processes=Unavailable("hidden"))).status is OK
+    assert run_check("CK025", machine()).status is OK
+    assert run_check("CK025", machine(processes=Unavailable("hidden"))).status is OK
 
 
 def test_injected_tool_warns(machine: Machine) -> None:
     injected = machine(variables={"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"})
 
-    found = judged("CK025", injected)
+    found = run_check("CK025", injected)
 
     assert found.status is WARN
     assert found.evidence == {"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"}
@@ -152,7 +152,7 @@ def test_injected_tool_warns(machine: Machine) -> None:
     [("nv-hostengine", "dcgmi profile --pause"), ("nsys", "end nsys before you profile")],
 )
 def test_running_tool_warns_with_way_to_pause(machine: Machine, process: str, fix: str) -> None:
-    found = judged("CK025", machine(processes=frozenset({"bash", process})))
+    found = run_check("CK025", machine(processes=frozenset({"bash", process})))
 
     assert found.status is WARN
     assert found.fix[0].startswith(fix)
@@ -162,33 +162,33 @@ def test_running_tool_warns_with_way_to_pause(machine: Machine, process: str, fi
 
 
 def test_counters_for_all_users_are_ok(machine: Machine) -> None:
-    assert judged("CK026", machine()).summary == "every user can read performance counters"
+    assert run_check("CK026", machine()).summary == "every user can read performance counters"
 
 
 def test_counters_for_administrators_need_privilege(tmp_path: Path) -> None:
     locked = files(tmp_path / "locked", SYSTEM | {"/proc/driver/nvidia/params": LOCKED})
 
-    assert judged("CK026", healthy(locked)).status is WARN
-    assert judged("CK026", healthy(locked, privileged=True)).status is OK
+    assert run_check("CK026", healthy_machine(locked)).status is WARN
+    assert run_check("CK026", healthy_machine(locked, privileged=True)).status is OK
 
 
 def test_counters_are_unknown_without_driver_parameters(tmp_path: Path) -> None:
-    assert judged("CK026", healthy(files(tmp_path, {}))).status is UNKNOWN
+    assert run_check("CK026", healthy_machine(files(tmp_path, {}))).status is UNKNOWN
 
 
 # --- CK034 and CK035: memory ----------------------------------------------------------------------
 
 
 def test_unlimited_memory_is_ok(machine: Machine) -> None:
-    assert judged("CK034", machine()).status is OK
-    assert judged("CK035", machine()).status is OK
+    assert run_check("CK034", machine()).status is OK
+    assert run_check("CK035", machine()).status is OK
 
 
 def test_unknown_limits_are_unknown(machine: Machine) -> None:
     unknown = machine(shared_memory_bytes=Unavailable("none"), limits=Unavailable("none"))
 
-    assert judged("CK034", unknown).status is UNKNOWN
-    assert judged("CK035", unknown).status is UNKNOWN
+    assert run_check("CK034", unknown).status is UNKNOWN
+    assert run_check("CK035", unknown).status is UNKNOWN
 
 
 # --- CK034: shared memory --------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_unknown_limits_are_unknown(machine: Machine) -> None:
 def test_shared_memory_of_docker_default_warns(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/.dockerenv": ""})
 
-    found = judged("CK034", machine(shared_memory_bytes=64 << 20))
+    found = run_check("CK034", machine(shared_memory_bytes=64 << 20))
 
     assert found.status is WARN
     assert found.evidence == {SHARED_MEMORY: "64.0 MiB"}
@@ -205,14 +205,14 @@ def test_shared_memory_of_docker_default_warns(machine: Machine, tmp_path: Path)
 
 
 def test_small_shared_memory_outside_container_has_mount_fix(machine: Machine) -> None:
-    assert judged("CK034", machine(shared_memory_bytes=64 << 20)).fix[0].startswith("sudo mount")
+    assert run_check("CK034", machine(shared_memory_bytes=64 << 20)).fix[0].startswith("sudo mount")
 
 
 # --- CK035: limits ---------------------------------------------------------------------------------
 
 
 def test_limited_address_space_warns(machine: Machine) -> None:
-    found = judged("CK035", machine(limits=Limits(64 << 30, None)))
+    found = run_check("CK035", machine(limits=Limits(64 << 30, None)))
 
     assert found.status is WARN
     assert (
@@ -224,22 +224,22 @@ def test_limited_address_space_warns(machine: Machine) -> None:
 def test_strict_overcommit_warns(tmp_path: Path) -> None:
     strict = files(tmp_path, SYSTEM | {"/proc/sys/vm/overcommit_memory": "2"})
 
-    assert "vm.overcommit_memory is 2" in judged("CK035", healthy(strict)).summary
+    assert "vm.overcommit_memory is 2" in run_check("CK035", healthy_machine(strict)).summary
 
 
 def test_locked_memory_limit_warns_with_infiniband_only(machine: Machine, tmp_path: Path) -> None:
     little = Limits(None, 64 << 10)
 
-    assert judged("CK035", machine(limits=little)).status is OK
+    assert run_check("CK035", machine(limits=little)).status is OK
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert "InfiniBand (mlx5_0) needs more" in judged("CK035", machine(limits=little)).summary
+    assert "InfiniBand (mlx5_0) needs more" in run_check("CK035", machine(limits=little)).summary
 
 
 # --- CK037: compiled extensions -------------------------------------------------------------------
 
 
 def test_missing_extension_warns_with_consequence_and_fix(machine: Machine) -> None:
-    found = judged("CK037", machine(missing_extensions=("core/memory/load/_pickled",)))
+    found = run_check("CK037", machine(missing_extensions=("core/memory/load/_pickled",)))
 
     assert found.status is WARN
     assert found.summary == "cudakit was installed without 1 compiled extension"
@@ -248,4 +248,4 @@ def test_missing_extension_warns_with_consequence_and_fix(machine: Machine) -> N
 
 
 def test_installed_extensions_are_ok(machine: Machine) -> None:
-    assert judged("CK037", machine()).status is OK
+    assert run_check("CK037", machine()).status is OK

@@ -3,14 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.devices.diagnose.machines import OK, WARN, Machine, files, judged
+from core.devices.diagnose.machines import OK, WARN, Machine, files, run_check
 
 
 @pytest.mark.parametrize("name", ["CK020", "CK021", "CK022", "CK023", "CK024"])
 def test_environment_without_settings_is_ok(machine: Machine, name: str) -> None:
     plain = machine(variables={"PATH": "/usr/bin", "CUDA_HOME": "/usr/local/cuda"})
 
-    assert judged(name, plain).status is OK
+    assert run_check(name, plain).status is OK
 
 
 # --- CK020: debugging ------------------------------------------------------------------------------
@@ -21,7 +21,7 @@ def test_environment_without_settings_is_ok(machine: Machine, name: str) -> None
     ["CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "NUMBA_ENABLE_CUDASIM"],
 )
 def test_debugging_variable_warns(machine: Machine, variable: str) -> None:
-    found = judged("CK020", machine(variables={variable: "1"}))
+    found = run_check("CK020", machine(variables={variable: "1"}))
 
     assert found.status is WARN
     assert found.fix == (f"unset {variable}",)
@@ -30,12 +30,12 @@ def test_debugging_variable_warns(machine: Machine, variable: str) -> None:
 def test_several_variables_are_all_evidence(machine: Machine) -> None:
     both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_CACHE_DISABLE": "1"}
 
-    assert judged("CK020", machine(variables=both)).evidence == both
+    assert run_check("CK020", machine(variables=both)).evidence == both
 
 
 @pytest.mark.parametrize("off", ["", "0", "false"])
 def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
-    assert judged("CK020", machine(variables={"CUDA_LAUNCH_BLOCKING": off})).status is OK
+    assert run_check("CK020", machine(variables={"CUDA_LAUNCH_BLOCKING": off})).status is OK
 
 
 # --- CK024: misspellings ---------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
     ],
 )
 def test_misspelled_variable_warns(machine: Machine, name: str, intended: str) -> None:
-    found = judged("CK024", machine(variables={name: "1"}))
+    found = run_check("CK024", machine(variables={name: "1"}))
 
     assert found.status is WARN
     assert found.summary == f"no library reads {name}; the variable is {intended}"
@@ -76,7 +76,7 @@ def test_misspelled_variable_warns(machine: Machine, name: str, intended: str) -
     ],
 )
 def test_valid_variable_is_ok(machine: Machine, name: str) -> None:
-    assert judged("CK024", machine(variables={name: "1"})).status is OK
+    assert run_check("CK024", machine(variables={name: "1"})).status is OK
 
 
 # --- CK021: PyTorch's allocator -------------------------------------------------------------------
@@ -98,7 +98,7 @@ NAME = "PYTORCH_CUDA_ALLOC_CONF"
     ],
 )
 def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
-    found = judged("CK021", machine(variables={NAME: value}))
+    found = run_check("CK021", machine(variables={NAME: value}))
 
     assert found.status is OK
     assert found.evidence == {NAME: value}
@@ -124,7 +124,7 @@ def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
     ],
 )
 def test_invalid_allocator_settings_warn(machine: Machine, value: str, words: str) -> None:
-    found = judged("CK021", machine(variables={NAME: value}))
+    found = run_check("CK021", machine(variables={NAME: value}))
 
     assert found.status is WARN
     assert f"{NAME}, character {words}" in found.summary
@@ -132,7 +132,7 @@ def test_invalid_allocator_settings_warn(machine: Machine, value: str, words: st
 
 
 def test_hint_of_parser_is_first_fix(machine: Machine) -> None:
-    found = judged("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
+    found = run_check("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
 
     assert found.fix == ("leave it out", f"export {NAME}=expandable_segments:True, or unset it")
 
@@ -140,7 +140,7 @@ def test_hint_of_parser_is_first_fix(machine: Machine) -> None:
 def test_conflicting_allocator_variables_warn(machine: Machine) -> None:
     both = {NAME: "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
 
-    found = judged("CK021", machine(variables=both))
+    found = run_check("CK021", machine(variables=both))
 
     assert found.summary == f"both {NAME} and PYTORCH_ALLOC_CONF are set; {NAME} wins"
 
@@ -148,14 +148,14 @@ def test_conflicting_allocator_variables_warn(machine: Machine) -> None:
 def test_empty_allocator_variable_takes_precedence(machine: Machine) -> None:
     both = {NAME: "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
-    assert f"{NAME} wins" in judged("CK021", machine(variables=both)).summary
-    assert judged("CK021", machine(variables={NAME: ""})).status is OK
+    assert f"{NAME} wins" in run_check("CK021", machine(variables=both)).summary
+    assert run_check("CK021", machine(variables={NAME: ""})).status is OK
 
 
 def test_equal_allocator_variables_are_ok(machine: Machine) -> None:
     same = dict.fromkeys((NAME, "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
 
-    assert judged("CK021", machine(variables=same)).status is OK
+    assert run_check("CK021", machine(variables=same)).status is OK
 
 
 # --- CK022: NCCL ----------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_equal_allocator_variables_are_ok(machine: Machine) -> None:
 def test_nccl_setting_that_slows_or_is_renamed_warns(
     machine: Machine, name: str, value: str
 ) -> None:
-    assert judged("CK022", machine(variables={name: value})).status is WARN
+    assert run_check("CK022", machine(variables={name: value})).status is WARN
 
 
 @pytest.mark.parametrize(
@@ -188,21 +188,21 @@ def test_nccl_setting_that_slows_or_is_renamed_warns(
 def test_nccl_settings_of_machine_are_evidence(
     machine: Machine, environment: dict[str, str]
 ) -> None:
-    found = judged("CK022", machine(variables=environment))
+    found = run_check("CK022", machine(variables=environment))
 
     assert found.status is OK
     assert found.evidence == environment
 
 
 def test_nccl_feature_that_the_machine_lacks_is_ok(machine: Machine) -> None:
-    found = judged("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
+    found = run_check("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
 
     assert found.status is OK
     assert found.evidence == {"NCCL_NVLS_ENABLE": "0"}
 
 
 def test_nccl_version_is_no_setting(machine: Machine) -> None:
-    found = judged("CK022", machine(variables={"NCCL_VERSION": "2.28.3-1"}))
+    found = run_check("CK022", machine(variables={"NCCL_VERSION": "2.28.3-1"}))
 
     assert found.summary == "NCCL has its default settings"
 
@@ -210,8 +210,8 @@ def test_nccl_version_is_no_setting(machine: Machine) -> None:
 def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/etc/nccl.conf": "# for tests\n#NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n"})
 
-    assert judged("CK022", machine()).evidence == {"NCCL_P2P_DISABLE": "1"}
-    assert judged("CK022", machine(variables={"NCCL_P2P_DISABLE": "0"})).status is OK
+    assert run_check("CK022", machine()).evidence == {"NCCL_P2P_DISABLE": "1"}
+    assert run_check("CK022", machine(variables={"NCCL_P2P_DISABLE": "0"})).status is OK
 
 
 # --- CK023: cuBLAS and cuDNN ----------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_p
 def test_math_setting_that_costs_speed_or_precision_warns(
     machine: Machine, name: str, value: str, words: str
 ) -> None:
-    found = judged("CK023", machine(variables={name: value}))
+    found = run_check("CK023", machine(variables={name: value}))
 
     assert found.status is WARN
     assert words in found.summary
@@ -246,7 +246,7 @@ def test_math_setting_that_costs_speed_or_precision_warns(
     ],
 )
 def test_harmless_math_settings_are_evidence(machine: Machine, name: str, value: str) -> None:
-    found = judged("CK023", machine(variables={name: value}))
+    found = run_check("CK023", machine(variables={name: value}))
 
     assert found.status is OK
     assert found.evidence == {name: value}

@@ -9,14 +9,14 @@ from core.devices.machines import (
     GIB,
     NO_CUDA,
     NO_NVML,
-    MadeMachine,
-    crossed,
+    FakeMachine,
     cuda,
+    cuda_gpu,
     gpu,
-    looked,
-    moving,
     nvml,
-    seen,
+    read_devices,
+    telemetry_of,
+    three_gpus,
 )
 
 from cudakit.core.devices.fields import named, registry
@@ -62,14 +62,14 @@ def section(document: Document, title: str) -> Section:
 
 
 def alone(*, telemetry: Telemetry | None = None, **fields: Any) -> DevicesResult:
-    looks = {0: [telemetry or moving()]}
-    return looked(MadeMachine(nvml(gpu(0, **fields)), cuda(seen(0, 0)), looks))
+    telemetry_reads = {0: [telemetry or telemetry_of()]}
+    return read_devices(FakeMachine(nvml(gpu(0, **fields)), cuda(cuda_gpu(0, 0)), telemetry_reads))
 
 
 # --- the table -------------------------------------------------------------------------------------
 
 
-def test_a_row_tells_which_is_which_and_how_it_fares() -> None:
+def test_row_has_indices_and_state() -> None:
     (row,) = overview(report(alone()))
 
     assert row == {
@@ -85,8 +85,8 @@ def test_a_row_tells_which_is_which_and_how_it_fares() -> None:
     }
 
 
-def test_all_three_numbers_stand_side_by_side() -> None:
-    rows = overview(report(looked(crossed())))
+def test_row_has_cuda_nvml_and_pci_index() -> None:
+    rows = overview(report(read_devices(three_gpus())))
 
     assert [(row["CUDA"], row["NVML"], row["PCI"]) for row in rows] == [
         ("2", "0", "05:00.0"),
@@ -104,41 +104,41 @@ def test_all_three_numbers_stand_side_by_side() -> None:
         ({"memory_used_bytes": Unavailable("no")}, "n/a / 80.0 GiB"),
     ],
 )
-def test_memory_is_a_part_of_the_whole_in_the_unit_of_the_whole(
-    fields: dict[str, Any], memory: str
-) -> None:
-    (row,) = overview(report(alone(telemetry=moving(**fields))))
+def test_used_memory_is_in_unit_of_total(fields: dict[str, Any], memory: str) -> None:
+    (row,) = overview(report(alone(telemetry=telemetry_of(**fields))))
 
     assert row["memory"] == memory
 
 
-def test_memory_that_nvml_does_not_know_is_what_cuda_can_use() -> None:
-    view = cuda(seen(0, 0, usable_memory_bytes=60 * GIB))
+def test_total_memory_is_from_cuda_if_nvml_lacks_it() -> None:
+    view = cuda(cuda_gpu(0, 0, usable_memory_bytes=60 * GIB))
     unknown = Unavailable("not supported by this device")
-    machine = MadeMachine(
-        nvml(gpu(0, memory_total_bytes=unknown)), view, {0: [moving(memory_used_bytes=unknown)]}
+    machine = FakeMachine(
+        nvml(gpu(0, memory_total_bytes=unknown)),
+        view,
+        {0: [telemetry_of(memory_used_bytes=unknown)]},
     )
 
-    assert overview(report(looked(machine)))[0]["memory"] == "n/a / 60.0 GiB"
+    assert overview(report(read_devices(machine)))[0]["memory"] == "n/a / 60.0 GiB"
 
 
-def test_what_is_unknown_is_never_zero() -> None:
-    unknown = {name: Unavailable("no permission") for name in moving().fields}
+def test_unavailable_value_is_never_zero() -> None:
+    unknown = {name: Unavailable("no permission") for name in telemetry_of().fields}
     (row,) = overview(report(alone(telemetry=Telemetry(1, unknown))))
 
     assert (row["util"], row["temp"], row["power"]) == ("n/a", "n/a", "n/a")
 
 
-def test_a_mig_instance_is_numbered_behind_its_gpu() -> None:
+def test_mig_instance_has_index_of_its_gpu_first() -> None:
     part = replace(gpu(0), index=3, uuid="MIG-3", parent=0)
-    rows = overview(report(looked(MadeMachine(nvml(gpu(0), part), NO_CUDA))))
+    rows = overview(report(read_devices(FakeMachine(nvml(gpu(0), part), NO_CUDA))))
 
     assert [row["NVML"] for row in rows] == ["0", "0/3"]
 
 
-def test_a_hidden_device_stands_back_and_its_reason_is_told() -> None:
-    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
-    document = report(looked(MadeMachine(nvml(gpu(0), gpu(1)), view)))
+def test_hidden_device_is_faint_with_reason() -> None:
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    document = report(read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view)))
 
     first = document.nodes[0]
     assert isinstance(first, Table)
@@ -146,26 +146,26 @@ def test_a_hidden_device_stands_back_and_its_reason_is_told() -> None:
     assert notes(document) == [Note("info", "nvml:0: hidden by CUDA_VISIBLE_DEVICES=1")]
 
 
-def test_a_note_that_is_true_of_several_is_told_once() -> None:
-    hot = moving(clock_event_reasons=("software power cap",))
-    machine = crossed(looks={0: [hot], 2: [hot]})
+def test_note_of_several_devices_appears_once() -> None:
+    hot = telemetry_of(clock_event_reasons=("software power cap",))
+    machine = three_gpus(telemetry_reads={0: [hot], 2: [hot]})
 
-    assert notes(report(looked(machine))) == [
+    assert notes(report(read_devices(machine))) == [
         Note("warn", "cuda:2, cuda:1: throttled: software power cap")
     ]
 
 
-def test_the_title_says_first_whether_the_machine_is_real() -> None:
+def test_title_marks_simulated_gpus() -> None:
     assert report(alone()).title == "GPUs of this machine, driver 580.159.04, CUDA 13.0"
-    simulated = report(looked(crossed(simulated=True)))
+    simulated = report(read_devices(three_gpus(simulated=True)))
     assert simulated.title.startswith("Simulated GPUs")
 
 
-def test_a_title_leaves_out_what_is_unknown() -> None:
-    assert report(looked(MadeMachine(NO_NVML, cuda(seen(0, 0))))).title == (
+def test_title_omits_unknown_versions() -> None:
+    assert report(read_devices(FakeMachine(NO_NVML, cuda(cuda_gpu(0, 0))))).title == (
         "GPUs of this machine, CUDA 13.0"
     )
-    assert report(looked(MadeMachine(nvml(gpu(0)), NO_CUDA))).title == (
+    assert report(read_devices(FakeMachine(nvml(gpu(0)), NO_CUDA))).title == (
         "GPUs of this machine, driver 580.159.04"
     )
 
@@ -173,21 +173,21 @@ def test_a_title_leaves_out_what_is_unknown() -> None:
 # --- watching --------------------------------------------------------------------------------------
 
 
-def watched(doing: Telemetry | Unavailable) -> Document:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), doing=doing)
+def watched(activity_read: Telemetry | Unavailable) -> Document:
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), activity_read=activity_read)
     return report(open_query(machine).read(names=FIELDS, activity=True), activity=True)
 
 
-def test_activity_is_what_sms_tensor_cores_and_memory_did() -> None:
-    doing = {
+def test_activity_columns_have_sm_tensor_and_dram_use() -> None:
+    activity_read = {
         "sm_activity_percent": 77.04,
         "sm_occupancy_percent": 11.4,
         "tensor_activity_percent": 74.8,
         "dram_bandwidth_percent": 13.6,
     }
-    (row,) = overview(watched(Telemetry(1, doing)))
+    (row,) = overview(watched(Telemetry(1, activity_read)))
 
-    assert (row["SMs"], row["warps"], row["tensor"], row["DRAM"]) == (
+    assert (row["SM"], row["occupancy"], row["tensor"], row["DRAM"]) == (
         "77 %",
         "11 %",
         "75 %",
@@ -195,52 +195,59 @@ def test_activity_is_what_sms_tensor_cores_and_memory_did() -> None:
     )
 
 
-def test_a_gpu_that_does_not_count_activity_has_the_coarse_figure_marked_as_such() -> None:
-    document = watched(Unavailable("the GPU does not count it"))
+def test_coarse_utilization_is_marked_if_activity_is_missing() -> None:
+    document = watched(Unavailable("the GPU does not measure it"))
     (row,) = overview(document)
 
-    assert (row["SMs"], row["tensor"]) == ("~30 %", "n/a")
+    assert (row["SM"], row["tensor"]) == ("~30 %", "n/a")
     first = document.nodes[0]
     assert isinstance(first, Table)
-    assert first.caption.startswith("~ is coarse")
+    assert first.caption.startswith("~ is the share of time")
 
 
 # --- more ------------------------------------------------------------------------------------------
 
 
-def test_processes_are_a_row_each_and_those_of_other_namespaces_are_named() -> None:
-    elsewhere = Unavailable("the pid is not in this namespace")
-    users = (
-        Process(41, "compute", GIB, "python train.py", "ada"),
-        Process(7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere),
+def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
+    elsewhere = Unavailable("another container")
+    process_list = (
+        Process(41, "compute", GIB, "python train.py", "ada", 93, 61.7),
+        Process(7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere, Unavailable("MIG")),
     )
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), users=users)
-    found = section(report(looked(machine, processes=True)), "Processes")
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=process_list)
+    found = section(report(read_devices(machine, processes=True)), "Processes")
 
-    rows, note = found.nodes
+    rows, *reasons = found.nodes
     assert isinstance(rows, Table)
     assert [tuple(map(words, row)) for row in rows.rows] == [
-        ("0", "0", "41", "compute", "ada", str(GIB), "python train.py"),
-        ("0", "0", "7", "graphics", "n/a", "n/a", "n/a"),
+        ("0", "0", "41", "C", "ada", "93 %", str(GIB), "62", "python train.py"),
+        ("0", "0", "7", "G", "n/a", "n/a", "n/a", "n/a", "n/a"),
     ]
-    assert isinstance(note, Note)
-    assert note.text.startswith("pid 7: not in this namespace")
+    assert [note.text for note in reasons if isinstance(note, Note)] == [
+        "no command of pid 7: another container",
+        "no SM utilization of pid 7: MIG",
+        "no memory of pid 7: WDDM",
+    ]
 
 
-def test_a_device_that_does_not_tell_its_processes_says_why() -> None:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), users=Unavailable("no permission"))
+def test_missing_processes_have_a_reason() -> None:
+    machine = FakeMachine(
+        nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=Unavailable("no permission")
+    )
 
-    found = section(report(looked(machine, processes=True)), "Processes")
+    found = section(report(read_devices(machine, processes=True)), "Processes")
     assert found.nodes[1] == Note("info", "cuda:0: no permission")
 
 
 def matrices(view: Any, *links: Link) -> tuple[Any, ...]:
-    machine = MadeMachine(nvml(gpu(0), gpu(1), links=links), view)
-    return section(report(looked(machine, topology=True)), "Topology").nodes
+    machine = FakeMachine(nvml(gpu(0), gpu(1), links=links), view)
+    return section(report(read_devices(machine, topology=True)), "Topology").nodes
 
 
-def test_the_topology_is_a_matrix_of_links_and_one_of_access() -> None:
-    view = cuda(seen(0, 1), seen(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0)))
+def test_topology_has_matrices_of_links_and_peer_access() -> None:
+    view = cuda(
+        cuda_gpu(0, 1), cuda_gpu(1, 0), peer_access=((0, 1), (1, 0)), peer_atomics=((0, 1), (1, 0))
+    )
     links, access = matrices(view, Link(0, 1, "NV18", 18, "ok", "ok", "ok"))
 
     assert [column.name for column in links.columns][:3] == [
@@ -253,8 +260,8 @@ def test_the_topology_is_a_matrix_of_links_and_one_of_access() -> None:
     assert [words(cell) for cell in access.rows[1]] == ["cuda:0 nvml:1", "yes + atomics", "-"]
 
 
-def test_a_disagreement_is_pointed_out_in_the_matrix_and_below_it() -> None:
-    view = cuda(seen(0, 0), seen(1, 1))
+def test_disagreement_of_nvml_and_cuda_is_in_matrix_and_note() -> None:
+    view = cuda(cuda_gpu(0, 0), cuda_gpu(1, 1))
     _, access, note = matrices(view, Link(0, 1, "SYS", 0, "ok", "ok", "ok"))
 
     assert words(access.rows[0][2]) == "NVML yes, CUDA no"
@@ -262,21 +269,21 @@ def test_a_disagreement_is_pointed_out_in_the_matrix_and_below_it() -> None:
     assert "IOMMU" in note.remedies[0]
 
 
-def test_what_only_one_of_both_knows_says_who() -> None:
+def test_answer_of_one_library_names_the_library() -> None:
     _, access = matrices(NO_CUDA, Link(0, 1, "SYS", 0, "ok", "ok", "ok"))
 
     assert words(access.rows[0][2]) == "yes (NVML)"
 
 
 def test_one_gpu_has_no_topology() -> None:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)))
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)))
 
-    (note,) = section(report(looked(machine, topology=True)), "Topology").nodes
+    (note,) = section(report(read_devices(machine, topology=True)), "Topology").nodes
     assert isinstance(note, Note)
     assert "only one GPU" in note.text
 
 
-def test_long_shows_every_field_under_its_subject_and_the_driver_first() -> None:
+def test_long_report_has_driver_then_every_field_by_group() -> None:
     document = report(alone(), long=True)
     driver, properties = (node for node in document.nodes if isinstance(node, Section))
 
@@ -318,7 +325,7 @@ def test_long_shows_every_field_under_its_subject_and_the_driver_first() -> None
         ("serial", Unavailable("no permission"), Unavailable("no permission")),
     ],
 )
-def test_a_field_is_shown_in_the_form_of_its_unit(name: str, value: Any, expected: Value) -> None:
+def test_field_is_shown_in_its_unit(name: str, value: Any, expected: Value) -> None:
     assert shown(value, registry()[name]) == expected
 
 
@@ -331,7 +338,7 @@ def arrays(result: DevicesResult, *names: str) -> dict[str, list[Any]]:
     return {name: np.asarray(array).tolist() for name, array in node.arrays.items()}
 
 
-def test_chosen_fields_are_columns_of_their_own_kind() -> None:
+def test_selected_fields_are_typed_columns() -> None:
     found = arrays(alone(), "name", "temperature_gpu_c", "power_draw_w", "mig_mode")
 
     assert found == {
@@ -342,9 +349,9 @@ def test_chosen_fields_are_columns_of_their_own_kind() -> None:
     }
 
 
-def test_a_value_that_one_device_lacks_leaves_the_others_numbers() -> None:
-    unknown = moving(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
-    result = looked(crossed(looks={1: [unknown]}))
+def test_missing_value_of_one_device_keeps_numeric_column() -> None:
+    unknown = telemetry_of(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
+    result = read_devices(three_gpus(telemetry_reads={1: [unknown]}))
 
     (node,) = columns(named(["temperature_gpu_c", "power_draw_w"]), result).nodes
     assert isinstance(node, Columns)
@@ -352,9 +359,9 @@ def test_a_value_that_one_device_lacks_leaves_the_others_numbers() -> None:
     assert np.isnan(node.arrays["power_draw_w"][1])
 
 
-def test_chosen_fields_as_a_table_keep_reasons_and_hidden_rows() -> None:
-    view = cuda(seen(0, 1), hidden=(seen(-1, 0),), visible_devices="1")
-    result = looked(MadeMachine(nvml(gpu(0), gpu(1)), view))
+def test_table_of_fields_has_reasons_and_faint_rows() -> None:
+    view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
+    result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view))
     (node,) = table(named(["cuda_index", "temperature_gpu_c"]), result).nodes
 
     assert isinstance(node, Table)
@@ -363,7 +370,7 @@ def test_chosen_fields_as_a_table_keep_reasons_and_hidden_rows() -> None:
     assert node.faint == {0}
 
 
-def test_the_list_of_fields_has_a_row_for_each() -> None:
+def test_list_of_fields_has_one_row_per_field() -> None:
     (node,) = listing(registry().values()).nodes
 
     assert isinstance(node, Table)

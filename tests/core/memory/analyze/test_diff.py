@@ -1,4 +1,4 @@
-"""What changed from one snapshot to another."""
+"""The comparison of two snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is free inside segments, and which blocks keep it there."""
+"""Free memory in segments, and the blocks that keep segments in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measured(*segments: Segment) -> Fragmentation:
 
 
 def large(number: int, *blocks: tuple[int, int, int], **more: object) -> Segment:
-    """Make a segment of 20 MiB with blocks of (offset, size, stack), in MiB."""
+    """Return a segment of 20 MiB with blocks of (offset, size, stack), in MiB."""
     base = BASE + number * 20 * MIB
     held = [Block(base + at * MIB, size * MIB, stack=stack) for at, size, stack in blocks]
     return Segment(base, 20 * MIB, held, **more)  # type: ignore[arg-type]

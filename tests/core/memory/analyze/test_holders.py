@@ -1,4 +1,4 @@
-"""Call sites that hold memory at a moment, and those that allocate over the trace."""
+"""Memory by call stack and call site at a moment, and allocations over the whole trace."""
 
 from __future__ import annotations
 

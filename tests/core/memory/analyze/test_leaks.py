@@ -1,4 +1,4 @@
-"""Call stacks that hold more after each step of the program, and those that only seem to."""
+"""Leaks, and growth that is not a leak."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Step = Callable[[Allocator, int], None]
 
 
 class Loop:
-    """A program in steps; each makes temporaries, and whatever is given to it."""
+    """A program in steps; each makes temporaries and calls a given function."""
 
     def __init__(self, step: Step, *, steps: int = 12, marked: bool = False) -> None:
         self.allocator = Allocator(capacity=4096 * MIB)
@@ -49,7 +49,7 @@ class Loop:
         return replace(self.snapshot(), annotations=tuple(ranges))
 
 
-def judged(snapshot: Snapshot) -> DeviceMemory:
+def analyzed(snapshot: Snapshot) -> DeviceMemory:
     return analyze([snapshot], MemorySpec()).devices[0]
 
 
@@ -68,32 +68,32 @@ def check_leak(found: DeviceMemory, *, steps: int = 12) -> None:
 
 
 def test_leak_is_found_by_numbered_annotations() -> None:
-    found = judged(Loop(leaking).annotated("ProfilerStep#{}"))
+    found = analyzed(Loop(leaking).annotated("ProfilerStep#{}"))
     assert found.steps.source == "annotation ProfilerStep#"
     assert found.steps.count == 13  # the starts of 12 steps, and the end of the last
     check_leak(found)
 
 
 def test_leak_is_found_by_annotations_of_one_name() -> None:
-    found = judged(Loop(leaking).annotated("train"))
+    found = analyzed(Loop(leaking).annotated("train"))
     assert found.steps.source == "annotation train"
     check_leak(found)
 
 
 def test_leak_is_found_by_snapshot_markers() -> None:
-    found = judged(Loop(leaking, marked=True).snapshot())
+    found = analyzed(Loop(leaking, marked=True).snapshot())
     assert found.steps.source == "snapshot markers"
     check_leak(found)
 
 
 def test_leak_is_found_by_repeating_allocations() -> None:
-    found = judged(Loop(leaking).snapshot())
+    found = analyzed(Loop(leaking).snapshot())
     assert found.steps.source == "repeating allocations"
     check_leak(found)
 
 
 def test_bytes_per_step_are_right_if_not_all_steps_are_compared() -> None:
-    found = judged(Loop(leaking, steps=100).annotated("step {}"))
+    found = analyzed(Loop(leaking, steps=100).annotated("step {}"))
     check_leak(found, steps=100)
     assert len(found.leaks[0].growth) < 70
 
@@ -103,7 +103,7 @@ def test_leak_in_every_other_step_is_found() -> None:
         if number % 2:
             allocator.alloc(MIB, stack=KEPT)
 
-    (leak,) = judged(Loop(step).annotated("step {}")).leaks
+    (leak,) = analyzed(Loop(step).annotated("step {}")).leaks
     assert 0.4 * MIB < leak.bytes_per_step <= MIB
 
 
@@ -112,19 +112,19 @@ def test_leaks_are_sorted_by_growth() -> None:
         allocator.alloc(KIB, stack=3)
         allocator.alloc(MIB, stack=4)
 
-    found = judged(Loop(step).annotated("step {}")).leaks
+    found = analyzed(Loop(step).annotated("step {}")).leaks
     assert [leak.stack[leak.site].name for leak in found] == ["place4", "place3"]
 
 
 def test_leaks_are_found_in_a_trace_that_starts_late() -> None:
     history = Loop(leaking, marked=True).allocator.history()
-    found = judged(history.last(len(history.entries) // 2).snapshot())
+    found = analyzed(history.last(len(history.entries) // 2).snapshot())
     (leak,) = found.leaks
     assert leak.bytes_per_step == 300 * KIB + 512
     assert leak.count == 11
 
 
-# What is no leak.
+# Growth that is not a leak.
 
 
 def optimizer_state(allocator: Allocator, number: int) -> None:
@@ -174,7 +174,7 @@ def a_buffer_that_is_replaced(allocator: Allocator, _: int) -> None:
 @pytest.mark.parametrize("by", ["annotations", "markers", "repetition"])
 def test_memory_that_stops_growing_or_is_freed_is_not_a_leak(step: Step, by: str) -> None:
     loop = Loop(step, marked=by == "markers")
-    found = judged(loop.annotated("step {}") if by == "annotations" else loop.snapshot())
+    found = analyzed(loop.annotated("step {}") if by == "annotations" else loop.snapshot())
     assert found.leaks == ()
 
 
@@ -182,7 +182,7 @@ def test_trace_without_steps_has_no_leaks() -> None:
     allocator = Allocator()
     for _ in range(40):
         leaking(allocator, 0)
-    found = judged(allocator.history().snapshot())
+    found = analyzed(allocator.history().snapshot())
     assert found.steps.source == "none"
     assert found.steps.count == 0
     assert found.leaks == ()
@@ -190,4 +190,4 @@ def test_trace_without_steps_has_no_leaks() -> None:
 
 def test_two_steps_are_too_few_for_a_leak() -> None:
     loop = Loop(leaking, steps=1)
-    assert judged(loop.annotated("step {}")).leaks == ()
+    assert analyzed(loop.annotated("step {}")).leaks == ()

@@ -1,4 +1,4 @@
-"""The curves thinned for pictures."""
+"""The curves, reduced for charts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("requested", "allocated", "reserved")
 
 
 def thinned(values: list[int]) -> Timeline:
-    """Thin a curve that takes these values, one a moment."""
+    """Return the timeline of a curve with these values, one per moment."""
     curve = np.array(values, np.int64)
     trace = builders.trace(
         [alloc(BASE, 512) for _ in range(len(values) - 1)], [Segment(BASE, 2 * MIB)]

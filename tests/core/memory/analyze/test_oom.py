@@ -268,8 +268,8 @@ def test_request_despite_a_large_free_block_is_assigned_to_the_private_pool_befo
         allocated(allocator, 2 * KIB, pool=1)
         allocator.alloc(28 * MIB, pool=1)
 
-    assert failed(program, says_pools=True).verdict == "pool"
-    assert failed(program, says_pools=False).verdict == "pool"
+    assert failed(program, records_pools=True).verdict == "pool"
+    assert failed(program, records_pools=False).verdict == "pool"
 
 
 def test_expandable_segments_of_unknown_kind_can_serve_any_request() -> None:

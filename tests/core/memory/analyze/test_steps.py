@@ -34,7 +34,7 @@ def span(name: str, start: int, end: int, *, device: int = 0) -> tuple[Annotatio
     return annotated(name, START_US + start, START_US + end, device=device)
 
 
-QUIET = allocations([1] * 30)  # one stack over and over is no sequence of steps
+QUIET = allocations([1] * 30)  # a single repeating stack is not a sequence of steps
 
 
 def test_step_moments_are_starts_and_the_last_end() -> None:
@@ -142,7 +142,7 @@ def spans(name: str, start: int, end: int, *, device: int = 0) -> list[Annotatio
 
 
 def open_at(*bounds: Annotation, has_times: bool = True) -> list[str]:
-    """Name the range open at each of ten events, one microsecond apart."""
+    """Return the open range at each of ten events, one microsecond apart."""
     trace = builders.trace([Entry(Action.SNAPSHOT)] * EVENTS)
     snapshot = builders.snapshot(trace, annotations=bounds, has_times=has_times)
     index, names = active_annotation(snapshot, trace)

@@ -16,7 +16,7 @@ from cudakit.errors import SnapshotError
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Loader:
-    """Write a snapshot to a file, and load that."""
+    """Return a function that writes a snapshot to a file and loads it."""
 
     def write_and_load(root: Any, form: str = "protocol-4.pkl") -> Snapshot:
         path = tmp_path / form
@@ -28,7 +28,7 @@ def loaded(tmp_path: Path) -> Loader:
 
 @pytest.fixture
 def refused(loaded: Loader) -> Refused:
-    """Write what is no snapshot to a file, and return why it is not loaded."""
+    """Return a function that writes an invalid snapshot and returns the error message."""
 
     def reason(root: Any) -> str:
         with pytest.raises(SnapshotError) as caught:

@@ -1,4 +1,4 @@
-"""Snapshots as torch writes them, as files in every format, and files that are no snapshots."""
+"""Snapshots in PyTorch's format, as files of every kind, and files that are not snapshots."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def segment(address: int, size: int, blocks: list[dict[str, Any]], **more: Any) 
 
 
 def snapshot(**more: Any) -> dict[str, Any]:
-    """Make a snapshot in which trace and final state agree: two pools, a pending free, an OOM."""
+    """Return a consistent snapshot with two pools, a pending free and an OOM."""
     made = {
         "segments": segments(),
         "device_traces": [numbered(trace())],
@@ -135,7 +135,7 @@ def numbered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def changed(root: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """Copy nested containers with one node of them replaced."""
+    """Return a copy of nested containers with one node replaced."""
     if not place:
         return value
     first, *rest = place
@@ -147,7 +147,7 @@ def changed(root: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def places(root: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """List the way to every node, containers before what is in them."""
+    """Return the path to every node, containers before their items."""
     yield at
     inner = root.items() if isinstance(root, dict) else ()
     for key, value in enumerate(root) if isinstance(root, (list, tuple)) else inner:
@@ -155,7 +155,7 @@ def places(root: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def without(root: Any, *keys: str) -> Any:
-    """Copy nested containers without the keys named, wherever they are."""
+    """Return a copy of nested containers without the given keys."""
     if isinstance(root, dict):
         return {key: without(value, *keys) for key, value in root.items() if key not in keys}
     if isinstance(root, (list, tuple)):
@@ -171,7 +171,7 @@ def pickled(root: Any, protocol: int = 4, *, memo: bool = True) -> bytes:
     return stream.getvalue()
 
 
-# Every form in which a file can say the same.
+# Every file format.
 FORMS: Mapping[str, Callable[[Any], bytes]] = {
     **{f"protocol-{n}.pkl": functools.partial(pickled, protocol=n) for n in range(6)},
     "no-memo.pkl": functools.partial(pickled, memo=False),

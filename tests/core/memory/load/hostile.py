@@ -1,4 +1,4 @@
-"""Files made to run something, to fill memory, or to keep a reader busy."""
+"""Hostile files: they run code, fill memory, or take a long time if read carelessly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MILLION = 1_000_000
 
 
 class _Call:
-    """What pickles as a call of os.system."""
+    """An object that is pickled as a call of os.system."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -39,7 +39,7 @@ def _text(word: str) -> bytes:
 
 
 def callers(canary: Path) -> Iterator[tuple[str, bytes]]:
-    """Give pickles that make a file named canary where they are loaded as pickles are."""
+    """Yield pickles that create a file named canary if pickle.load reads them."""
     command = f"touch {canary}"
     call, words = _Call(command), _text(command)
     yield "GLOBAL", b"\x80\x02cos\nsystem\n" + words + b"\x85R."
@@ -59,7 +59,7 @@ def callers(canary: Path) -> Iterator[tuple[str, bytes]]:
     )
 
 
-# Each of these opcodes belongs to objects of classes, and none has a place in a snapshot.
+# Opcodes that create or call objects, which a snapshot does not contain.
 OPCODES = {
     "GLOBAL": b"\x80\x02cbuiltins\ndict\n.",
     "STACK_GLOBAL": b"\x80\x04" + _text("builtins") + _text("dict") + b"\x93.",
@@ -80,7 +80,7 @@ OPCODES = {
 
 
 def heavy() -> Iterator[tuple[str, bytes]]:
-    """Give small files that say that they are large, or are so for a careless reader."""
+    """Yield small files that declare or expand to a large size."""
     yield "lists in lists", b"\x80\x04" + b"]" * _MILLION + b"a" * (_MILLION - 1) + b"."
     yield "tuples in tuples", b"\x80\x04)" + b"\x85" * _MILLION + b"."
     yield "marks", b"\x80\x04" + b"(" * _MILLION + b"."
@@ -109,7 +109,7 @@ def heavy() -> Iterator[tuple[str, bytes]]:
     yield "JSON lists", b"[" * 100_000
     yield "JSON dictionaries", b'{"a":' * 100_000
     yield "a JSON number", b"[" + b"9" * _MILLION + b"]"
-    # A gigabyte each.
+    # 1 GiB each.
     yield "gzip", gzip.compress(bytes(16 * MIB)) * 64
     yield "Zstandard", zstd.compress(bytes(16 * MIB)) * 64
     yield "lists in gzip", gzip.compress(b"\x80\x04" + b"]" * (16 * MIB))

@@ -1,4 +1,4 @@
-"""What the tests of loading share: how to look at a Snapshot."""
+"""Comparable forms of a Snapshot, for the tests of loading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOP = 2**64 - 1
 
 
 def content(value: Any) -> Any:
-    """Reduce to what can be compared: every column, with its type."""
+    """Return all columns with their types, comparable."""
     if isinstance(value, np.ndarray):
         return value.dtype.name, value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, Frame):
@@ -32,21 +32,21 @@ def content(value: Any) -> Any:
 
 
 def said(snapshot: Snapshot) -> Any:
-    """Reduce to what the file says, whatever its name, form and size."""
+    """Return the content of a Snapshot without the file's name, format and size."""
     return content(dataclasses.replace(snapshot, source="", format="", size_bytes=0))
 
 
 def only(snapshot: Snapshot) -> DeviceTrace:
-    """Take the one device that a snapshot has."""
+    """Return the only device of a snapshot."""
     (device,) = snapshot.devices
     return device
 
 
 def stack(snapshot: Snapshot, index: int) -> list[str]:
-    """Name the functions of a stack."""
+    """Return the function names of a stack."""
     return [snapshot.frames[i].name for i in snapshot.stacks[index]]
 
 
 def untraced(**more: Any) -> dict[str, Any]:
-    """Make a snapshot of nothing but segments, and what is given."""
+    """Return a snapshot without traces, with the given keys."""
     return {"segments": files.segments(), "device_traces": []} | more

@@ -1,4 +1,4 @@
-"""What both machines read, and what their trees say of it."""
+"""Values that both machines read, and the queries of their trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(request: pytest.FixtureRequest) -> Read:
     return reader(native=request.param)
 
 
-# What is read.
+# Values.
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -32,7 +32,7 @@ def test_containers_longer_than_a_batch_are_complete(read: Read, count: int, pro
 
 
 def test_lists_that_grow_alternately_do_not_overlap(read: Read) -> None:
-    # Two lists under the memo numbers 0 and 1 get an item each, in turn.
+    # Two lists, at memo indices 0 and 1, get one item each in turn.
     turns = b"".join(b"h\0K%ca0h\1K%ca0" % (i, 255 - i) for i in range(250))
     tree = read(b"\x80\2]q\0]q\1" + turns + b"h\0h\1\x86.")
     up, down = tree.plain(tree.root)
@@ -110,12 +110,20 @@ def test_content_of_a_dictionary_uses_the_last_value_of_each_key(read: Read) -> 
 
 
 def test_memoize_uses_the_number_of_memo_entries(read: Read) -> None:
-    # The empty list is stored twice under 0, so that 7 gets the number 1 and 8 the number 2.
+    # The empty list is stored twice at index 0, so 7 gets index 1 and 8 gets index 2.
     tree = read(b"\x80\4]q\0q\0K\7\x94K\x08\x94h\2h\1h\0\x87.")
     assert tree.plain(tree.root) == [8, 7, []]
-    # The numbers 0 to 3 are left out, and yet 7 gets the number 1.
+    # Indices 0 to 3 are unused, but 7 gets index 1: the number of entries.
     tree = read(b"\x80\4]q\4K\7\x94h\1.")
     assert tree.plain(tree.root) == 7
+
+
+def test_empty_texts_are_equal_and_found_as_keys(read: Read) -> None:
+    # The second text is empty after conversion: it has no bytes in the file.
+    tree = read(b"\x80\2}(\x8c\0K\1V\nK\2u.")
+    assert tree.members(tree.root).keys() == {""}
+    found = tree.column(handles(tree.root), "")
+    assert tree.integers(found)[0].tolist() == [2]
 
 
 def test_key_that_is_not_text_is_dropped(read: Read) -> None:
@@ -133,7 +141,7 @@ def test_leftover_stack_values_and_marks_are_ignored(read: Read) -> None:
     assert tree.plain(tree.root) == 3
 
 
-# Content.
+# Equal content.
 
 
 def test_equal_stacks_have_equal_ids_without_the_memo(
@@ -165,14 +173,14 @@ def test_content_is_compared_four_levels_deep(
     shared = [1]
     five = [[[[shared]]]]
     values = [[[[[1]]]], [[[[1]]]], five, [[[[shared]]]], [[[[[1]]]]], five[0]]
-    # The last is met inside the third, at another depth: before or after must not matter.
+    # The last node is also inside the third one, at another depth; the order must not matter.
     for order, expected in ((values, [0, 0, 1, 1, 2, 0]), (values[::-1], [0, 1, 2, 2, 0, 0])):
         tree = read(pickle.dumps(order, 4))
         ids, _ = tree.intern(tree.children(handles(tree.root))[1])
         assert ids.tolist() == expected
 
 
-# The face of the trees.
+# Queries.
 
 
 def test_kind_error_names_the_found_kind(read: Read) -> None:

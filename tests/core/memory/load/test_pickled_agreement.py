@@ -1,4 +1,4 @@
-"""Both machines say the same of every file, and what Python's own unpickler says of a good one."""
+"""Both machines give the same result for every file, and Python's unpickler for valid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both machines refuse, and what they survive."""
+"""Files that both machines reject, with bounded time and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(request: pytest.FixtureRequest) -> Read:
     return reader(native=request.param)
 
 
-# What is refused.
+# Rejected opcodes and damage.
 
 
 _REFUSED = {
@@ -136,7 +136,7 @@ def test_truncated_pickle_is_rejected_at_every_length(read: Read, protocol: int)
             read(content[:size])
 
 
-# Bombs.
+# Files that expand.
 
 
 def test_list_that_contains_itself_is_rejected_or_bounded(read: Read) -> None:
@@ -168,7 +168,7 @@ def test_exponentially_shared_lists_are_rejected(
 def test_plain_rejects_more_items_than_the_file_has_bytes(
     read: Read,
 ) -> None:
-    # Bytes behind the end of the pickle count.
+    # Bytes after the end of the pickle count.
     content = pickle.dumps([[0] * 60] * 5, 4)
     enough, short = read(content.ljust(305)), read(content.ljust(304))
     assert enough.plain(enough.root) == [[0] * 60] * 5
@@ -232,5 +232,5 @@ def test_reader_memory_is_proportional_to_the_file(bomb: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # The first chunk of items is a mebibyte.
+    # The first chunk of items has 1 MiB.
     assert peak < (2 << 20) + 80 * len(bomb)

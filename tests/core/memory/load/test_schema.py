@@ -1,4 +1,4 @@
-"""From a tree of containers to a Snapshot, and the settings it records."""
+"""Snapshots from trees, and recorded settings."""
 
 from __future__ import annotations
 

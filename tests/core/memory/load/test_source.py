@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=[
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[[bytes], SnapshotError]:
-    """Write bytes to a file, and return the error that reading it gives."""
+    """Write bytes to a file, and return the error of reading it."""
 
     def error(content: bytes) -> SnapshotError:
         path = tmp_path / "file"
@@ -40,7 +40,7 @@ def refused(tmp_path: Path) -> Callable[[bytes], SnapshotError]:
 
 
 def chance(size: int, seed: int = 0) -> bytes:
-    """Make bytes that cannot be packed."""
+    """Return incompressible bytes."""
     digests = (sha512(b"%d %d" % (seed, i)).digest() for i in range(size // 64 + 1))
     return b"".join(digests)[:size]
 
@@ -112,7 +112,7 @@ def test_torch_save_archive_is_recognized(
     assert "zip archive (torch.save" in refused(archive.getvalue()).message
 
 
-# Where there is no file.
+# Paths that are not files.
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.name, found.content) == ("standard input", CONTENT)
 
 
-# Bombs.
+# Files that expand.
 
 
 def zeros(total: int) -> Iterator[bytes]:

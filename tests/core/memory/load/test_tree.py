@@ -1,4 +1,4 @@
-"""What a Tree promises, whichever class keeps the promise."""
+"""The queries of a Tree, for both classes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def items(tree: Tree) -> Handles:
 
 
 def shape(node: Any) -> Any:
-    """Make content comparable where Python calls 1, 1.0 and True the same."""
+    """Return a form of a value in which 1, 1.0 and True differ."""
     if isinstance(node, dict):
         return {key: shape(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -83,7 +83,7 @@ def test_plain_returns_the_original_objects(grow: Grow, root: Any) -> None:
 def test_nodes_of_equal_content_have_equal_ids(grow: Grow, nodes: list[Any]) -> None:
     tree = grow([*nodes, *nodes])
     ids, firsts = tree.intern(items(tree))
-    # Two levels are enough for frames; what is deeper may count as different.
+    # Frames need two levels; deeper nodes may count as different.
     flat = [i for i, node in enumerate(nodes) if _depth(node) <= 2]
     for i in flat:
         assert ids[i] == ids[i + len(nodes)]

@@ -1,4 +1,4 @@
-"""Trees of both machines to compare, and what there is to say of a tree."""
+"""Compare the trees of both machines by all their queries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def outcome(answer: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """Write a value down: tuples as lists, and 1, 1.0, True, NaN and -0.0 each in its own way."""
+    """Return a comparable form of a value that distinguishes 1, 1.0, True, NaN and -0.0."""
     if isinstance(value, (list, tuple)):
         return [listed(item) for item in value]
     if isinstance(value, dict):
@@ -58,7 +58,7 @@ def listed(value: Any) -> Any:
 
 
 def facts(tree: Tree, most: int = 200) -> list[Any]:
-    """Ask a tree everything, about nodes in the order in which they are reached."""
+    """Return the results of all queries on all nodes, in breadth-first order."""
     nodes, found = [tree.root], []
     for node in nodes:
         members = outcome(tree.members, node)
@@ -95,7 +95,7 @@ def _facts_of_many(tree: Tree, nodes: list[int]) -> list[Any]:
 
 
 def agreed(content: bytes) -> Any:
-    """Read with both machines; what they say must be the same."""
+    """Read with both machines, and require the same result."""
     trees = [outcome(lambda n=n: pickled.read(content, native=n)) for n in (True, False)]
     native, python = (tree if isinstance(tree, str) else facts(tree) for tree in trees)
     assert native == python

@@ -1,4 +1,4 @@
-"""What other tools get to read."""
+"""Exports for other tools."""
 
 from __future__ import annotations
 

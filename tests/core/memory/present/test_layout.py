@@ -1,4 +1,4 @@
-"""The drawing of the layout of memory: segments in rows, and the blocks in them."""
+"""The drawing of the memory layout: segments in rows, with their blocks."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_adjacent_blocks_are_drawn_adjacent(
     for low, high in zip(spans.low, spans.high, strict=True):
         assert 0 <= low < high <= units
         covered[low:high] = True
-    # The blocks leave no hole, and so must not what is drawn.
+    # The blocks have no gaps, so the drawing must have none.
     assert covered[:units].all()
-    # Drawn parts share a unit at most at each border of a wide block.
+    # Drawn parts share a unit only at the borders of wide blocks.
     wide = sum(size * units >= total for size in sizes)
     assert (spans.high - spans.low).sum() <= units + 2 * wide
 
@@ -126,7 +126,7 @@ def test_legend_sums_to_reserved_bytes() -> None:
     drawn = layout(segments(8 * MIB), blocks((0, 0, 4 * MIB, 3 * MIB, 1), (0, 4 * MIB, MIB, 0, 2)))
     assert [item.words for item in drawn.all("li")] == [
         "in use 3.00 MiB",
-        "rounding waste 1.00 MiB",
+        "lost to rounding 1.00 MiB",
         "pending free 1.00 MiB",
         "free 3.00 MiB",
     ]
@@ -136,7 +136,7 @@ def test_segment_width_is_proportional_with_a_minimum() -> None:
     drawn = layout(segments(GIB, GIB // 4, 2 * MIB), blocks())
     bars = [node.attributes["width"] for node in drawn.all("rect", "ground")]
     assert bars == ["100%", "24.7%", "1.6%"]
-    assert "Segments below 16.4 MiB are drawn as large as that." in drawn.words
+    assert "Segments below 16.4 MiB are drawn at that size." in drawn.words
 
 
 def test_two_segments_of_half_the_largest_share_a_row() -> None:
@@ -153,13 +153,13 @@ def test_segments_are_grouped_by_pool_stream_and_kind() -> None:
 def test_only_the_largest_segments_are_drawn_and_the_rest_counted() -> None:
     drawn = layout(segments(*[2 * MIB] * 100, *[20 * MIB] * 200), blocks((250, 0, MIB, MIB, 1)))
     assert len(drawn.all("rect", "ground")) == 200
-    assert "The largest 200 segments; 100 others (200 MiB) are left out." in drawn.words
+    assert "Only the largest 200 segments are drawn; 100 others (200 MiB) are not." in drawn.words
 
 
 def test_layout_columns_have_segments_and_blocks() -> None:
     drawn = layout(segments(64 * MIB), blocks((0, 16 * MIB, 32 * MIB, 32 * MIB, 1)))
     assert drawn.one("path", "used").attributes["d"] == "M0 .5m500 0h999"
-    assert drawn.one("rect", "over").one("title").words == "32.0 MiB in use, 16.0 MiB in"
+    assert drawn.one("rect", "over").one("title").words == "32.0 MiB in use, at offset 16.0 MiB"
 
 
 def test_layout_of_100000_blocks_is_a_small_page() -> None:

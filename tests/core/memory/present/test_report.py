@@ -1,4 +1,4 @@
-"""The report as it reads."""
+"""The text of the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(autouse=True)
 def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name files as a user would: their names stand in the report."""
+    """Use relative file names, because the report shows them."""
     monkeypatch.chdir(ROOT)
 
 

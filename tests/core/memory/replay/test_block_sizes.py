@@ -1,4 +1,4 @@
-"""What the allocator does not split off a block."""
+"""Sizes of blocks whose remainder was not split off."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BASE = 0x7F00_0000_0000
 @given(recordings(pools=2))
 def test_block_sizes_equal_the_allocators(history: History) -> None:
     known = {
-        (life.address, life.begin, life.end): life.size
-        for life in history.lives
-        if history.shows_end(life)
+        (lifetime.address, lifetime.begin, lifetime.end): lifetime.size
+        for lifetime in history.lifetimes
+        if history.determines_size(lifetime)
     }
     columns = ("address", "begin", "end", "size")
     allocations = history.replay().allocations

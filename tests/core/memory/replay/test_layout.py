@@ -1,4 +1,4 @@
-"""What lay where at a moment, against the simulated allocator and by hand."""
+"""The layout at a moment, compared with the simulated allocator and with examples."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def gaps(segment: Segment) -> list[tuple[int, int]]:
 @LAW
 @given(recordings(pools=3))
 def test_layout_equals_the_allocators_at_every_moment(history: History) -> None:
-    assume(history.shows_every_end())
+    assume(history.determines_every_size())
     replayed = history.replay()
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         layout = replayed.layout_at(moment)
         found = layout.segments
-        held = [block for segment in truth.segments for block in segment.blocks]
-        assert found.address.tolist() == [segment.address for segment in truth.segments]
-        assert found.size.tolist() == [segment.size for segment in truth.segments]
+        held = [block for segment in expected_state.segments for block in segment.blocks]
+        assert found.address.tolist() == [segment.address for segment in expected_state.segments]
+        assert found.size.tolist() == [segment.size for segment in expected_state.segments]
         assert blocks(layout) == sorted(
             (b.address, b.size, b.requested, b.state == BlockState.PENDING_FREE) for b in held
         )
-        assert holes(layout) == sorted(gap for s in truth.segments for gap in gaps(s))
+        assert holes(layout) == sorted(gap for s in expected_state.segments for gap in gaps(s))
 
 
 @LAW
 @given(recordings(pools=3))
 def test_layout_streams_pools_and_kinds_equal_the_allocators(history: History) -> None:
     replayed = history.replay()
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         found = replayed.layout_at(moment).segments
-        assert found.stream.tolist() == [segment.stream for segment in truth.segments]
-        assert found.pool.tolist() == [segment.pool for segment in truth.segments]
-        for kind, segment in zip(found.kind.tolist(), truth.segments, strict=True):
+        assert found.stream.tolist() == [segment.stream for segment in expected_state.segments]
+        assert found.pool.tolist() == [segment.pool for segment in expected_state.segments]
+        for kind, segment in zip(found.kind.tolist(), expected_state.segments, strict=True):
             empty = segment.expandable and not segment.blocks
             assert kind == segment.kind or (kind == SegmentKind.UNKNOWN and empty)
 

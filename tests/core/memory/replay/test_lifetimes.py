@@ -36,17 +36,17 @@ def lifetimes(steps: list[Step]) -> list[tuple[int, int, int]]:
 
 
 def one_by_one(steps: list[Step]) -> list[tuple[int, int, int]]:
-    """Cut as one would by hand: a step goes to the open lifetime of its address, if it can."""
-    lives: dict[int, list[dict[int, int]]] = {}
+    """Group steps with a simple loop: a step belongs to the open lifetime of its address if it can follow."""
+    lifetimes: dict[int, list[dict[int, int]]] = {}
     for event, (address, step) in enumerate(steps):
-        own = lives.setdefault(address, [])
+        own = lifetimes.setdefault(address, [])
         if not own or max(own[-1]) >= step:
             own.append({})
         own[-1][step] = event
     return [
-        (life.get(BEGIN, -1), life.get(REQUEST, -1), life.get(COMPLETE, -1))
-        for address in sorted(lives)
-        for life in lives[address]
+        (lifetime.get(BEGIN, -1), lifetime.get(REQUEST, -1), lifetime.get(COMPLETE, -1))
+        for address in sorted(lifetimes)
+        for lifetime in lifetimes[address]
     ]
 
 

@@ -1,4 +1,4 @@
-"""The ranges of expandable segments, mapped and unmapped."""
+"""Mapped ranges of expandable segments."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def contradictions(entries: list[Entry], *segments: Segment) -> int:
 def test_expandable_segments_equal_the_allocators_at_every_moment(history: History) -> None:
     trace = history.trace()
     names = ("address", "size", "stream", "pool")
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         found = mapped_at(trace, moment)
         rows = zip(*(getattr(found, name).tolist() for name in names), strict=True)
-        runs = [segment for segment in truth.segments if segment.expandable]
+        runs = [segment for segment in expected_state.segments if segment.expandable]
         assert list(rows) == [tuple(getattr(run, name) for name in names) for run in runs]
         for kind, run in zip(found.kind.tolist(), runs, strict=True):
             assert kind in (run.kind, SegmentKind.UNKNOWN)

@@ -1,4 +1,4 @@
-"""The replay against a simulated allocator that knows the truth at every moment."""
+"""The replay, compared with a simulated allocator that knows the state at every moment."""
 
 from __future__ import annotations
 
@@ -50,37 +50,39 @@ def rows(allocations: Allocations) -> list[tuple[int, ...]]:
     return sorted(zip(*(getattr(allocations, n).tolist() for n in names), strict=True))
 
 
-# Laws: whatever an allocator did, and however little of it was recorded.
+# Properties of complete and shortened recordings.
 
 
 @LAW
 @given(recordings(pools=3))
 def test_curves_equal_the_allocators_totals_at_every_moment(history: History) -> None:
-    assume(history.shows_every_end())
+    assume(history.determines_every_size())
     curves = history.replay().curves
     for name in CURVES:
-        assert getattr(curves, name).tolist() == [getattr(truth, name) for truth in history.truths]
+        assert getattr(curves, name).tolist() == [
+            getattr(expected_state, name) for expected_state in history.expected_states
+        ]
 
 
 @LAW
 @given(recordings(pools=3))
 def test_allocations_equal_the_allocators(history: History) -> None:
-    assume(history.shows_every_end())
-    lives = [
+    assume(history.determines_every_size())
+    lifetimes = [
         (
-            life.address,
-            life.size,
-            life.requested,
-            life.stream,
-            life.pool,
-            history.known_stack(life),
-            life.begin,
-            life.free_requested,
-            life.end,
+            lifetime.address,
+            lifetime.size,
+            lifetime.requested,
+            lifetime.stream,
+            lifetime.pool,
+            history.knowable_stack(lifetime),
+            lifetime.begin,
+            lifetime.free_requested,
+            lifetime.end,
         )
-        for life in history.lives
+        for lifetime in history.lifetimes
     ]
-    assert rows(history.replay().allocations) == sorted(lives)
+    assert rows(history.replay().allocations) == sorted(lifetimes)
 
 
 @LAW
@@ -98,16 +100,16 @@ def test_trace_of_an_empty_allocator_is_complete(history: History) -> None:
 @LAW
 @given(recordings(), st.integers(0, 30))
 def test_truncated_trace_keeps_its_curves(history: History, n: int) -> None:
-    assume(history.shows_every_end())
+    assume(history.determines_every_size())
     shorter = history.last(min(n, len(history.entries)))
-    assume(shorter.shows_every_end())
+    assume(shorter.determines_every_size())
     long, short = history.replay().curves, shorter.replay().curves
     kept = len(shorter.entries) + 1
     for name in CURVES:
         assert getattr(long, name)[-kept:].tolist() == getattr(short, name).tolist()
 
 
-# Laws: entries are missing from the middle.
+# Properties of recordings with missing entries.
 
 
 def entries_of(history: History, action: Action) -> set[int]:
@@ -116,7 +118,7 @@ def entries_of(history: History, action: Action) -> set[int]:
 
 def check_end(found: Replay, history: History) -> None:
     for name in CURVES:
-        assert getattr(found.curves, name)[-1] == getattr(history.truths[-1], name)
+        assert getattr(found.curves, name)[-1] == getattr(history.expected_states[-1], name)
 
 
 def check_agrees_or_says_so(history: History) -> None:
@@ -124,7 +126,7 @@ def check_agrees_or_says_so(history: History) -> None:
     check_end(found, history)
     if found.inconsistencies.total == 0 and found.begins_complete:
         for name in CURVES:
-            expected = [getattr(truth, name) for truth in history.truths]
+            expected = [getattr(expected_state, name) for expected_state in history.expected_states]
             assert getattr(found.curves, name).tolist() == expected
 
 
@@ -303,7 +305,7 @@ def test_pool_comes_from_the_event_else_from_the_segment() -> None:
     assert found.pool[by_begin].tolist() == [3, 0, 2]
 
 
-# Examples: what does not fit together.
+# Examples: contradictions.
 
 
 def test_allocation_at_a_live_address_is_a_lost_free() -> None:

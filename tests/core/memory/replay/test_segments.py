@@ -1,4 +1,4 @@
-"""The lives of segments that were allocated in one piece."""
+"""Lifetimes of segments that are not expandable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def contradictions(trace: DeviceTrace) -> int:
     return segment_history(trace).contradictions
 
 
-def lives(trace: DeviceTrace) -> list[Row]:
+def lifetimes(trace: DeviceTrace) -> list[Row]:
     found = plain_segments(trace)
     columns = (found.address, found.size, found.begin, found.end)
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
@@ -38,10 +38,10 @@ def lives(trace: DeviceTrace) -> list[Row]:
 def test_segments_equal_the_allocators_at_every_moment(history: History) -> None:
     names = ("address", "size", "stream", "pool", "kind")
     found = plain_segments(history.trace())
-    for moment, truth in enumerate(history.truths):
+    for moment, expected_state in enumerate(history.expected_states):
         now = found.at(moment)
         rows = zip(*(getattr(now, name).tolist() for name in names), strict=True)
-        plain = [segment for segment in truth.segments if not segment.expandable]
+        plain = [segment for segment in expected_state.segments if not segment.expandable]
         assert list(rows) == [tuple(getattr(s, name) for name in names) for s in plain]
 
 
@@ -52,7 +52,7 @@ def test_segments_of_an_allocator_have_no_contradictions(history: History) -> No
 
 
 def test_segment_without_events_exists_during_the_whole_trace() -> None:
-    assert lives(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
+    assert lifetimes(builders.trace([Entry(Action.SNAPSHOT)], [Segment(BASE, 2 * MIB)])) == [
         (BASE, 2 * MIB, BEFORE_TRACE, 1)
     ]
 
@@ -65,7 +65,7 @@ def test_reused_segment_address_is_another_segment() -> None:
         segment_free(BASE, 2 * MIB),
     ]
     trace = builders.trace(entries, [Segment(BASE + 2 * MIB, 2 * MIB)])
-    assert lives(trace) == [
+    assert lifetimes(trace) == [
         (BASE, 2 * MIB, 1, 3),
         (BASE, 20 * MIB, BEFORE_TRACE, 0),
         (BASE + 2 * MIB, 2 * MIB, 2, 4),
@@ -122,7 +122,7 @@ def test_addresses_of_a_freed_segment_can_become_expandable() -> None:
     ]
     trace = builders.trace(entries, [Segment(BASE, 20 * MIB, expandable=True)])
     assert contradictions(trace) == 0
-    assert lives(trace) == [(BASE, 2 * MIB, 0, 1)]
+    assert lifetimes(trace) == [(BASE, 2 * MIB, 0, 1)]
 
 
 def test_final_segment_begins_at_its_last_allocation_or_before_the_trace() -> None:

@@ -1,4 +1,4 @@
-"""Programs that run on cudakit's own allocator, and what they leave: a snapshot, and the statistics."""
+"""Programs that run on cudakit's allocator, with their snapshots and statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1024 * MIB
 
 @dataclass
 class Program:
-    """An allocator that is recorded from its beginning, and calls on it."""
+    """A new allocator with recording on, and calls of it."""
 
     settings: Settings = field(default_factory=Settings)
     capacity: int = 256 * MIB
@@ -87,7 +87,7 @@ def read(snapshot: dict[str, Any]) -> Snapshot:
     )
 
 
-# What a program does, as often as it is named here.
+# The calls of a program, weighted by repetition.
 VERBS = (*["alloc"] * 6, *["free"] * 5, "empty_cache")
 OF_STREAMS = (*["use"] * 2, *["finish"])
 OF_POOLS = ("new_pool", *["alloc_in_pool"] * 4, "close_pool")

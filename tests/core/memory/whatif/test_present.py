@@ -1,4 +1,4 @@
-"""What other settings would have done, as it reads."""
+"""The text of the what-if report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ("expandable_segments:True", "max_split_size_mb:128", "")
 
 @pytest.fixture(autouse=True)
 def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name files as a user would: their names stand in the report."""
+    """Use relative file names, because the report shows them."""
     monkeypatch.chdir(ROOT)
 
 
@@ -40,7 +40,7 @@ def test_report_of_a_low_limit_equals_the_golden_file(golden: Callable[[str, str
     golden("memviz-what-if-limit-100.txt", text)
 
 
-def test_what_if_report_of_several_files_has_a_part_per_file() -> None:
+def test_memviz_what_if_report_of_several_files_has_a_part_per_file() -> None:
     text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
 
     assert "under other settings" in text

@@ -1,4 +1,4 @@
-"""Laws: what our own allocator did, its replay does again."""
+"""Property tests: a replay has the statistics of the original program."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from cudakit.api.memory import new_allocator, replay_snapshots
 from cudakit.core.memory.whatif import WhatIfSpec
-from cudakit.core.memory.whatif.program import program_of
-from cudakit.core.memory.whatif.recording import recording_of
+from cudakit.core.memory.whatif.program import program_of, recording_of
 from cudakit.core.memory.whatif.replay import replay
 from cudakit.core.memory.whatif.result import Outcome
 from cudakit.torch_rules.settings import Settings
@@ -37,7 +36,7 @@ COLLECTING = st.sampled_from((0.3, 0.8)).map(
 
 
 def again(program: Program) -> dict[str, int]:
-    """Play what a program did under its own settings, and return the statistics."""
+    """Replay a program with its own settings, and return the statistics."""
     snapshot = program.snapshot()
     (trace,) = snapshot.devices
     garbage_collects = program.settings.garbage_collection_threshold > 0
@@ -93,7 +92,7 @@ def test_replay_has_the_private_pools_of_the_program(program: Program) -> None:
 def test_replay_within_the_recorded_limit_equals_the_recording(
     program: Program,
 ) -> None:
-    program.alloc(1)  # so that there is something
+    program.alloc(1)  # at least one event
     result = replay_snapshots([program.snapshot()], WhatIfSpec(("",)))
     (device,) = result.devices
     assert device.differences == ()

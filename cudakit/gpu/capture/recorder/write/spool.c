@@ -5,10 +5,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -39,7 +39,6 @@ typedef struct __attribute__((packed)) {
 static char directory[PATH_MAX - 64];
 static char *segment; /* NULL: no open segment */
 static size_t used, segment_bytes;
-static int reader;               /* process id; 0: this process */
 static bool abandoned;           /* the reader no longer exists */
 static unsigned segments, chain; /* chain: incremented when this process id has already written a trace (exec) */
 static uint32_t strings, stacks;
@@ -49,11 +48,9 @@ static uint64_t lost, reported_lost, written;
 static record lost_record; /* the first record that was lost */
 static int lost_because;
 
-void spool_open(const char *path, int reader_process)
+void spool_open(const char *path)
 {
     snprintf(directory, sizeof directory, "%s", path);
-    /* A process id of another namespace does not exist here. */
-    reader = reader_process && !kill((pid_t)reader_process, 0) ? reader_process : 0;
     abandoned = false;
 }
 
@@ -131,13 +128,24 @@ static void delete_directory(void)
     rmdir(directory);
 }
 
+/* Open the file in which a supervisor expects the losses; -1: there is no supervisor. */
+static int open_losses(void)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/losses", directory);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
 static bool has_reader(void)
 {
-    if (!abandoned && reader && kill((pid_t)reader, 0) && errno == ESRCH) {
+    int losses = abandoned ? -1 : open_losses();
+    if (losses >= 0 && !flock(losses, LOCK_EX | LOCK_NB)) {
         abandoned = true;
         drop_segment();
         delete_directory();
     }
+    if (losses >= 0)
+        close(losses);
     return !abandoned;
 }
 
@@ -217,20 +225,49 @@ static int append(const char *tag, uint32_t items, const void *payload, size_t b
     return 0;
 }
 
-/* Write how many records were lost since the last time: when that has doubled, and at the end. */
-static void report_loss(bool is_last)
+#define LOSS_SLOTS 256
+
+/* Write the number of lost records to this process's slot of the file ``losses``, which needs no new disk space. False
+ * if there is no such file. */
+static bool write_loss_slot(void)
 {
-    const uint64_t count = lost - reported_lost;
-    if (!segment || !count || (!is_last && count < reported_lost) ||
-        used + sizeof(block) + sizeof(record) > segment_bytes)
+    const uint64_t slot[3] = {(uint64_t)getpid(), lost, (uint64_t)lost_because};
+    uint64_t owner = 1;
+    int losses = open_losses();
+    if (losses < 0)
+        return false;
+    for (uint64_t i = 0; i < LOSS_SLOTS && owner && owner != slot[0]; i++) {
+        const off_t at = (off_t)((slot[0] + i) % LOSS_SLOTS * sizeof slot);
+        if (pread(losses, &owner, sizeof owner, at) == sizeof owner && (!owner || owner == slot[0]) &&
+            pwrite(losses, slot, sizeof slot, at) == sizeof slot)
+            break;
+    }
+    close(losses);
+    return true;
+}
+
+static void write_loss_gap(void)
+{
+    if (!segment || used + sizeof(block) + sizeof(record) > segment_bytes)
         return;
     record gap = lost_record;
     gap.kind = KIND_GAP;
     memset(gap.own, 0, sizeof gap.own);
     gap.gap.what = spool_text(LOSS_TEXT);
-    gap.gap.count = count;
+    gap.gap.count = lost - reported_lost;
     write_block("rcds", 1, &gap, sizeof gap);
     reported_lost = lost;
+}
+
+/* Report the number of lost records: when it has doubled, and at the end. */
+static void report_loss(bool is_last)
+{
+    if (lost == reported_lost || abandoned || (!is_last && lost < 2 * reported_lost))
+        return;
+    if (write_loss_slot())
+        reported_lost = lost;
+    else
+        write_loss_gap();
 }
 
 void spool_close(void)

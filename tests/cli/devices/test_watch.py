@@ -5,16 +5,16 @@ import time
 from itertools import islice
 
 import pytest
-from core.devices.machines import MadeMachine, cuda, gpu, moving, nvml, seen
+from core.devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_of
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.show import Redraw, Writer, ticks, watch_devices
+from cudakit.cli.devices.watch import Writer, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.core.devices.fields import named
 from cudakit.errors import EnvironmentUnusable
 from cudakit.units import Unavailable
 
-LOST = Unavailable("the GPU is lost: it fell off the bus")
+LOST = Unavailable("the GPU has fallen off the bus")
 
 
 def output() -> tuple[io.StringIO, Output]:
@@ -26,13 +26,27 @@ def view(*names: str) -> View:
     return View((), names, long=False, processes=False, topology=False)
 
 
-def test_pipe_gets_texts_appended() -> None:
+def test_pipe_gets_reports_appended_without_keys() -> None:
+    machine = FakeMachine(
+        nvml(gpu(0)),
+        cuda(cuda_gpu(0, 0)),
+        {0: [telemetry_of(power_draw_w=100.0), telemetry_of(), LOST]},
+    )
     stream, target = output()
-    redraw = Redraw(target)
 
-    redraw.show("one\n")
-    redraw.show("two\n")
-    assert stream.getvalue() == "one\ntwo\n"
+    with pytest.raises(EnvironmentUnusable):
+        watch_devices(machine, [Writer(target, "txt", view(), ())], 0.01)
+    assert stream.getvalue().count("GPUs of this machine") == 2
+    assert "keys:" not in stream.getvalue()
+
+
+def test_key_q_ends_the_wait_and_the_watch() -> None:
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)))
+    _, target = output()
+
+    start = time.monotonic()
+    watch_devices(machine, [Writer(target, "txt", view(), ())], 60, lambda _: "q")
+    assert time.monotonic() - start < 5
 
 
 def test_ticks_start_at_once_and_keep_interval() -> None:
@@ -51,8 +65,10 @@ def test_counters_get_early_second_tick() -> None:
 
 @pytest.mark.parametrize("form", ["txt", "json"])
 def test_lost_gpu_is_shown_and_ends_watch(form: str) -> None:
-    looks = [moving(power_draw_w=100.0), moving(power_draw_w=200.0), LOST]
-    machine = MadeMachine(nvml(gpu(0), gpu(1)), cuda(seen(0, 0), seen(1, 1)), {1: looks})
+    telemetry_reads = [telemetry_of(power_draw_w=100.0), telemetry_of(power_draw_w=200.0), LOST]
+    machine = FakeMachine(
+        nvml(gpu(0), gpu(1)), cuda(cuda_gpu(0, 0), cuda_gpu(1, 1)), {1: telemetry_reads}
+    )
     stream, target = output()
 
     with pytest.raises(
@@ -62,12 +78,14 @@ def test_lost_gpu_is_shown_and_ends_watch(form: str) -> None:
     assert failure.value.exit_code == 3
     assert "dmesg" in failure.value.hint
     shown = stream.getvalue()
-    assert "fell off the bus" in shown
+    assert "has fallen off the bus" in shown
     assert "200" in shown
 
 
 def test_watching_plain_fields_needs_no_early_second_read() -> None:
-    machine = MadeMachine(nvml(gpu(0)), cuda(seen(0, 0)), {0: [moving(power_draw_w=5.0), LOST]})
+    machine = FakeMachine(
+        nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [telemetry_of(power_draw_w=5.0), LOST]}
+    )
     stream, target = output()
     names = ("power_draw_w",)
 

@@ -1,4 +1,4 @@
-"""The GEMMs of ``cudakit bench gemm``: shapes, data types, layouts and epilogues."""
+"""The options of ``cudakit bench gemm`` for shapes, data types, layouts and epilogues."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from cudakit.core.bench.workloads.gemm_shapes import Shape
     from cudakit.gpu.api.gemm import Gemm
 
-# More would take a day.
-_MOST_PRODUCTS = 10_000
+_MAX_GEMMS = 10_000  # more would take a day
 
 
 def _data_types() -> list[str]:
@@ -26,10 +25,10 @@ def _data_types() -> list[str]:
     return [*DATA_TYPES, "all"]
 
 
-# The GEMMs, and the names of those that have one.
-Products: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
+# The GEMMs, and the names of those with a named shape.
+NamedGemms: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
 
-PRODUCT_OPTIONS: tuple[Decorator, ...] = (
+GEMM_OPTIONS: tuple[Decorator, ...] = (
     click.argument("sides", nargs=-1, metavar="[SHAPE]..."),
     *option_group(
         "GEMM",
@@ -103,63 +102,63 @@ PRODUCT_OPTIONS: tuple[Decorator, ...] = (
 )
 
 
-def products(asked: dict[str, Any], *, simulated: bool) -> Products:
-    """Remove the options above from ``asked``, and return every combination of them."""
-    shapes = _shapes(asked, simulated=simulated)
+def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
+    """Remove the options above from ``options``, and return a GEMM per combination of their values."""
+    shapes = _shapes(options, simulated=simulated)
     kinds = tuple(
         product(
-            _dtypes(asked.pop("dtypes")),
-            asked.pop("layouts") or (None,),
-            asked.pop("epilogues") or (None,),
+            _dtypes(options.pop("dtypes")),
+            options.pop("layouts") or (None,),
+            options.pop("epilogues") or (None,),
         )
     )
-    ways = given(
-        padding=asked.pop("padding"),
-        output=asked.pop("output_type"),
-        accumulate=asked.pop("accumulate"),
+    kind = given(
+        padding=options.pop("padding"),
+        output=options.pop("output_type"),
+        accumulate=options.pop("accumulate"),
     )
-    batch = asked.pop("batch")
+    batch = options.pop("batch")
     _check_count(len(shapes) * len(kinds))
     found: dict[Gemm, str] = {}
     for dtype, layout, epilogue in kinds:
         for shape in shapes:
-            gemm = _gemm(shape, batch, given(layout=layout, epilogue=epilogue, **ways), dtype)
+            gemm = _gemm(shape, batch, given(layout=layout, epilogue=epilogue, **kind), dtype)
             found.setdefault(gemm, shape.name)
     return tuple(found), {gemm: name for gemm, name in found.items() if name}
 
 
 def _check_count(count: int) -> None:
-    if count > _MOST_PRODUCTS:
+    if count > _MAX_GEMMS:
         raise UsageError(
-            f"{count:,} cases are too many: at most {_MOST_PRODUCTS:,} can be measured in one run",
+            f"{count:,} cases are too many: at most {_MAX_GEMMS:,} can be measured in one run",
             hint="use fewer shapes, data types, layouts or epilogues",
         )
 
 
-def _shapes(asked: dict[str, Any], *, simulated: bool) -> tuple[Shape, ...]:
+def _shapes(options: dict[str, Any], *, simulated: bool) -> tuple[Shape, ...]:
     from cudakit.core.bench.workloads.gemm_shapes import (
+        default_shapes,
         parse_shape,
         preset,
         read_shapes,
-        usual_shapes,
     )
 
     shapes = (
-        *map(parse_shape, asked.pop("sides")),
-        *(shape for path in asked.pop("files") for shape in read_shapes(Path(path))),
-        *(shape for name in asked.pop("presets") for shape in preset(name)),
+        *map(parse_shape, options.pop("sides")),
+        *(shape for path in options.pop("files") for shape in read_shapes(Path(path))),
+        *(shape for name in options.pop("presets") for shape in preset(name)),
     )
-    return shapes or usual_shapes(simulated=simulated)
+    return shapes or default_shapes(simulated=simulated)
 
 
-def _dtypes(asked: tuple[str, ...] | None) -> tuple[str, ...]:
+def _dtypes(names: tuple[str, ...] | None) -> tuple[str, ...]:
     from cudakit.gpu.api.gemm import DATA_TYPES
 
-    return tuple(DATA_TYPES) if asked == ("all",) else asked or ("bf16",)
+    return tuple(DATA_TYPES) if names == ("all",) else names or ("bf16",)
 
 
-def _gemm(shape: Shape, batch: int | None, ways: dict[str, Any], dtype: str) -> Gemm:
+def _gemm(shape: Shape, batch: int | None, kind: dict[str, Any], dtype: str) -> Gemm:
     from cudakit.gpu.api.gemm import Gemm
 
-    times = shape.batch if shape.batch is not None else 1 if batch is None else batch
-    return Gemm(dtype=dtype, m=shape.m, n=shape.n, k=shape.k, batch=times, **ways)
+    count = shape.batch if shape.batch is not None else 1 if batch is None else batch
+    return Gemm(dtype=dtype, m=shape.m, n=shape.n, k=shape.k, batch=count, **kind)

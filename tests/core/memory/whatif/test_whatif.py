@@ -1,4 +1,4 @@
-"""Real records against their replays, and what the answer says."""
+"""Replays of real recordings, and the result of what-if."""
 
 from __future__ import annotations
 

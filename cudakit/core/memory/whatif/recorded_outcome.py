@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cudakit.core.memory.whatif.program import Program
-from cudakit.core.memory.whatif.recording import Recording
+from cudakit.core.memory.whatif.program import Program, Recording
 from cudakit.core.memory.whatif.result import Limit, MemoryTotals, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, flag_of_device, recorded_settings, with_changes
@@ -25,9 +24,9 @@ def has_both_kinds(recording: Recording) -> bool:
 
 
 def _expandable(recording: Recording) -> bool | None:
-    maps = recording.has(Action.SEGMENT_MAP)
-    if maps != recording.has(Action.SEGMENT_ALLOC):
-        return maps
+    has_maps = recording.has(Action.SEGMENT_MAP)
+    if has_maps != recording.has(Action.SEGMENT_ALLOC):
+        return has_maps
     return flag_of_device(
         recording.snapshot.settings.get("expandable_segments"), recording.trace.device
     )
@@ -85,7 +84,7 @@ def _retries(recording: Recording, program: Program, settings: Settings) -> int 
     """Return the number of requests that emptied the cache; None if it cannot be known."""
     if settings.garbage_collection_threshold or settings.max_split_size_bytes:
         return None
-    releasing = [release for release in program.releases if release.gives_back]
+    releasing = [release for release in program.releases if release.releases_segments]
     if releasing and not program.frees_have_stacks:
         return None
     requests = {release.request for release in releasing if release.request is not None}

@@ -1,0 +1,239 @@
+"""``devices --watch``: write the state repeatedly; on a terminal redraw it and read keys."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from cudakit.cli.devices.options import View
+from cudakit.cli.devices.show import counts_activity, report_of
+from cudakit.cli.output import Output, is_capable_terminal
+from cudakit.cli.report import Report
+from cudakit.core.devices.present import FIELDS
+from cudakit.core.devices.query import open_query
+from cudakit.core.devices.result import DevicesResult
+from cudakit.core.devices.select import filter_devices, label
+from cudakit.core.devices.watch import History, Quit, WatchView
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api.facts import Machine
+from cudakit.gpu.api.fields import FieldInfo
+
+# Waits for a number of seconds, or until keys are pressed, and returns these.
+WaitForKeys = Callable[[float], str]
+
+
+def watch_devices(
+    machine: Machine,
+    writers: Sequence[Writer],
+    seconds: float,
+    wait_for_keys: WaitForKeys | None = None,
+) -> None:
+    """Write the state repeatedly until "q" or Ctrl-C.
+
+    Raises EnvironmentUnusable if a device has fallen off the bus.
+    """
+    query, (first, *_) = open_query(machine), writers
+    activity = counts_activity(first.wanted, watching=True)
+    session = _Session(writers, WatchView(processes=first.view.processes), wait_for_keys)
+    try:
+        for number in ticks(seconds, twice=activity, wait=session.wait):
+            result = query.read(
+                names=first.view.names or FIELDS,
+                activity=activity,
+                processes=session.view.processes,
+            )
+            # The first read only starts the counters.
+            if number or not activity:
+                session.show(result, first=number <= activity)
+            _refuse_lost(result)
+    except (KeyboardInterrupt, Quit):
+        return
+
+
+def _refuse_lost(result: DevicesResult) -> None:
+    lost = [device for device in result.devices if device.lost]
+    if lost:
+        raise EnvironmentUnusable(
+            f"lost: {', '.join(map(label, lost))}",
+            hint="the kernel log has the reason (dmesg, lines with NVRM and Xid); cudakit doctor reads it",
+        )
+
+
+@dataclass(slots=True)
+class _Session:
+    """The writers, the view that the keys change, and the last result."""
+
+    writers: Sequence[Writer]
+    view: WatchView
+    wait_for_keys: WaitForKeys | None
+    history: History = field(default_factory=History)
+    _last: DevicesResult | None = None
+
+    def show(self, result: DevicesResult, *, first: bool) -> None:
+        self.history.add(result)
+        self._last = result
+        for writer in self.writers:
+            writer.show(result, self._live, first=first)
+
+    @property
+    def _live(self) -> Live:
+        return Live(self.history, self.view, keys=self.wait_for_keys is not None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, and apply keys at once. Raises Quit for "q"."""
+        if self.wait_for_keys is None:
+            time.sleep(seconds)
+            return
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            keys = self.wait_for_keys(left)
+            before = self.view
+            for key in keys:
+                self.view = self.view.press(key)
+            if self.view == before:
+                continue
+            if self._last:
+                for writer in self.writers:
+                    writer.redraw(self._last, self._live)
+            if self.view.processes != before.processes:
+                return  # read the processes now
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The additions to the report on a terminal: history, view and keys."""
+
+    history: History
+    view: WatchView
+    keys: bool
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes results repeatedly to one place, in one format."""
+
+    target: Output
+    form: str
+    view: View
+    wanted: tuple[FieldInfo, ...]  # none for a report
+    _lines_above: int = 0  # of the last text on a terminal
+
+    def show(self, result: DevicesResult, live: Live, *, first: bool = True) -> None:
+        """Write a result; on a terminal it replaces the last one. CSV has a header with the ``first``."""
+        if self._is_live:
+            self.redraw(result, live)
+        else:
+            self._replace(self._text(result, first=first))
+
+    def redraw(self, result: DevicesResult, live: Live) -> None:
+        """Write the last result again if this is the report on a terminal."""
+        if self._is_live:
+            from cudakit.core.devices.present.live import live_report
+
+            page = live_report(
+                self._shown(result),
+                live.history,
+                live.view,
+                width=self.target.width,
+                keys=live.keys,
+            )
+            report = Report(result=result, document=lambda: page)
+            self._replace("".join(report.text("txt", self.target)))
+
+    @property
+    def _is_live(self) -> bool:
+        is_report = self.form == "txt" and not self.wanted
+        return is_report and is_capable_terminal(self.target.stream)
+
+    def _shown(self, result: DevicesResult) -> DevicesResult:
+        return replace(result, devices=filter_devices(result, self.view.ids))
+
+    def _text(self, result: DevicesResult, *, first: bool) -> str:
+        report = report_of(self._shown(result), self.view, self.wanted, watching=True)
+        if self.form == "json":
+            from cudakit.render import json
+
+            return json.render_line(report.result)
+        text = "".join(report.text(self.form, self.target))
+        return text.partition("\r\n")[2] if self.form == "csv" and not first else text
+
+    def _replace(self, text: str) -> None:
+        """Replace the last text on a terminal; append to a pipe or a file."""
+        if is_capable_terminal(self.target.stream):
+            self.target.write(self._back() + text)
+            self._lines_above = text.count("\n")
+        else:
+            self.target.write(text)
+        self.target.stream.flush()
+
+    def _back(self) -> str:
+        if not self._lines_above:
+            return ""
+        height = os.get_terminal_size(self.target.stream.fileno()).lines
+        # Lines that have scrolled away cannot be overwritten; a height of 0 is unknown.
+        scrolled = 0 < height <= self._lines_above
+        return (_HOME if scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
+
+
+_CLEAR_TO_END = "\x1b[J"
+_HOME = "\x1b[H"
+
+
+# --- time and keys ---------------------------------------------------------------------------------
+
+# Between the first two reads of the counters: activity is a difference.
+_FIRST_INTERVAL_SECONDS = 0.2
+
+
+def ticks(
+    seconds: float, *, twice: bool, wait: Callable[[float], None] = time.sleep
+) -> Iterator[int]:
+    """Yield 0, 1, ... every ``seconds``; ``twice`` yields 1 shortly after 0. Missed ticks are dropped."""
+    yield 0
+    if twice:
+        wait(min(_FIRST_INTERVAL_SECONDS, seconds))
+        yield 1
+    due, number = time.monotonic(), 2
+    while True:
+        now = time.monotonic()
+        due = max(due + seconds, now)
+        wait(due - now)
+        due = min(due, time.monotonic())  # a key may end the wait early
+        yield number
+        number += 1
+
+
+@contextmanager
+def keyboard() -> Iterator[WaitForKeys | None]:
+    """Give the block a function that waits for a key, or None if input and output are not a terminal.
+
+    Keys are read without Enter and without echo; the terminal is restored at the end. Ctrl-C still
+    interrupts.
+    """
+    if not (sys.stdin and sys.stdin.isatty() and is_capable_terminal(sys.stdout)):
+        yield None
+        return
+    import termios
+    import tty
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    try:
+        tty.setcbreak(number)
+        yield lambda seconds: _read_keys(number, seconds)
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _read_keys(number: int, seconds: float) -> str:
+    readable, _, _ = select.select([number], [], [], seconds)
+    if not readable:
+        return ""
+    typed = os.read(number, 64).decode(errors="replace")
+    # An arrow or function key sends Escape and more characters; none has a meaning here.
+    return "" if typed.startswith("\x1b") and len(typed) > 1 else typed

@@ -1,0 +1,159 @@
+"""The state of ``devices --watch``: the samples of the last minute, sorting, filtering and keys. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from cudakit.core.devices.result import Device, DevicesResult
+from cudakit.core.devices.select import label
+from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable
+
+HISTORY_SECONDS = 60
+# In the order of the key "s"; a sort by value puts the largest first.
+_SORT_VALUES: dict[str, Callable[[Device], Field]] = {
+    "index": lambda device: 0,  # noqa: ARG005
+    "utilization": lambda device: utilization(device),
+    "memory": lambda device: device.field("memory_used_bytes"),
+    "temperature": lambda device: device.field("temperature_gpu_c"),
+    "power": lambda device: device.field("power_draw_w"),
+}
+_ENTER, _ESCAPE, _BACKSPACE = ("\r", "\n"), "\x1b", ("\x7f", "\b")
+
+
+class Quit(Exception):
+    """The key "q" was pressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchView:
+    """How the devices are shown; each key returns the next view."""
+
+    sort: str = "index"
+    pattern: str = ""  # shows only devices whose names or processes contain it
+    processes: bool = False
+    editing: bool = False  # whether keys go to the pattern
+
+    def press(self, key: str) -> WatchView:
+        """Return the view after a key. Raises Quit for "q"."""
+        if self.editing:
+            return self._edit(key)
+        match key:
+            case "q":
+                raise Quit
+            case "s":
+                names = [*_SORT_VALUES]
+                return replace(self, sort=names[(names.index(self.sort) + 1) % len(names)])
+            case "p":
+                return replace(self, processes=not self.processes)
+            case "/" | "f":
+                return replace(self, editing=True, pattern="")
+            case "\x1b":
+                return replace(self, pattern="")
+        return self
+
+    def _edit(self, key: str) -> WatchView:
+        if key in _ENTER:
+            return replace(self, editing=False)
+        if key == _ESCAPE:
+            return replace(self, editing=False, pattern="")
+        if key in _BACKSPACE:
+            return replace(self, pattern=self.pattern[:-1])
+        return replace(self, pattern=self.pattern + key) if key.isprintable() else self
+
+    @property
+    def help(self) -> str:
+        """The line that explains the keys."""
+        if self.editing:
+            return f"filter: {self.pattern}_  (Enter keeps it, Esc clears it)"
+        shown = f"filter ({self.pattern})" if self.pattern else "filter"
+        return f"keys: s sort (by {self.sort}), / {shown}, p processes, q quit"
+
+
+def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
+    """Return the devices that match the pattern of a view, in its order."""
+    shown = [device for device in result.devices if _contains(device, view.pattern.lower())]
+    value = _SORT_VALUES[view.sort]
+    shown.sort(key=lambda device: _magnitude(value(device)), reverse=True)
+    return replace(result, devices=tuple(shown))
+
+
+def _contains(device: Device, pattern: str) -> bool:
+    processes = device.processes if isinstance(device.processes, tuple) else ()
+    texts = (label(device), *(f"{process.name} {process.user}" for process in processes))
+    return any(pattern in text.lower() for text in texts)
+
+
+def _magnitude(value: Field) -> float:
+    return float(value) if isinstance(value, (int, float)) else -1.0
+
+
+# --- history ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The utilization and the memory use of one device at one time, as shares from 0 to 1."""
+
+    time_ns: int
+    utilization: float | Unavailable
+    memory: float | Unavailable
+
+
+@dataclass(slots=True)
+class History:
+    """The samples of the last minute of each device."""
+
+    _samples: dict[str, deque[Sample]] = field(default_factory=dict)
+
+    def add(self, result: DevicesResult) -> None:
+        """Add the state of each device and drop samples that are older than a minute."""
+        oldest = result.time_ns - HISTORY_SECONDS * 10**9
+        for device in result.devices:
+            samples = self._samples.setdefault(label(device), deque())
+            samples.append(Sample(result.time_ns, utilization(device), memory_share(device)))
+            while samples[0].time_ns < oldest:
+                samples.popleft()
+
+    def of(self, device: Device) -> Sequence[Sample]:
+        """Return the samples of a device, oldest first."""
+        return tuple(self._samples.get(label(device), ()))
+
+
+def utilization(device: Device) -> float | Unavailable:
+    """Return the SM activity from 0 to 1, or the coarse utilization of GPUs without it."""
+    activity = device.field("sm_activity_percent")
+    coarse = device.field("utilization_gpu_percent")
+    value = coarse if isinstance(activity, Unavailable) else activity
+    if isinstance(value, (int, float)):
+        return value / 100
+    return value if isinstance(value, Unavailable) else Unavailable("not a number")
+
+
+def memory_share(device: Device) -> float | Unavailable:
+    """Return the share of memory in use, from 0 to 1."""
+    used, total = device.field("memory_used_bytes"), device.field("memory_total_bytes")
+    if isinstance(total, Unavailable):
+        total = device.field("usable_memory_bytes")
+    for value in (used, total):
+        if isinstance(value, Unavailable):
+            return value
+    if isinstance(used, (int, float)) and isinstance(total, (int, float)) and total:
+        return used / total
+    return Unavailable("not a number")
+
+
+def averages(
+    samples: Sequence[tuple[int, float | Unavailable]], *, now_ns: int, count: int
+) -> Iterator[float | None]:
+    """Yield the mean of each of ``count`` equal parts of the last minute, None for one without samples."""
+    part_ns = HISTORY_SECONDS * 10**9 / count
+    parts: list[list[float]] = [[] for _ in range(count)]
+    for time_ns, value in samples:
+        at = count - 1 - int((now_ns - time_ns) // part_ns)
+        if 0 <= at < count and not isinstance(value, Unavailable):
+            parts[at].append(value)
+    for part in parts:
+        yield sum(part) / len(part) if part else None

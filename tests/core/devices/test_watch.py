@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core.devices.machines import (
+    GIB,
+    FakeMachine,
+    cuda,
+    cuda_gpu,
+    gpu,
+    nvml,
+    read_devices,
+    telemetry_of,
+    three_gpus,
+)
+
+from cudakit.core.devices.present.live import live_report, sparkline
+from cudakit.core.devices.result import Device, DevicesResult
+from cudakit.core.devices.watch import (
+    History,
+    Quit,
+    WatchView,
+    arrange,
+    averages,
+    memory_share,
+    utilization,
+)
+from cudakit.document import Note, Ratio, Section, Table, Text
+from cudakit.gpu.api.facts import Process
+from cudakit.units import Unavailable
+
+SECOND = 10**9
+
+
+def three() -> DevicesResult:
+    """Return three devices whose utilization rises and whose memory use falls with the NVML index."""
+    telemetry_reads = {
+        at: [
+            telemetry_of(
+                utilization_gpu_percent=10 * at,
+                memory_used_bytes=(30 - 10 * at) * GIB,
+                power_draw_w=(100.0, 300.0, 200.0)[at],
+            )
+        ]
+        for at in range(3)
+    }
+    return read_devices(three_gpus(telemetry_reads=telemetry_reads))
+
+
+def indices(result: DevicesResult) -> list[object]:
+    return [device.nvml_index for device in result.devices]
+
+
+def typed(view: WatchView, keys: str) -> WatchView:
+    for key in keys:
+        view = view.press(key)
+    return view
+
+
+# --- keys ------------------------------------------------------------------------------------------
+
+
+def test_key_q_quits() -> None:
+    with pytest.raises(Quit):
+        WatchView().press("q")
+
+
+def test_key_s_cycles_through_sort_orders() -> None:
+    views = [typed(WatchView(), "s" * count) for count in range(6)]
+
+    assert [view.sort for view in views] == [
+        "index",
+        "utilization",
+        "memory",
+        "temperature",
+        "power",
+        "index",
+    ]
+
+
+def test_key_p_toggles_processes() -> None:
+    assert WatchView().press("p").processes
+    assert not typed(WatchView(), "pp").processes
+
+
+def test_filter_takes_every_key_until_enter() -> None:
+    view = typed(WatchView(), "/sqp\r")
+
+    assert (view.pattern, view.editing, view.sort) == ("sqp", False, "index")
+
+
+def test_filter_is_edited_with_backspace_and_cleared_with_escape() -> None:
+    assert typed(WatchView(), "/ab\x7fc").pattern == "ac"
+    assert typed(WatchView(), "/ab\x1b") == WatchView()
+    assert typed(WatchView(), "/ab\r\x1b") == WatchView()
+
+
+def test_unknown_key_changes_nothing() -> None:
+    assert WatchView().press("x") == WatchView()
+
+
+def test_help_names_sort_order_and_filter() -> None:
+    assert "sort (by utilization)" in WatchView(sort="utilization").help
+    assert "filter (h200)" in WatchView(pattern="h200").help
+    assert WatchView(pattern="h2", editing=True).help.startswith("filter: h2_")
+
+
+# --- sorting and filtering -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("index", [0, 1, 2]),
+        ("utilization", [2, 1, 0]),
+        ("memory", [0, 1, 2]),
+        ("power", [1, 2, 0]),
+    ],
+)
+def test_devices_are_sorted_with_largest_value_first(sort: str, order: list[int]) -> None:
+    assert indices(arrange(three(), WatchView(sort=sort))) == order
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"), [("", [0, 1, 2]), ("card 1", [1]), ("CUDA:0", [1]), ("none", [])]
+)
+def test_pattern_keeps_devices_whose_name_contains_it(pattern: str, left: list[int]) -> None:
+    assert indices(arrange(three(), WatchView(pattern=pattern))) == left
+
+
+def test_pattern_keeps_devices_with_matching_process() -> None:
+    training = Process(1, "compute", 1, "python train.py", "ada")
+    machine = replace(three_gpus(), process_list=(training,))
+
+    result = read_devices(machine, processes=True)
+
+    assert indices(arrange(result, WatchView(pattern="train"))) == [0, 1, 2]
+    assert indices(arrange(result, WatchView(pattern="grace"))) == []
+
+
+# --- history ---------------------------------------------------------------------------------------
+
+
+def device(**fields: object) -> Device:
+    machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [telemetry_of(**fields)]})  # type: ignore[arg-type]
+    (found,) = read_devices(machine).devices
+    return found
+
+
+def test_history_drops_samples_older_than_a_minute() -> None:
+    history, result = History(), three()
+    for second in (0, 30, 61, 90):
+        history.add(replace(result, time_ns=second * SECOND))
+
+    assert [sample.time_ns // SECOND for sample in history.of(result.devices[0])] == [30, 61, 90]
+
+
+def test_utilization_is_sm_activity_or_coarse() -> None:
+    assert utilization(device(utilization_gpu_percent=30)) == 0.3
+    assert utilization(device(sm_activity_percent=74.0)) == 0.74
+    assert utilization(device(utilization_gpu_percent=Unavailable("MIG"))) == Unavailable("MIG")
+
+
+def test_memory_share_is_of_total_memory() -> None:
+    assert memory_share(device(memory_used_bytes=20 * GIB)) == 0.25
+    assert memory_share(device(memory_used_bytes=Unavailable("no"))) == Unavailable("no")
+
+
+def test_averages_are_means_of_equal_parts_of_a_minute() -> None:
+    samples = [(0, 1.0), (31 * SECOND, 0.2), (40 * SECOND, 0.4), (59 * SECOND, Unavailable("no"))]
+
+    found = list(averages(samples, now_ns=60 * SECOND, count=4))
+
+    assert found == [None, None, pytest.approx(0.3), None]
+
+
+def test_sparkline_has_one_character_per_part() -> None:
+    assert sparkline([None, 0.0, 0.5, 1.0, 2.0]) == "·▁▅██"
+
+
+@pytest.mark.parametrize(("width", "count"), [(80, 14), (100, 24), (200, 30), (40, 8)])
+def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: int) -> None:
+    history, result = History(), three()
+    history.add(result)
+
+    page = live_report(result, history, WatchView(), width=width, keys=True)
+
+    section = next(node for node in page.nodes if isinstance(node, Section))
+    (table,) = section.nodes
+    assert isinstance(table, Table)
+    name, use, use_history, memory, _ = table.rows[1]
+    assert (name, use, memory) == (Text("cuda:0"), Ratio(0.1), Ratio(0.25))
+    assert isinstance(use_history, Text)
+    assert use_history.value == "·" * (count - 1) + "▂"
+    last = page.nodes[-1]
+    assert isinstance(last, Note)
+    assert last.text == WatchView().help
+
+
+def test_live_report_without_keyboard_names_no_keys() -> None:
+    result = three()
+
+    page = live_report(result, History(), WatchView(), width=80, keys=False)
+
+    assert not [node for node in page.nodes if isinstance(node, Note) and "keys" in node.text]
