@@ -56,8 +56,7 @@ static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
     PyObject *patches = NULL;
     char why[WHY_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KO", names, &spool, &library, &walker, &patches,
-                                     &reader) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KO", names, &spool, &library, &walker, &patches) ||
         add_patches(patches))
         return NULL;
     spool_open(spool);
