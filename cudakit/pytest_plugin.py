@@ -103,7 +103,7 @@ def _start(config: pytest.Config, *, everything: bool) -> None:
     config.pluginmanager.register(sanitizer, _NAME)
 
 
-class _Calls:
+class _CallOwners:
     """The test of each CUDA call, by the call's number in one trace."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class _Sanitizer:
         self._test = ""  # the running test, if it is checked
         self._tests = 0
         self._raced: set[str] = set()
-        self._calls: defaultdict[tuple[int, int], _Calls] = defaultdict(_Calls)
+        self._calls: defaultdict[tuple[int, int], _CallOwners] = defaultdict(_CallOwners)
         self._shared: list[str] = []  # races of this test with an operation of an earlier one
         self._recording = begin(
             self._feed,
@@ -228,15 +228,15 @@ class _Sanitizer:
         """Check all work enqueued so far; nothing is recorded inside the block."""
         with self._recording.synchronized():
             for trace, races in self._detector.finish(self._report).items():
-                self._share(self._calls[trace], races)
+                self._note_shared_races(self._calls[trace], races)
             yield
 
     def _feed(self, batch: Batch) -> None:
         calls = self._calls[batch.process, batch.chain]
         calls.add(int(batch.records["seq"].max()), self._test)
-        self._share(calls, self._detector.feed(batch, self._report))
+        self._note_shared_races(calls, self._detector.feed(batch, self._report))
 
-    def _share(self, calls: _Calls, races: Iterable[Race]) -> None:
+    def _note_shared_races(self, calls: _CallOwners, races: Iterable[Race]) -> None:
         """Record races with operations of other tests."""
         for race in races:
             owner = calls.test_of(race.previous.seq)

@@ -30,7 +30,10 @@ DEFAULT_PATHS = (
     "scripts",
     "examples",
     "docs",
-    *("README.md", "CONTRIBUTING.md"),
+    "README.md",
+    "CONTRIBUTING.md",
+    "pyproject.toml",
+    "setup.py",
 )
 """The change log is left out: entries of past releases are history."""
 

@@ -30,7 +30,7 @@ ABSENT = ("N/A", "None", "", "Requested functionality has been deprecated")
 
 @dataclass(frozen=True)
 class Constant:
-    """A field that must equal the value at a path of nvidia-smi's XML."""
+    """A field that must equal the value at a path in the XML of nvidia-smi."""
 
     path: str
     read: Callable[[str], Any] = str
@@ -201,7 +201,7 @@ CHANGING: Mapping[str, Changing] = {
     ),
 }
 
-# A property of PyTorch, and how it is made of ours.
+# Properties of PyTorch's devices, and the value of cudakit for each.
 TORCH: Mapping[str, Callable[[Device], Any]] = {
     "name": lambda device: device.name,
     "major": lambda device: device.field("compute_capability_major"),
@@ -231,69 +231,75 @@ TORCH: Mapping[str, Callable[[Device], Any]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class Comparison:
     """One comparison."""
 
-    who: str
+    source: str
     name: str
     ours: str
     theirs: str
     verdict: str  # equal, within ..., absent or DIFFERS
 
 
-def compare() -> list[Line]:
+def compare() -> list[Comparison]:
     query = open_query(open_machine())
     before = query.read()
-    smi = ElementTree.fromstring(  # noqa: S314 nvidia-smi's own
+    report = ElementTree.fromstring(  # noqa: S314 nvidia-smi's own
         subprocess.run(["nvidia-smi", "-q", "-x"], check=True, capture_output=True).stdout  # noqa: S607
     )
     after = query.read()
-    gpus = {gpu.findtext("uuid"): gpu for gpu in smi.iter("gpu")}
+    gpus = {gpu.findtext("uuid"): gpu for gpu in report.iter("gpu")}
     lines = []
     for device, later in zip(before.devices, after.devices, strict=True):
         gpu = gpus[str(device.uuid)]
-        lines += [static(device, name, at, gpu) for name, at in CONSTANT.items()]
-        lines += [moving((device, later), name, at, gpu) for name, at in CHANGING.items()]
-        lines.append(reasons((device, later), gpu))
+        lines += [compare_constant(device, name, field, gpu) for name, field in CONSTANT.items()]
+        lines += [
+            compare_changing((device, later), name, field, gpu) for name, field in CHANGING.items()
+        ]
+        lines.append(compare_clock_reasons((device, later), gpu))
     lines.append(
-        same("smi", "driver_version", before.driver_version, smi.findtext("driver_version"))
+        compare_equal(
+            "smi", "driver_version", before.driver_version, report.findtext("driver_version")
+        )
     )
     cuda = before.cuda
     version = cuda if isinstance(cuda, Unavailable) else cuda.version
-    lines.append(same("smi", "cuda_version", version, smi.findtext("cuda_version")))
-    return lines + list(torch_lines(before.visible))
+    lines.append(compare_equal("smi", "cuda_version", version, report.findtext("cuda_version")))
+    return lines + list(compare_with_torch(before.visible))
 
 
-def static(device: Device, name: str, at: Constant, gpu: ElementTree.Element) -> Line:
-    text = (gpu.findtext(at.path) or "").strip()
+def compare_constant(
+    device: Device, name: str, field: Constant, gpu: ElementTree.Element
+) -> Comparison:
+    text = (gpu.findtext(field.path) or "").strip()
     ours = device.field(name)
     if name == "recovery_action" or (name == "addressing_mode" and text == "None"):
-        return same("smi", name, ours, at.read(text))
+        return compare_equal("smi", name, ours, field.read(text))
     if text in ABSENT:
         verdict = "absent" if isinstance(ours, Unavailable) else "DIFFERS"
-        return Line("smi", name, shown(ours), text, verdict)
-    return same("smi", name, ours, at.read(text))
+        return Comparison("smi", name, formatted(ours), text, verdict)
+    return compare_equal("smi", name, ours, field.read(text))
 
 
-def moving(
-    readings: tuple[Device, Device], name: str, at: Changing, gpu: ElementTree.Element
-) -> Line:
-    text = (gpu.findtext(at.path) or "").strip()
+def compare_changing(
+    readings: tuple[Device, Device], name: str, field: Changing, gpu: ElementTree.Element
+) -> Comparison:
+    text = (gpu.findtext(field.path) or "").strip()
     ours = [reading.field(name) for reading in readings]
     numbers = [value for value in ours if isinstance(value, int | float)]
     if text in ABSENT or len(numbers) < 2:
         agree = text in ABSENT and not numbers
-        return Line("smi", name, shown(ours[0]), text, "absent" if agree else "DIFFERS")
-    theirs = number(text) * at.scale
-    fits = min(numbers) - at.tolerance <= theirs <= max(numbers) + at.tolerance
-    verdict = f"within {at.tolerance / at.scale:g}" if fits else "DIFFERS"
-    return Line("smi", name, " .. ".join(map(shown, ours)), text, verdict)
+        return Comparison("smi", name, formatted(ours[0]), text, "absent" if agree else "DIFFERS")
+    theirs = number(text) * field.scale
+    fits = min(numbers) - field.tolerance <= theirs <= max(numbers) + field.tolerance
+    verdict = f"within {field.tolerance / field.scale:g}" if fits else "DIFFERS"
+    return Comparison("smi", name, " .. ".join(map(formatted, ours)), text, verdict)
 
 
-def reasons(readings: tuple[Device, Device], gpu: ElementTree.Element) -> Line:
-    """Compare the reasons for the clocks with those that nvidia-smi calls active."""
+def compare_clock_reasons(readings: tuple[Device, Device], gpu: ElementTree.Element) -> Comparison:
+    """Compare the clock event reasons with those that nvidia-smi reports as active."""
     prefix = "clocks_event_reason_"
-    words = {
+    names = {
         "gpu_idle": "idle",
         "applications_clocks_setting": "application clocks setting",
         "sw_power_cap": "software power cap",
@@ -306,17 +312,17 @@ def reasons(readings: tuple[Device, Device], gpu: ElementTree.Element) -> Line:
     }
     parent = gpu.find("clocks_event_reasons")
     active = {
-        words.get(child.tag.removeprefix(prefix), child.tag)
+        names.get(child.tag.removeprefix(prefix), child.tag)
         for child in (parent if parent is not None else ())
         if child.text == "Active"
     }
     ours = [reading.field("clock_event_reasons") for reading in readings]
     sets = [set(value) if isinstance(value, tuple) else set() for value in ours]
     verdict = "equal" if active in sets else "DIFFERS"
-    return Line("smi", "clock_event_reasons", shown(ours[0]), ", ".join(active), verdict)
+    return Comparison("smi", "clock_event_reasons", formatted(ours[0]), ", ".join(active), verdict)
 
 
-def torch_lines(devices: tuple[Device, ...]) -> Iterator[Line]:
+def compare_with_torch(devices: tuple[Device, ...]) -> Iterator[Comparison]:
     import torch
 
     for device in devices:
@@ -324,21 +330,27 @@ def torch_lines(devices: tuple[Device, ...]) -> Iterator[Line]:
         for name, ours in TORCH.items():
             if hasattr(properties, name):
                 theirs = getattr(properties, name)
-                yield same("torch", name, ours(device), str(theirs) if name == "uuid" else theirs)
+                yield compare_equal(
+                    "torch", name, ours(device), str(theirs) if name == "uuid" else theirs
+                )
 
 
-def same(who: str, name: str, ours: Field | Any, theirs: Any) -> Line:
-    return Line(who, name, shown(ours), str(theirs), "equal" if ours == theirs else "DIFFERS")
+def compare_equal(source: str, name: str, ours: Field | Any, theirs: Any) -> Comparison:
+    return Comparison(
+        source, name, formatted(ours), str(theirs), "equal" if ours == theirs else "DIFFERS"
+    )
 
 
-def shown(value: Field) -> str:
+def formatted(value: Field) -> str:
     return f"n/a ({value.reason})" if isinstance(value, Unavailable) else str(value)
 
 
 def main() -> int:
     lines = compare()
     for line in lines:
-        print(f"{line.who:5} {line.name:33} {line.ours:44.44} {line.theirs:38.38} {line.verdict}")
+        print(
+            f"{line.source:5} {line.name:33} {line.ours:44.44} {line.theirs:38.38} {line.verdict}"
+        )
     differ = [line for line in lines if line.verdict == "DIFFERS"]
     known = [line for line in lines if line.verdict not in ("DIFFERS", "absent")]
     absent = len(lines) - len(known) - len(differ)

@@ -1,28 +1,29 @@
-"""Write docs/reference from the commands, the Results, the public functions and the errors.
+"""Generate docs/reference from commands, results, public functions and errors.
 
-With ``--check`` write nothing, and fail where a page is not what it would be.
+With ``--check`` write nothing, and exit with 1 if a page is out of date.
 """
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import io
 import re
 import sys
-import textwrap
-import tokenize
-import types
-import typing
-from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
+from reference_types import (
+    field_comments,
+    first_line,
+    paragraphs,
+    plain,
+    python_page,
+    result_class,
+    result_page,
+    schema_of,
+    sections,
+    table,
+)
 
 import cudakit.api
 import cudakit.errors
@@ -34,13 +35,12 @@ from cudakit.cli.run import Launcher
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.errors import CudakitError
-from cudakit.units import Unavailable
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 PACKAGE = Path(cudakit.errors.__file__).parent
 NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
-# A page, the command line that prints such JSON, and the dataclass behind it.
+# By page: the command line that prints the JSON document, and its dataclass.
 RESULTS = {
     "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
     "bench-suite-json.md": ("bench suite --json", "cudakit.core.bench.health:SuiteResult"),
@@ -82,17 +82,6 @@ RESULTS = {
     ),
 }
 
-PYTHON_INTRO = """The public names of `import cudakit`. Errors are raised as one of the [errors](errors.md).
-
-Python calls for commands return the Result that the command prints with `--json`. The other commands have
-no Python call: run them with `--json` and read the document."""
-PYTHON_CALLS = (
-    ("`cudakit devices`", "`cudakit.devices()`"),
-    ("`cudakit memviz`", "`cudakit.memviz()`, `cudakit.memviz_diff()`, `cudakit.memviz_what_if()`"),
-    ("`cudakit run --sanitize`", "`cudakit.sanitize()`, for a block of code"),
-    ("`cudakit run --memory`", "`cudakit.record_memory()`, for a block of code"),
-    ("`cudakit bench`, `cudakit doctor`", "none"),
-)
 
 RUN_CODES = (
     ("1", "the program succeeded, and there were races"),
@@ -100,15 +89,6 @@ RUN_CODES = (
     ("126", "the program cannot be executed"),
     ("127", "the program was not found"),
 )
-
-WORDS = {
-    int: "integer",
-    float: "number",
-    str: "string",
-    bool: "true or false",
-    Any: "any value",
-    object: "any value",
-}
 
 
 def pages() -> dict[str, str]:
@@ -153,7 +133,7 @@ def program_page() -> str:
 
 
 def command_pages(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
-    """Write the page of a command, and of each command in it."""
+    """Yield the page of a command, and of each command of a group."""
     members = command.commands if isinstance(command, click.Group) else {}
     context = click.Context(command, info_name=name, parent=program_context())
     yield f"{name}.md", command_page(context)
@@ -172,7 +152,7 @@ def command_page(context: click.Context) -> str:
     ]
     return sections(
         f"# cudakit {name}",
-        *blocks(command.help or ""),
+        *paragraphs(command.help or ""),
         f"```\n{usage}\n```",
         members_of(command, name),
         f"## Options\n\n{options(context)}",
@@ -270,195 +250,11 @@ def variables_page() -> str:
     )
 
 
-# --- results ---------------------------------------------------------------------------------------
-
-
-def result_page(line: str, home: str) -> str:
-    result = result_class(home)
-    does = "writes" if " -o " in line else "prints"
-    intro = (
-        f"The JSON document that `cudakit {line}` {does}. Its `schema` is `{schema_of(result)}`. "
-        "Values that are not available are null."
-    )
-    return sections(f"# cudakit {line}\n\n{intro}", *map(record, records(result)))
-
-
-def result_class(home: str) -> type:
-    module, attribute = home.split(":")
-    return typing.cast(type, getattr(import_module(module), attribute))
-
-
-def schema_of(result: type) -> str:
-    """Return the schema: a class attribute, or the constant of the module for a field."""
-    schema = getattr(result, "schema", None)
-    if isinstance(schema, str):
-        return schema
-    prefix = "DIFF_" if result.__name__ == "DiffResult" else ""
-    return str(getattr(sys.modules[result.__module__], f"{prefix}SCHEMA"))
-
-
-def records(result: type) -> list[type]:
-    """List a dataclass and all that it holds, in the order of a first reading."""
-    found: list[type] = []
-    waiting = [result]
-    while waiting:
-        current = waiting.pop(0)
-        if current not in found:
-            found.append(current)
-            waiting += [part for _, hint, _ in members(current) for part in parts(hint)]
-    return found
-
-
-def record(current: type) -> str:
-    rows = [(f"`{key}`", wording(hint), note) for key, hint, note in members(current)]
-    return sections(
-        f"## {current.__name__}",
-        plain(inspect.getdoc(current) or ""),
-        table(("Field", "Type", "Meaning"), rows),
-    )
-
-
-def members(current: type) -> Iterator[tuple[str, Any, str]]:
-    """Walk the JSON keys of a dataclass with their types and what the source says of them."""
-    hints, said = typing.get_type_hints(current), notes(current)
-    for field in dataclasses.fields(current):
-        key = field.metadata.get("json", field.name)
-        if key is not None:
-            yield key, hints[field.name], said.get(field.name, "")
-
-
-def parts(hint: Any) -> list[type]:
-    """List the dataclasses that a type is made of."""
-    if dataclasses.is_dataclass(hint) and hint is not Unavailable:
-        return [typing.cast(type, hint)]
-    return [part for inner in typing.get_args(hint) for part in parts(inner)]
-
-
-def wording(hint: Any) -> str:
-    """Say in words what JSON has for a type."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(sorted(dict.fromkeys(map(wording, inner)), key="null".__eq__))
-    if origin is typing.Literal:
-        return ", ".join(f"`{value}`" for value in inner)
-    if origin is np.ndarray:
-        return "array of numbers"
-    if origin in (tuple, list):
-        return f"array of {', '.join(wording(item) for item in inner if item is not ...)}"
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"object of {wording(inner[1])}"
-    return word(hint)
-
-
-def word(hint: Any) -> str:
-    if hint in (None, type(None), Unavailable):
-        return "null"
-    if dataclasses.is_dataclass(hint):
-        name = typing.cast(type, hint).__name__
-        return f"[{name}](#{name.lower()})"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return ", ".join(f"`{member.name.lower()}`" for member in hint)
-    return WORDS[hint]
-
-
-# --- Python ----------------------------------------------------------------------------------------
-
-
-def python_page() -> str:
-    public = [getattr(cudakit, name) for name in cudakit.__all__]
-    functions = filter(inspect.isfunction, public)
-    classes = [found for found in public if inspect.isclass(found) and is_no_error(found)]
-    modules = filter(inspect.ismodule, public)
-    return sections(
-        f"# Python\n\n{PYTHON_INTRO}",
-        table(("Command", "Python"), PYTHON_CALLS),
-        *map(function_section, functions),
-        *map(class_section, classes),
-        *map(module_section, modules),
-    )
-
-
-def module_section(module: types.ModuleType) -> str:
-    """Write the section of a public module: its docstring and its functions."""
-    name = module.__name__.rpartition(".")[2]
-    functions = [
-        found
-        for found in vars(module).values()
-        if inspect.isfunction(found) and found.__module__ == module.__name__
-    ]
-    return sections(
-        f"## cudakit.{name}",
-        *blocks(module.__doc__ or ""),
-        *(function_section(found, within=f"{name}.") for found in functions),
-    )
-
-
-def function_section(function: types.FunctionType, *, within: str = "") -> str:
-    source = inspect.getsource(function)
-    definition = typing.cast(ast.FunctionDef, ast.parse(source).body[0])
-    head = "".join(source.splitlines(keepends=True)[: definition.body[0].lineno - 1])
-    return sections(
-        f"##{'#' * bool(within)} cudakit.{within}{function.__name__}",
-        f"```\n{head.rstrip().removesuffix(':')}\n```",
-        *blocks(function.__doc__ or ""),
-    )
-
-
-def is_no_error(found: type) -> bool:
-    return not issubclass(found, Exception)
-
-
-def class_section(found: type) -> str:
-    """Write how an object is made, and a line on each of its members that are ours."""
-    made = getattr(found, "__init__")  # noqa: B009  of the class, whatever its subclasses have
-    rows = [(f"`{name}{form}`", said) for name, form, said in public_members(found)]
-    return sections(
-        f"## cudakit.{found.__name__}",
-        f"```\n{found.__name__}{parameters(made)}\n```",
-        *blocks(found.__doc__ or ""),
-        table(("Member", "What it does"), rows),
-    )
-
-
-def public_members(found: type) -> Iterator[tuple[str, str, str]]:
-    """Walk what a class has that is documented: fields, methods, properties, the most general ones last."""
-    called = typing.get_type_hints(found)
-    if dataclasses.is_dataclass(found):
-        said = notes(found)
-        yield from ((name, "", said[name]) for name in called)
-    else:
-        for name, hint in called.items():
-            if not name.startswith("_") and first_line(hint):
-                yield name, parameters(hint.__call__), first_line(hint)
-    seen = set(called)
-    for base in found.__mro__:
-        for name, member in vars(base).items():
-            if name.startswith("_") or name in seen or not base.__module__.startswith("cudakit"):
-                continue
-            seen.add(name)
-            if first_line(member):
-                in_python_or_c = types.FunctionType | types.MethodDescriptorType
-                method = member.__func__ if isinstance(member, classmethod) else member
-                is_method = isinstance(method, in_python_or_c)
-                yield name, parameters(method) if is_method else "", first_line(member)
-
-
-def parameters(function: Any) -> str:
-    """Return the parameters of a method as they are called, without types."""
-    signature = inspect.signature(function)
-    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()][1:]
-    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
-
-
-def first_line(member: object) -> str:
-    return plain(getattr(member, "__doc__", None) or "").partition("\n")[0]
-
-
 # --- exit codes and errors -------------------------------------------------------------------------
 
 
 def exit_codes() -> str:
-    said = notes(ExitCode)
+    said = field_comments(ExitCode)
     rows = [(str(code.value), said[code.name]) for code in ExitCode]
     return sections(
         f"# Exit codes\n\n{ExitCode.__doc__}",
@@ -504,78 +300,17 @@ def import_error_modules() -> None:
                 import_module(".".join(module.parts))
 
 
-# --- words -----------------------------------------------------------------------------------------
-
-
-def notes(owner: type) -> dict[str, str]:
-    """Return the comment behind each field or member of a class, or else the one above it."""
-    said: dict[str, str] = {}
-    for base in reversed(owner.__mro__):
-        if base.__module__.startswith("cudakit"):
-            said |= own_notes(textwrap.dedent(inspect.getsource(base)))
-    return said
-
-
-def own_notes(source: str) -> dict[str, str]:
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    said, last = {}, 0
-    for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
-        above = " ".join(
-            comments[line] for line in range(last + 1, node.lineno) if line in comments
-        )
-        last = node.end_lineno or node.lineno
-        for target in targets(node):
-            said[target] = plain(comments.get(last, above))
-    return said
-
-
-def targets(node: ast.stmt) -> list[str]:
-    match node:
-        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-            return [name]
-    return []
-
-
-def plain(text: str) -> str:
-    return inspect.cleandoc(text).replace("``", "`")
-
-
-def blocks(text: str) -> list[str]:
-    """Divide a text at empty lines; what must keep its lines is fenced."""
-    return [block(part) for part in inspect.cleandoc(text).split("\n\n")]
-
-
-def block(text: str) -> str:
-    if text.startswith("\b\n"):
-        return f"```\n{text[2:]}\n```"
-    return f"```pycon\n{text}\n```" if text.startswith(">>>") else plain(text)
-
-
-def sections(*texts: str) -> str:
-    return "\n\n".join(text for text in texts if text)
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with ``--check`` name those that differ."""
+    """Write the pages; with ``--check`` print the pages that differ."""
     made = pages()
-    there = {place.name: place.read_text(encoding="utf-8") for place in PAGES.glob("*.md")}
+    existing = {place.name: place.read_text(encoding="utf-8") for place in PAGES.glob("*.md")}
     if "--check" in arguments:
-        differ = sorted(name for name in made | there if made.get(name) != there.get(name))
+        differ = sorted(name for name in made | existing if made.get(name) != existing.get(name))
         for name in differ:
-            print(f"docs/reference/{name} is not what the code says: run scripts/docs")
+            print(f"docs/reference/{name} is out of date: run scripts/docs")
         return 1 if differ else 0
     PAGES.mkdir(parents=True, exist_ok=True)
-    for name in there.keys() - made.keys():
+    for name in existing.keys() - made.keys():
         (PAGES / name).unlink()
     for name, text in made.items():
         (PAGES / name).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Fixtures that every test may use, and a clean environment around each."""
+"""Fixtures of all tests, and a clean environment for each test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import cudakit
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# Two changes are compared on the same examples; --hypothesis-profile explore tries others.
+# The same examples in each run; --hypothesis-profile explore tries others.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("steady")
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take the objects of collection out of garbage collections, which would visit all of them each time."""
+    """Freeze the objects of the collection phase, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
 
@@ -58,7 +58,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with tests/golden/NAME, whole; ``--update-golden`` writes it instead."""
+    """Compare a text with the file tests/golden/NAME; ``--update-golden`` writes the file instead."""
 
     def compare(name: str, text: str) -> None:
         place = GOLDEN / name
@@ -81,5 +81,5 @@ def cli() -> Cli:
 
 @pytest.fixture
 def command() -> list[str]:
-    """Return how to start cudakit as a process of its own; never the source tree by accident."""
+    """Return the command line of the installed cudakit as a separate process."""
     return [sys.executable, "-P", "-m", "cudakit"]

@@ -1,4 +1,4 @@
-"""What draws a View in tests of formats that show its fallback."""
+"""The ``draw`` function of Views in tests of formats that show the fallback."""
 
 from __future__ import annotations
 

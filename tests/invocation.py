@@ -1,4 +1,4 @@
-"""How tests run a command line in their own process, and a terminal made of memory."""
+"""Run a command line in the process of the test; a terminal in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudakit.cli import main
 
 @dataclass(frozen=True, slots=True)
 class CliRun:
-    """How a command ended, and what it said."""
+    """The exit code and the output of a command."""
 
     exit_code: int
     stdout: str
@@ -33,7 +33,7 @@ def run_cli(*arguments: str | Path) -> CliRun:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream whose isatty returns True."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A page as a browser reads it: elements, attributes and texts."""
+"""Parse a page to elements, attributes and texts, as a browser does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOID = frozenset({"br", "link", "meta"})
 
 @dataclass
 class Node:
-    """An element: what it contains is texts and elements, in order."""
+    """An element with its texts and elements, in order."""
 
     tag: str
     attributes: dict[str, str | None]
@@ -22,11 +22,11 @@ class Node:
 
     @property
     def text(self) -> str:
-        """The words directly in the element."""
+        """The text directly in the element."""
         return "".join(part for part in self.content if isinstance(part, str))
 
     def all(self, tag: str, class_: str = "") -> list[Node]:
-        """Find the elements below of a tag, and of a class if one is given."""
+        """Return the descendants with a tag, and with a class if one is given."""
         found = [child for child in self.children if child.tag == tag and class_ in child.classes]
         return found + [node for child in self.children for node in child.all(tag, class_)]
 
@@ -40,11 +40,11 @@ class Node:
 
     @property
     def words(self) -> str:
-        """All words, also of the elements within."""
+        """The text of the element and its descendants."""
         return "".join(part if isinstance(part, str) else part.words for part in self.content)
 
     def skeleton(self) -> tuple[object, ...]:
-        """Return what no text may change: tags, attribute names, and how they are nested."""
+        """Return tags and attribute names, which no text may change."""
         return (self.tag, tuple(self.attributes), tuple(c.skeleton() for c in self.children))
 
     def walk(self) -> list[Node]:
@@ -75,7 +75,7 @@ class _Reader(HTMLParser):
 
 
 def read(page: str) -> Node:
-    """Read markup whose elements are all closed in order."""
+    """Parse markup with properly nested elements."""
     reader = _Reader()
     reader.feed(page)
     reader.close()

@@ -1,4 +1,4 @@
-"""The public calls do what their examples say."""
+"""The examples of the public functions run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the pages show is run: commands and their output, and Python.
+"""Run the examples of README and docs.
 
-A block marked ``console`` is a terminal: a command behind ``$``, below it what it prints. A line of
-``…`` stands for lines left out; all others are the output's, in its order and without gaps. A command
-succeeds unless ``$ echo $?`` follows it. Blocks marked ``python`` run when what they import is installed,
-and ``pycon`` blocks must print what they show.
+A ``console`` block has commands after ``$``, each followed by its output. A line ``…`` stands for omitted
+lines; all other lines must be those of the output. A command must succeed unless ``$ echo $?`` follows it.
+``python`` blocks run if the modules that they import are installed. ``pycon`` blocks must print the shown
+output.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LEFT_OUT = "…"
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
-# cudakit is the one under test, and $? the exit code of the command before.
+# cudakit is the version under test. $? is the exit code of the previous command.
 _SHELL = 'cudakit() { "$PYTHON" -P -m cudakit "$@"; }\n(exit "$PREVIOUS")\n'
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line, and the output that a page shows of it."""
+    """A command line with the output that the page shows."""
 
     line: str
     shown: tuple[str, ...]
@@ -102,7 +102,7 @@ def with_blocks(language: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Make what looks like the root of the repository, and may be written to."""
+    """Return a writable directory with the examples and tests of the repository."""
     for name in ("examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# What `cudakit --help` may import besides the standard library, and of ours.
+# Modules that `cudakit --help` may import besides the standard library.
 ALLOWED_THIRD_PARTY = {"click"}
 ALLOWED_OURS = {
     "cudakit",
@@ -13,7 +13,7 @@ ALLOWED_OURS = {
     "cudakit.errors",
 }
 
-# Slow to import, and of no use to a help text.
+# Slow to import; no help text needs them.
 FORBIDDEN_STANDARD = {"asyncio", "ctypes", "email", "importlib.metadata", "json", "multiprocessing"}
 
 SCRIPT = """

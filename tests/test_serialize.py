@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON values and back; the forms of single values are in tests/render/test_json.py."""
+"""Conversion of dataclasses to JSON values and back; tests/render/test_json.py tests single values."""
 
 from __future__ import annotations
 

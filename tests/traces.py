@@ -1,4 +1,4 @@
-"""Arbitrary events, for tests of what keeps and reads them."""
+"""Generate random events, for tests of traces."""
 
 from __future__ import annotations
 

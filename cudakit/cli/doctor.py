@@ -123,7 +123,8 @@ def doctor(
     """Diagnose the CUDA set-up and GPU health, and print what to do about each problem.
 
     Checks the driver, libraries, packages, environment variables, containers and the health of each GPU.
-    Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed.
+    Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed, with 3 if
+    no check could be made.
 
     \b
     cudakit doctor
@@ -157,8 +158,9 @@ def doctor(
         document = partial(present.report, show_all=show_all)
         layout = present.paste if for_others else document
         outputs.write(Report(result=result, document=lambda: layout(result)))
-    has_findings = result.failures or ((strict or fail_on) and result.warnings)
-    return ExitCode.FINDINGS if has_findings else ExitCode.OK
+    if result.failures or ((strict or fail_on) and result.warnings):
+        return ExitCode.FINDINGS
+    return ExitCode.ENVIRONMENT if result.is_unknown else ExitCode.OK
 
 
 def _run_self_test(machine: Machine, *, quiet: bool) -> tuple[SelfTestStep, ...] | Unavailable:

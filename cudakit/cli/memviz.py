@@ -188,7 +188,7 @@ def memviz(
     cudakit memviz snapshot.pkl
     cudakit memviz snapshot.pkl --at oom -o report.html
     cudakit memviz after.pkl --diff before.pkl --fail-on growth:5%
-    cudakit memviz snapshot.pkl --what-if expandable_segments:True --what-if max_split_size_mb:128
+    cudakit memviz snapshot.pkl --what-if expandable_segments:True
     """
     from cudakit.core.memory.analyze import MemorySpec
 

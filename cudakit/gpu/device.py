@@ -131,7 +131,7 @@ class Device:
     ipc_close = _Delegate(Ipc.ipc_close)
     handle_kinds = _Delegate(Ipc.handle_kinds)
     export = _Delegate(Ipc.export)
-    withdraw = _Delegate(Ipc.withdraw)
+    revoke = _Delegate(Ipc.revoke)
     import_backing = _Delegate(Ipc.import_backing)
 
     stream = _Delegate(Streams.stream)

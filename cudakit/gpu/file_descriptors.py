@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, Unsupported
-from cudakit.gpu.api import Descriptor, ProcessId
+from cudakit.gpu.api import DescriptorHandle, ProcessId
 
 # System call number, the same on all architectures of CUDA (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
@@ -27,7 +27,7 @@ def this_process() -> ProcessId:
 
 
 def duplicate(
-    descriptor: Descriptor, *, pidfd_getfd: Callable[[int, int], int] | None = None
+    descriptor: DescriptorHandle, *, pidfd_getfd: Callable[[int, int], int] | None = None
 ) -> int:
     """Return a duplicate of another process's file descriptor, which the caller must close.
 
@@ -62,7 +62,7 @@ def ended(process: ProcessId) -> CudakitError:
     )
 
 
-def withdrawn(descriptor: Descriptor) -> CudakitError:
+def revoked(descriptor: DescriptorHandle) -> CudakitError:
     """Return the error for a descriptor that its process has closed."""
     return EnvironmentUnusable(
         f"process {descriptor.process.pid} has freed the memory that it shared as file descriptor "
@@ -71,12 +71,12 @@ def withdrawn(descriptor: Descriptor) -> CudakitError:
     )
 
 
-def _refused(descriptor: Descriptor, error: OSError) -> CudakitError:
+def _refused(descriptor: DescriptorHandle, error: OSError) -> CudakitError:
     process = descriptor.process
     if error.errno == errno.ESRCH:
         return ended(process)
     if error.errno == errno.EBADF:
-        return withdrawn(descriptor)
+        return revoked(descriptor)
     source = f"file descriptor {descriptor.number} of process {process.pid}"
     return EnvironmentUnusable(
         f"process {os.getpid()} cannot copy {source}: {os.strerror(error.errno or 0)}",

@@ -30,9 +30,14 @@ def open_machine(choice: str = "auto") -> Machine:
     if kind == "sim":
         return RecordedMachine(model_record(model or DEFAULT_MODEL))
     if choice not in ("auto", "cuda"):
-        hint = f"use auto, cuda, sim or sim:MODEL; models are {', '.join(models())}"
-        raise UsageError(f"unknown GPU choice {choice!r}", hint=hint)
+        raise unknown_choice(choice)
     return RealMachine(start_probe())
+
+
+def unknown_choice(choice: str) -> UsageError:
+    """Return the error for an unknown value of ``--gpu``."""
+    hint = f"use auto, cuda, sim or sim:MODEL; models are {', '.join(models())}"
+    return UsageError(f"unknown GPU choice {choice!r}", hint=hint)
 
 
 def models() -> tuple[str, ...]:

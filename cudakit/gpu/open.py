@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cudakit.errors import EnvironmentUnusable, UsageError
+from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.machine import DEFAULT_MODEL, models
+from cudakit.gpu.machine import DEFAULT_MODEL, unknown_choice
 
 
 def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
@@ -21,10 +21,7 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
     if name == "cuda":
         return _real(ordinal)
     if name != "auto":
-        raise UsageError(
-            f"unknown GPU {name!r}",
-            hint=f"--gpu takes auto, cuda, sim or sim:MODEL; models: {', '.join(models())}",
-        )
+        raise unknown_choice(name)
     try:
         return _real(ordinal)
     except EnvironmentUnusable as error:

@@ -15,7 +15,7 @@ from cudakit.errors import UsageError
 
 _USAGE = "cudakit run [options] script.py | -m module | -c code | command [arguments]"
 
-_NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
+_PYTHON_NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
 _LONGEST_SHEBANG = 256  # bytes read by the kernel (BINPRM_BUF_SIZE)
 
 # Options with which Python does not start the agent, and why.
@@ -61,7 +61,7 @@ def resolve(
         raise UsageError("no program to run", hint=_USAGE)
     first = words[0]
     if first.startswith(("-m", "-c")) or first == "-" or _is_script(first, environment):
-        program = _chosen(python, environment)
+        program = _requested_python(python, environment)
         return Command(program, (program, *words), program)
     if first.startswith("-"):
         raise UsageError(
@@ -76,7 +76,7 @@ def resolve(
     return Command(program, tuple(words), running[0] if running else None, reason)
 
 
-def _chosen(python: str | None, environment: Mapping[str, str]) -> str:
+def _requested_python(python: str | None, environment: Mapping[str, str]) -> str:
     return _executable(python, environment) if python else active_python(environment)
 
 
@@ -123,7 +123,7 @@ def active_python(
     in another environment; it is returned if the user named it: ``python -m cudakit``, or
     ``.venv/bin/cudakit`` of an inactive environment. ``started_as`` replaces sys.argv[0].
     """
-    if _named_itself(started_as or sys.argv[0], own, environment):
+    if _is_named_by_user(started_as or sys.argv[0], own, environment):
         return own
     if environment.get("VIRTUAL_ENV"):
         candidate: str | None = os.path.join(environment["VIRTUAL_ENV"], "bin", "python")
@@ -134,7 +134,7 @@ def active_python(
     return _own_if_same(candidate, own) if candidate else own
 
 
-def _named_itself(started_as: str, own: str, environment: Mapping[str, str]) -> bool:
+def _is_named_by_user(started_as: str, own: str, environment: Mapping[str, str]) -> bool:
     if os.path.basename(started_as) == "__main__.py":
         return True
     home = os.path.dirname(os.path.abspath(started_as))
@@ -150,7 +150,7 @@ def _own_if_same(candidate: str, own: str) -> str:
 
 def interpreter(program: str) -> tuple[str, ...]:
     """Return the Python, with its options, that runs an executable file; empty if no Python does."""
-    if _NAME.fullmatch(os.path.basename(program)):
+    if _PYTHON_NAME.fullmatch(os.path.basename(program)):
         return (program,)
     try:
         with Path(program).open("rb") as file:
@@ -158,7 +158,7 @@ def interpreter(program: str) -> tuple[str, ...]:
     except OSError:
         return ()
     words = _shebang(line) if line.startswith(b"#!") else []
-    return tuple(words) if words and _NAME.fullmatch(os.path.basename(words[0])) else ()
+    return tuple(words) if words and _PYTHON_NAME.fullmatch(os.path.basename(words[0])) else ()
 
 
 def _shebang(line: bytes) -> list[str]:

@@ -1,4 +1,4 @@
-"""The actions of a trace: what an entry of a snapshot's history says happened."""
+"""The actions of the entries of a trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Action(IntEnum):
-    """What a trace entry says happened (torch/csrc/cuda/memory_snapshot.cpp, ``action_to_str``)."""
+    """The action of a trace entry (torch/csrc/cuda/memory_snapshot.cpp, ``action_to_str``)."""
 
     UNKNOWN = 0
     ALLOC = 1

@@ -16,17 +16,17 @@ PoolId: TypeAlias = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 Frames: TypeAlias = "list[dict[str, str | int]]"
 
-_NOT_ASKED = Unavailable("nobody was asked")
+_NOT_ASKED = Unavailable("not queried")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Whether a failed request would have fitted, had one thing been different."""
 
-    without_cache: bool  # empty segments given back to the device
-    without_holes: bool  # all free bytes of the request's own pool and stream in one piece
-    in_another_pool: bool  # a hole of another pool or stream is large enough
-    after_pending_frees: bool  # frees waiting for other streams done
+    without_cache: bool  # empty segments released to the device
+    without_holes: bool  # all free bytes of the request's own pool and stream in one block
+    in_another_pool: bool  # a free block of another pool or stream is large enough
+    after_pending_frees: bool  # pending frees complete
 
 
 def fit_of(
@@ -56,8 +56,8 @@ def fit_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Silo:
-    """Memory that serves the requests of one pool, one size class and one stream only."""
+class StreamPool:
+    """The memory for requests of one pool, one size class and one stream; no other request can use it."""
 
     pool: PoolId
     small: bool
@@ -98,7 +98,7 @@ class OomReport:
     device: int
     requested_bytes: int
     block_bytes: int  # rounded
-    segment_bytes: int  # what the device was asked for
+    segment_bytes: int  # requested from the device
     stream: int
     pool: PoolId
     small: bool
@@ -111,7 +111,7 @@ class OomReport:
     pending_bytes: int  # freed, but used by other streams
     max_split_size_bytes: int | None
     expandable_segments: bool
-    silos: tuple[Silo, ...]  # the one with most free bytes first
+    stream_pools: tuple[StreamPool, ...]  # the one with most free bytes first
     pins: tuple[Pin, ...]  # the one that costs most first
     # Streams, and bytes of freed blocks that wait for them.
     awaited: tuple[tuple[int, int], ...] = ()
@@ -139,28 +139,28 @@ class OomReport:
         return self.limit_bytes is not None and self.device_free_bytes >= self.segment_bytes
 
     @property
-    def own(self) -> Silo:
+    def own(self) -> StreamPool:
         """The memory that was searched for the request."""
         key = self.pool, self.small, self.stream
-        for silo in self.silos:
-            if (silo.pool, silo.small, silo.stream) == key:
-                return silo
-        return Silo(*key, 0, 0, 0)
+        for each in self.stream_pools:
+            if (each.pool, each.small, each.stream) == key:
+                return each
+        return StreamPool(*key, 0, 0, 0)
 
     @property
-    def best_other(self) -> Silo | None:
+    def best_other(self) -> StreamPool | None:
         """The other memory with the largest free block."""
-        others = [silo for silo in self.silos if silo != self.own]
-        return max(others, key=lambda silo: silo.largest_free_bytes, default=None)
+        others = [each for each in self.stream_pools if each != self.own]
+        return max(others, key=lambda each: each.largest_free_bytes, default=None)
 
     def fit(self) -> Fit:
-        """Return which single change would have let the request fit in what is reserved."""
+        """Return the single changes that would have let the request fit into the reserved memory."""
         own, other = self.own, self.best_other
         return fit_of(
             block_bytes=self.block_bytes,
             segment_bytes=self.segment_bytes,
             usable_bytes=0,
-            releasable_bytes=sum(silo.releasable_bytes for silo in self.silos),
+            releasable_bytes=sum(each.releasable_bytes for each in self.stream_pools),
             own_free_bytes=own.free_bytes,
             largest_other_bytes=other.largest_free_bytes if other else 0,
             # Pending frees are complete by now: such a block became free after the last search.

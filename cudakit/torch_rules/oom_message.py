@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterator
 from textwrap import wrap
 
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, Silo
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, StreamPool
 from cudakit.torch_rules.oom_remedies import place, remedies
 from cudakit.units import format_bytes, format_ratio
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _MOST_PROCESSES = 4
 _WIDTH = 80
-_MOST_SILOS = 6
+_MOST_STREAM_POOLS = 6
 _ROW = "{:>10} {:>10} {:>13} {:>10}  {}"
 
 
@@ -30,7 +30,7 @@ def torch_size(size_bytes: int) -> str:
 
 
 def message_of(report: OomReport) -> str:
-    """Return the line that names the request and who holds the memory."""
+    """Return the line with the request and the processes that use the memory."""
     return " ".join(_sentences(report))
 
 
@@ -53,7 +53,7 @@ def _sentences(r: OomReport) -> Iterator[str]:
 
 
 def _in_use(report: OomReport) -> Iterator[str]:
-    """Yield what each process uses; this process by NVML if possible, else by the driver."""
+    """Yield the memory use of each process; of this process from NVML if possible, else from the driver."""
     processes = report.used_by_process()
     own = processes.pop(os.getpid(), None)
     for pid, used in list(processes.items())[:_MOST_PROCESSES]:
@@ -65,16 +65,16 @@ def _in_use(report: OomReport) -> Iterator[str]:
             "Including memory outside of this allocator, this process has"
             f" {torch_size(own)} memory in use."
         )
-    else:  # NVML numbers processes as the host does, and a container does not
+    else:  # in a container NVML has the process ids of the host
         yield f"{torch_size(report.elsewhere_bytes)} is in use outside of this allocator."
 
 
 def details(report: OomReport) -> str:
-    """Describe the request, what is reserved, which blocks keep it, and what would have helped."""
+    """Describe the request, the reserved memory, the blocks that keep it reserved, and the remedies."""
     lines = [f"Requested: {format_bytes(report.requested_bytes)} {place(report.own)}"]
-    lines += _silo_lines(report)
+    lines += _stream_pool_lines(report)
     if report.pins:
-        lines.append("Blocks that keep a segment, most of which is free:")
+        lines.append("Blocks in use in mostly free segments, which they keep reserved:")
     for pin in report.pins:
         lines += _pin_lines(pin)
     lines.append("What would have helped:")
@@ -83,36 +83,36 @@ def details(report: OomReport) -> str:
     return "\n".join(lines)
 
 
-def _silo_lines(report: OomReport) -> Iterator[str]:
-    if not report.silos:
+def _stream_pool_lines(report: OomReport) -> Iterator[str]:
+    if not report.stream_pools:
         return
-    yield _ROW.format("Reserved", "Free", "Largest hole", "Pending", "Serves")
-    for silo in report.silos[:_MOST_SILOS]:
-        yield _sum_line((silo,), _served(silo))
-    if rest := report.silos[_MOST_SILOS:]:
+    yield _ROW.format("Reserved", "Free", "Largest free", "Pending", "Serves")
+    for each in report.stream_pools[:_MOST_STREAM_POOLS]:
+        yield _sum_line((each,), _served(each))
+    if rest := report.stream_pools[_MOST_STREAM_POOLS:]:
         yield _sum_line(rest, f"{len(rest)} more")
 
 
-def _sum_line(silos: tuple[Silo, ...], served: str) -> str:
+def _sum_line(stream_pools: tuple[StreamPool, ...], served: str) -> str:
     return _ROW.format(
-        format_bytes(sum(silo.reserved_bytes for silo in silos)),
-        format_bytes(sum(silo.free_bytes for silo in silos)),
-        format_bytes(max(silo.largest_free_bytes for silo in silos)),
-        format_bytes(sum(silo.pending_bytes for silo in silos)),
+        format_bytes(sum(each.reserved_bytes for each in stream_pools)),
+        format_bytes(sum(each.free_bytes for each in stream_pools)),
+        format_bytes(max(each.largest_free_bytes for each in stream_pools)),
+        format_bytes(sum(each.pending_bytes for each in stream_pools)),
         served,
     )
 
 
-def _served(silo: Silo) -> str:
-    pool = "" if silo.pool == DEFAULT_POOL else f", pool {silo.pool[0]},{silo.pool[1]}"
-    return f"{'small' if silo.small else 'large'}, stream {silo.stream:#x}{pool}"
+def _served(each: StreamPool) -> str:
+    pool = "" if each.pool == DEFAULT_POOL else f", pool {each.pool[0]},{each.pool[1]}"
+    return f"{'small' if each.small else 'large'}, stream {each.stream:#x}{pool}"
 
 
 def _pin_lines(pin: Pin) -> Iterator[str]:
     share = format_ratio(min(pin.segment_free_bytes / pin.segment_bytes, 0.999))  # never 100%
     yield (
-        f"  {format_bytes(pin.size_bytes)} at {pin.address:#x} keep"
-        f" {format_bytes(pin.segment_bytes)}, {share} of it free"
+        f"  {format_bytes(pin.size_bytes)} at {pin.address:#x} keeps a segment of"
+        f" {format_bytes(pin.segment_bytes)}, {share} free"
     )
     if pin.frames:
         first = pin.frames[0]

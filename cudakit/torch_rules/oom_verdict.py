@@ -104,7 +104,7 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a request failed, as a code and as a sentence, and what to do."""
+    """The cause of a failed request, as a code and as a sentence, and the action to take."""
 
     code: str  # "cache", "pending", "fragmentation", "pool", "limit" or "capacity"
     sentence: str

@@ -15,7 +15,7 @@ from cudakit.torch_rules.sizes import MIB
 # The share of the device's memory that PyTorch reserves addresses for by default (ExpandableSegment).
 FULL_RESERVE = 9 / 8
 _GIB = 1 << 30
-# A snapshot holds sizes as signed 64-bit numbers, where more would turn negative.
+# A snapshot stores sizes as signed 64-bit numbers; larger ones would become negative.
 LARGEST_MIB = (1 << 63) // MIB - 1
 BACKENDS = ("native", "cudaMallocAsync")
 # Slot i: [2^i MiB, 2^(i+1) MiB); the first also holds smaller sizes, the last larger ones
@@ -143,7 +143,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "backend": Rule(BACKENDS.__contains__, " or ".join(map(repr, BACKENDS))),
         "max_split_size_bytes": _or_none(_size(0)),
         "max_non_split_rounding_bytes": _or_none(_size(0)),
-        "large_segment_size_bytes": _size(11),  # must be above 10 MiB, where own segments begin
+        "large_segment_size_bytes": _size(
+            11
+        ),  # above 10 MiB, from where each request has its own segment
         "roundup_power2_divisions": Rule(
             _are_divisions, f"a tuple of {DIVISION_SLOTS}, each a power of two or 0"
         ),

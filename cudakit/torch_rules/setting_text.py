@@ -50,7 +50,7 @@ class Entry:
     pairs: tuple[tuple[Token, Token], ...] | None = None
 
     def word(self, right: str) -> str:
-        """Return the value, if it is a word; ``right`` is what the key takes."""
+        """Return the value if it is a word. ``right`` describes the valid values in the error."""
         if self.pairs is not None:
             raise self.value.refused(f"{self.key.text} takes {right}, not a list")
         return self.value.text

@@ -34,7 +34,7 @@ class Settings:
     are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
     ``per_process_memory_fraction``. A value is whole: nothing of an earlier one lives on in it.
 
-    Raises SettingRefused, an InputError, which says the field, the value seen and what it must be.
+    Raises SettingRefused, an InputError with the field, its value and the valid values.
     """
 
     # With cudaMallocAsync only the settings of pinned memory count.
@@ -181,11 +181,11 @@ class SettingsWarning(UserWarning):
 
 
 def effective(environment: Mapping[str, str]) -> Settings:
-    """Return the settings that an environment asks for.
+    """Return the settings from environment variables.
 
     The first of CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set is the
-    whole configuration, even where it is empty: nothing is merged, and the others are not read. Where they
-    differ from it, a SettingsWarning says which one counts. Raises InputError as ``parse_config`` does.
+    whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
+    SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
     """
     present = [variable for variable in VARIABLES if variable in environment]
     if not present:
@@ -193,7 +193,7 @@ def effective(environment: Mapping[str, str]) -> Settings:
     first, *others = present
     if ignored := [name for name in others if environment[name] != environment[first]]:
         warnings.warn(
-            f"{' and '.join([first, *ignored])} are set; {first} counts for this allocator",
+            f"{' and '.join([first, *ignored])} are set; this allocator uses {first}",
             SettingsWarning,
             stacklevel=2,
         )
@@ -201,15 +201,15 @@ def effective(environment: Mapping[str, str]) -> Settings:
 
 
 def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Settings:
-    """Read a configuration: ``key:value,key:[a:b,c:d]``; what is left out has its default.
+    """Parse a configuration: ``key:value,key:[a:b,c:d]``. Omitted keys have their defaults.
 
-    Takes what PyTorch 2.15 takes, and refuses what PyTorch takes in silence and does not follow, or not as
-    written: missing separators, space inside of words, a key twice, numbers with something after them
-    or with a minus, intervals of divisions that fall or lie beyond the last, malformed reserves, and
-    keys of the native backend beside another one.
+    Accepts the configurations of PyTorch 2.15, except those that PyTorch silently ignores or reads in another
+    way than they are written: missing separators, spaces within words, duplicate keys, negative numbers and
+    numbers with other characters after them, divisions in intervals that decrease or lie beyond the last,
+    malformed reserves, and keys of the native backend with another backend.
 
-    Raises InputError with one line: the variable, the character (from 1), what is there, and what would
-    be right.
+    Raises InputError with one line: the variable, the position (from 1), the value there, and the valid
+    values.
     """
     entries: dict[str, Entry] = {}
     found: dict[str, object] = {}
@@ -219,7 +219,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
         if key.field in entries:
             earlier = entries[key.field].key
             raise entry.key.refused(
-                f"{name} is there twice, first at character {earlier.at + 1}",
+                f"{name} is set twice, first at character {earlier.at + 1}",
                 hint="keep one of them",
             )
         entries[key.field] = entry
@@ -243,8 +243,10 @@ def _known(key: Token) -> str:
         raise key.refused(f"PyTorch has dropped {name}, and refuses it", hint="leave it out")
     near = get_close_matches(name[:80], KEYS, n=1)
     question = f"; did you mean {near[0]!r}?" if near else ""
+    hint = "see PyTorch's documentation of PYTORCH_CUDA_ALLOC_CONF"
     raise key.refused(
-        f"PyTorch has no setting {key.shown}{question}", hint=f"settings: {', '.join(KEYS)}"
+        f"PyTorch has no setting {key.shown}{question}",
+        hint=hint if near else f"settings: {', '.join(KEYS)}",
     )
 
 
@@ -261,7 +263,7 @@ def _check_backend(entries: Mapping[str, Entry], found: Mapping[str, object]) ->
 
 
 def recorded_settings(recorded: Mapping[str, Any]) -> Settings:
-    """Return the Settings of a snapshot's ``allocator_settings``; what no setting may be is left out.
+    """Return the Settings of a snapshot's ``allocator_settings``; invalid values are omitted.
 
     Starts from the string under PYTORCH_CUDA_ALLOC_CONF and applies the values recorded beside it
     (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). Without a memory fraction, because no
@@ -307,7 +309,7 @@ def _sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
 def recorded_divisions(recorded: Mapping[str, Any]) -> list[int]:
     """Return the divisions of each power of two from 1 MiB on; 0: plain rounding. Empty if not recorded.
 
-    More tolerant than Settings: what a file records is applied even if no setting may be so.
+    More tolerant than Settings: recorded values are applied even if they are not valid settings.
     """
     found = recorded.get("roundup_power2_divisions")
     if not isinstance(found, Mapping):

@@ -1,4 +1,4 @@
-"""Sizes: what a request is rounded up to, and how much is taken from the device for a block.
+"""Sizes: rounding of requests, and the size of the segment that is taken from the device for a block.
 
 The rules and constants are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp; its name for each is given.
 """

@@ -58,7 +58,7 @@ class Spool:
         self._directory = directory
         self._discard = discard
         self._chains: dict[str, _Chain] = {}
-        self._begun: Counter[int] = Counter()
+        self._chain_counts: Counter[int] = Counter()
 
     def __enter__(self) -> Spool:
         return self
@@ -93,8 +93,8 @@ class Spool:
 
     def _new_chain(self, name: str) -> _Chain:
         process = int(name.partition(".")[0])
-        self._begun[process] += 1
-        return _Chain(process, self._begun[process] - 1, discard=self._discard)
+        self._chain_counts[process] += 1
+        return _Chain(process, self._chain_counts[process] - 1, discard=self._discard)
 
     def _readable(self, chain: _Chain, batches: Iterator[Batch]) -> Iterator[Batch]:
         try:

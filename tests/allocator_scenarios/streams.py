@@ -61,7 +61,7 @@ def behind(s: Subject) -> Steps:
 
 
 @scenario(26, "a stream's cache serves no other")
-def silos(s: Subject) -> Steps:
+def stream_pools(s: Subject) -> Steps:
     s.free(s.alloc(MIB, "s1"))
     s.alloc(MIB, "s2")
     yield Check("both", {"segment": 2})
@@ -249,7 +249,7 @@ STREAM_SCENARIOS = (
     in_use_elsewhere,
     own_stream,
     behind,
-    silos,
+    stream_pools,
     emptied,
     three_uses,
     from_within,

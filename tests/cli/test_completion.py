@@ -1,4 +1,4 @@
-"""Completion in the shell: by the protocol of each shell, and in a real bash."""
+"""Shell completion, through the protocol of each shell and in a real bash."""
 
 from __future__ import annotations
 

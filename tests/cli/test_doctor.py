@@ -97,6 +97,12 @@ def test_settings_of_process_are_not_those_of_simulated_machine(
     assert (result["status"], result["variables"]) == ("ok", [])
 
 
+def test_versions_of_simulated_machine_are_its_own(cli: Cli) -> None:
+    about = parsed(cli(*SIM, "--json").stdout)["about"]
+
+    assert set(about) == {"driver", "NVML", "CUDA of the driver", "libcuda"}
+
+
 def test_report_of_simulated_gpu_agrees_with_json_and_exit_code(cli: Cli) -> None:
     run = cli(*SIM)
 
@@ -157,9 +163,11 @@ def test_ids_ignore_case(cli: Cli) -> None:
 
 
 def test_self_test_of_simulated_gpu_is_unknown(cli: Cli) -> None:
-    result = parsed(cli(*SIM, "--deep", "--only", "CK041", "--json").stdout)
+    run = cli(*SIM, "--deep", "--only", "CK041", "--json")
+    result = parsed(run.stdout)
 
     assert result["checks"][0]["summary"] == "the GPU is simulated"
+    assert (result["status"], run.exit_code) == ("unknown", ExitCode.ENVIRONMENT)
 
 
 def test_report_has_versions_and_gpus_and_is_redacted(cli: Cli) -> None:

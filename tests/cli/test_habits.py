@@ -1,4 +1,4 @@
-"""The habits that all commands share, as README and the docs promise them."""
+"""Output options, exit codes and help that all commands share, as README and the docs document them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def options_of(command: click.Command) -> list[Option]:
 
 
 def terminal(name: str, done: CliRun) -> str:
-    """Return what a report writes to: stdout belongs to the program of ``run``."""
+    """Return the stream of the report: stderr for ``run``, whose stdout belongs to the program."""
     return done.stderr if name == "run" else done.stdout
 
 

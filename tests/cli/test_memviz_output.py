@@ -65,7 +65,7 @@ def test_quiet_prints_one_finding_per_file(cli: Cli, snapshot: Path) -> None:
 def test_quiet_prints_the_headline_of_a_replay(cli: Cli) -> None:
     run = cli("memviz", OOM, "--what-if", "max_split_size_mb:128", "-q")
     assert run.stdout.splitlines()[0] == (
-        "max_split_size_mb:128 would not have let the failed requests succeed."
+        "max_split_size_mb:128 would not have let the failed request succeed."
     )
 
 

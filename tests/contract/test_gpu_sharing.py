@@ -7,7 +7,7 @@ import pytest
 from contract.workbench import Workbench, refused
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Gpu, Ptr
+from cudakit.gpu.api import HANDLE_BYTES, DescriptorHandle, Gpu, Ptr
 from cudakit.gpu.driver_errors import Status
 
 
@@ -58,7 +58,7 @@ def test_imported_backing_shares_memory(bench: Workbench) -> None:
     gpu.map(second, gpu.import_backing(exported), page)
     bench.write(first, np.array([7], np.int32))
 
-    assert isinstance(exported, Descriptor)
+    assert isinstance(exported, DescriptorHandle)
     assert exported.process == gpu.process
     assert bench.read(second) == [7]
 
@@ -75,9 +75,9 @@ def test_exported_memory_lives_until_withdrawn_and_unmapped(gpu: Gpu) -> None:
     gpu.unmap(ptr, page)
 
     assert gpu.memory_info().free_bytes <= before - page
-    gpu.withdraw(exported)
+    gpu.revoke(exported)
     assert gpu.memory_info().free_bytes == before
-    gpu.withdraw(exported)
+    gpu.revoke(exported)
 
 
 def test_backing_without_handle_kind_cannot_be_exported(gpu: Gpu) -> None:

@@ -1,4 +1,4 @@
-"""Axes: which values have ticks, and how a tick reads."""
+"""Axes: the positions of ticks and their labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk through the nodes of a document."""
+"""The order of ``walk`` through the nodes of a document."""
 
 from __future__ import annotations
 

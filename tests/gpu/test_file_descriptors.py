@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from cudakit.errors import EnvironmentUnusable
-from cudakit.gpu.api import Descriptor, ProcessId
+from cudakit.gpu.api import DescriptorHandle, ProcessId
 from cudakit.gpu.file_descriptors import duplicate, this_process
 
 CHILD = """
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def child() -> Iterator[Descriptor]:
+def child() -> Iterator[DescriptorHandle]:
     """Run a child process with a pipe within a block."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", CHILD],
@@ -37,7 +37,7 @@ def child() -> Iterator[Descriptor]:
     ) as running:
         assert running.stdout is not None
         pid, started, number = map(int, running.stdout.readline().split())
-        yield Descriptor(ProcessId(pid, started), number, 1)
+        yield DescriptorHandle(ProcessId(pid, started), number, 1)
         running.communicate()
 
 
@@ -71,12 +71,12 @@ def test_process_with_reused_pid_is_rejected() -> None:
     earlier = ProcessId(own.pid, own.started - 1)
 
     with pytest.raises(EnvironmentUnusable, match="has ended"):
-        duplicate(Descriptor(earlier, 0, 1))
+        duplicate(DescriptorHandle(earlier, 0, 1))
 
 
 def test_closed_descriptor_error_says_memory_was_freed() -> None:
     with pytest.raises(EnvironmentUnusable, match="has freed the memory") as caught:
-        duplicate(Descriptor(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
+        duplicate(DescriptorHandle(this_process(), 1 << 20, 1), pidfd_getfd=refuses(errno.EBADF))
     assert "keep the memory allocated" in caught.value.hint
 
 
@@ -93,7 +93,7 @@ def test_closed_descriptor_error_says_memory_was_freed() -> None:
 def test_permission_error_has_hint(code: int, hint: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(EnvironmentUnusable, match=os.strerror(code)) as caught:
-        duplicate(Descriptor(this_process(), 0, 1), pidfd_getfd=refuses(code))
+        duplicate(DescriptorHandle(this_process(), 0, 1), pidfd_getfd=refuses(code))
 
     assert hint in caught.value.hint
     assert len(os.listdir("/proc/self/fd")) == before

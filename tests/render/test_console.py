@@ -1,4 +1,4 @@
-"""Whole documents on the terminal: how they read, and what no document may do."""
+"""Whole documents on the terminal: layout, and safety against hostile text."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_remedy_starts_a_line_and_is_indented_after_its_arrow() -> None:
     ]
 
 
-# What may stand in a file that somebody else wrote.
+# Text as in a file of another person.
 ATTACKS = [
     "\x1b[2J\x1b]0;title\x07",
     "[bold red]markup[/] [/nothing]",
@@ -257,7 +257,7 @@ DOCUMENTS = st.builds(Document, TEXTS, st.lists(NODES, max_size=3).map(tuple))
 
 
 def cells(line: str) -> int:
-    """Measure a line as terminals do, without the package that drew it."""
+    """Return the width of a line in cells, independently of rich."""
     widths = {"W": 2, "F": 2}
     return sum(
         0 if unicodedata.combining(character) else widths.get(east_asian(character), 1)

@@ -1,4 +1,4 @@
-"""Pictures of a View as markup: every text of a feature is escaped, every shape has its attributes."""
+"""Pictures of Views as markup: escaping of text, and attributes of shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``document`` and ``render`` know no feature: what only one feature shows comes from that feature."""
+"""``document`` and ``render`` depend on no feature: the package of a feature has its Views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = Path(str(cudakit.__file__)).parent
 GENERIC = sorted(
     place for folder in ("document", "render") for place in (PACKAGE / folder).rglob("*.py")
 )
-# What only features speak of; names of formats that outsiders define, such as "samples", are not here.
+# Words of single features. Names in external formats, such as "samples", are allowed.
 FEATURES = {
     "allocator",
     "bench",
@@ -39,12 +39,12 @@ FEATURES = {
 
 
 def words(source: str) -> set[str]:
-    """Return the words of code, comments and texts; those of a name are apart: ``race_view``."""
+    """Return the words of code, comments and texts; ``race_view`` is two words."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", source)}
 
 
 def view_kinds() -> Iterator[str]:
-    """Find what the features name their Views."""
+    """Return the kinds of Views of all features."""
     for place in sorted((PACKAGE / "core").rglob("*.py")):
         for node in ast.walk(ast.parse(place.read_text(encoding="utf-8"))):
             match node:

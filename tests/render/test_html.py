@@ -1,4 +1,4 @@
-"""The page: every node as HTML, safe whatever the text, and at peace with its own policy."""
+"""The HTML page: every node, escaping of all text, and the content-security policy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CHROMIUM = next(
 
 
 def report(text: str = "name") -> Document:
-    """Make a document that has every kind of node and value, with one text wherever there can be one."""
+    """Return a document with every kind of node and value, and the same text in every place."""
     stack = Stack(
         (Frame("malloc", "", 0), Frame(text, f"dir/{text}.py", 7), Frame("main", "m.py", 1)), 1
     )
@@ -307,7 +307,7 @@ def test_view_without_its_columns_is_an_error() -> None:
 
 
 def console(page: str, place: Path) -> list[str]:
-    """Open a page in a browser, and return what its console says."""
+    """Open a page in a browser, and return the messages of its console."""
     file = place / "page.html"
     file.write_text(page, encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]

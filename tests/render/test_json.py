@@ -29,7 +29,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A result of one field, for whatever is under test."""
+    """A result with one field."""
 
     value: object
 
@@ -205,7 +205,7 @@ _plain = st.recursive(
 
 
 def as_result(plain: object) -> object:
-    """Turn a JSON value into the shape of a Result: tuples for lists, records for some objects."""
+    """Return a JSON value as a Result has it: tuples for lists, dataclasses for some objects."""
     match plain:
         case list():
             return tuple(map(as_result, plain))

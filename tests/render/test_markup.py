@@ -1,4 +1,4 @@
-"""Markup: what is text stays text, and what the page's policy forbids cannot be written."""
+"""Markup: text is escaped, and attributes that the policy of the page forbids raise an error."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def spans(start: Any, duration: Any, track: Any = None, **others: Any) -> Column
 
 
 def nanoseconds(microseconds: float) -> int:
-    """Read a time as Perfetto does: a double, times 1000, cut."""
+    """Read a time as Perfetto does: a double, times 1000, truncated."""
     return int(microseconds * 1000)
 
 

@@ -1,4 +1,4 @@
-"""SARIF: what the standard requires is there, and no name of a file or a function can break it."""
+"""SARIF: required properties, and escaping of file and function names."""
 
 from __future__ import annotations
 

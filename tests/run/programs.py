@@ -1,4 +1,4 @@
-"""Running programs twice: as they are, and under supervision with the same standard streams."""
+"""Run programs plain and supervised, with the same standard streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WATCHING = Settings(sanitize=True)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended, and what it wrote."""
+    """The status and the output of a program."""
 
     status: int
     stdout: str
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def plain(words: Sequence[str], *, cwd: Path, stdin: str = "", **more: str) -> Outcome:
-    """Run a command as a shell does, the Python of these tests in the place of ``python``."""
+    """Run a command as a shell does; ``python`` is the Python of these tests."""
     first = sys.executable if words[0] == "python" else words[0]
     done = subprocess.run(
         [first, *words[1:]],
@@ -76,7 +76,7 @@ def supervised(
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     kept = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
-    # So that stand-ins for modules and plain runs leave the same files behind.
+    # Plain and supervised runs must leave the same files.
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 

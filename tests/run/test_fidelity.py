@@ -1,6 +1,6 @@
-"""What a program sees and how it ends, under supervision and without: it must be the same.
+"""A supervised program sees the same environment and ends the same way as a plain one.
 
-Each row of the matrix is a program that is run twice.
+Each case runs a program twice, plain and supervised.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ seen = {
 print(json.dumps(seen))
 """
 
-# Ways to start the same program: what a user types without cudakit, and behind "cudakit run".
+# Ways to start the same program: the plain command, and the arguments of "cudakit run".
 WAYS = {
     "script": (["python", "sub/s.py"], ["sub/s.py"]),
     "module": (["python", "-m", "sub.s"], ["-m", "sub.s"]),
@@ -90,7 +90,7 @@ ARGUMENTS = ["a", "--b", "-q", "--", "-o"]
 
 @pytest.fixture(scope="module")
 def portraits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
-    """Return what a program saw, without and with supervision; each way is run once."""
+    """Return the environment that a program saw, plain and supervised; each way runs once."""
     place = tmp_path_factory.mktemp("portraits")
     (place / "sub").mkdir()
     (place / "app").mkdir()
@@ -317,7 +317,7 @@ def test_program_inherits_blocked_and_ignored_signals(tmp_path: Path) -> None:
     words = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
 
     def signals(done: Outcome) -> list[int]:
-        # Those that are not of the C library itself: it has 32 and 33.
+        # Without 32 and 33, which the C library uses itself.
         return [int(line.split()[1], 16) & 0x7FFF_FFFF for line in done.stdout.splitlines()]
 
     assert signals(supervised(words, cwd=tmp_path)) == signals(plain(words, cwd=tmp_path))

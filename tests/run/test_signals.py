@@ -1,4 +1,4 @@
-"""Signals from outside, sent to the supervisor or by a terminal to both."""
+"""Signals sent to the supervisor, or by a terminal to supervisor and program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def started(script: str, *arguments: str, ignored: int = 0) -> subprocess.Popen[
         supervisor(script, *arguments),
         stdout=subprocess.PIPE,
         text=True,
-        # An ignored signal stays ignored in what is started, as under nohup.
+        # A child process inherits ignored signals, as under nohup.
         preexec_fn=(lambda: signal.signal(ignored, signal.SIG_IGN)) if ignored else None,
     )
     assert process.stdout is not None
@@ -98,7 +98,7 @@ def test_ignored_signal_stays_ignored() -> None:
 
 
 def in_a_terminal(argv: list[str], act: Callable[[int], None]) -> str:
-    """Run a program in a terminal of its own; ``act`` types into it once "ready" was shown."""
+    """Run a program in its own terminal; ``act`` types into it after "ready" was printed."""
     process, terminal = pty.fork()
     if not process:
         os.execv(argv[0], argv)  # noqa: S606
@@ -118,7 +118,7 @@ def until(terminal: int, word: str | None) -> str:
             continue
         try:
             shown += os.read(terminal, 1000).decode()
-        except OSError:  # everyone has left the terminal
+        except OSError:  # all processes have closed the terminal
             break
     return shown
 
@@ -160,7 +160,7 @@ def type_keys(terminal: int, keys: bytes) -> None:
     os.write(terminal, keys)
 
 
-# A shell with job control, as far as it is needed: it tells when its job stops, and continues it.
+# A minimal shell with job control: it reports that its job stopped, and continues it.
 SHELL = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)

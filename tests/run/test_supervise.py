@@ -52,7 +52,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Look at the directories that supervisors make: nothing may be left of them."""
+    """Use a temporary directory of its own, which must be empty after the test."""
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))

@@ -11,12 +11,12 @@ from core.allocator.device import GIB, MIB, Device
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.gpu.api.facts import Process
-from cudakit.torch_rules.oom_facts import OomReport, Pin, Silo
+from cudakit.torch_rules.oom_facts import OomReport, Pin, StreamPool
 from cudakit.torch_rules.oom_message import details, message_of
 from cudakit.torch_rules.oom_remedies import hint_of, remedies
 from cudakit.units import Unavailable
 
-OWN = Silo((0, 0), False, 0, 40 * GIB, 3 * GIB, 1 * GIB, 0, 0)
+OWN = StreamPool((0, 0), False, 0, 40 * GIB, 3 * GIB, 1 * GIB, 0, 0)
 REPORT = OomReport(
     device=0,
     requested_bytes=2 * GIB - 100,
@@ -34,7 +34,7 @@ REPORT = OomReport(
     pending_bytes=0,
     max_split_size_bytes=None,
     expandable_segments=False,
-    silos=(OWN,),
+    stream_pools=(OWN,),
     pins=(),
 )
 
@@ -92,55 +92,58 @@ def test_processes_are_deduplicated_and_few_are_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"segment_bytes": 90 * GIB}, "ask for less: that is more than the device has"),
-        ({}, "3.00 GiB is free, but in pieces of at most 1.00 GiB: set expandable_segments:True"),
+        ({"segment_bytes": 90 * GIB}, "request less: the device has less memory"),
+        (
+            {},
+            "3.00 GiB is free, but the largest free block is 1.00 GiB: set expandable_segments:True",
+        ),
         ({"expandable_segments": True}, "1.00 GiB: free the blocks between them"),
         (
             {"limit_bytes": 41 * GIB, "device_free_bytes": 30 * GIB},
-            "raise the memory fraction to 0.53: the device has room, the limit of 41.0 GiB",
+            "raise the memory fraction to 0.53: the device has free memory, but the limit is 41.0 GiB",
         ),
         (
             {"awaited": ((0xC, 2 * GIB), (0xD, 1 * GIB))},
             "2.00 GiB was freed but waits for stream 0xc",
         ),
         (
-            {"silos": (OWN, replace(OWN, stream=0xC, largest_free_bytes=2 * GIB))},
-            "2.00 GiB in one piece is cached in the large blocks on stream 0xc",
+            {"stream_pools": (OWN, replace(OWN, stream=0xC, largest_free_bytes=2 * GIB))},
+            "a block of 2.00 GiB is cached in the large blocks on stream 0xc",
         ),
         (
-            {"silos": (replace(OWN, largest_free_bytes=2 * GIB),)},
-            "came too late: make the allocator with search_again=True",
+            {"stream_pools": (replace(OWN, largest_free_bytes=2 * GIB),)},
+            "came too late: create the allocator with search_again=True",
         ),
         (
             {
-                "silos": (replace(OWN, largest_free_bytes=3 * GIB),),
+                "stream_pools": (replace(OWN, largest_free_bytes=3 * GIB),),
                 "max_split_size_bytes": 2 * GIB,
             },
             "a free block of 3.00 GiB was not used: raise max_split_size_mb",
         ),
         (
             {"capturing": True, "pending_bytes": 5 * GIB},
-            "a capture is under way, so the 5.00 GiB that are cached or pending",
+            "during a capture 5.00 GiB of cached or pending memory",
         ),
         (
-            {"rejected": True, "silos": (replace(OWN, releasable_bytes=2 * GIB),)},
-            "throw_on_cudamalloc_oom:True refused this at once",
+            {"rejected": True, "stream_pools": (replace(OWN, releasable_bytes=2 * GIB),)},
+            "without throw_on_cudamalloc_oom:True 2.00 GiB",
         ),
         (
             {"private_free_bytes": 3 * GIB},
-            "3.00 GiB is cached in private pools: give up graphs",
+            "3.00 GiB is cached in private pools: close graphs",
         ),
         (
             {
                 "block_bytes": 5 * MIB,
                 "segment_bytes": 20 * MIB,
                 "device_free_bytes": 13 * MIB,
-                "silos": (),
+                "stream_pools": (),
             },
-            "not for a segment of 20.0 MiB: set large_segment_size_mb:12",
+            "but a segment of 20.0 MiB does not: set large_segment_size_mb:12",
         ),
-        ({"processes": (process(7, 38 * GIB),)}, "end process 7, which holds 38.0 GiB"),
-        ({"silos": ()}, "39.0 GiB is held outside of this allocator: `nvidia-smi`"),
+        ({"processes": (process(7, 38 * GIB),)}, "end process 7, which uses 38.0 GiB"),
+        ({"stream_pools": ()}, "39.0 GiB is in use outside of this allocator: `cudakit devices`"),
     ],
 )
 def test_each_verdict_has_its_remedy(changes: dict[str, object], words: str) -> None:
@@ -148,25 +151,25 @@ def test_each_verdict_has_its_remedy(changes: dict[str, object], words: str) -> 
 
 
 def test_without_a_remedy_recording_history_is_suggested() -> None:
-    full = replace(REPORT, silos=(), reserved_bytes=79 * GIB)
+    full = replace(REPORT, stream_pools=(), reserved_bytes=79 * GIB)
     pin = Pin(0x7F00, MIB, MIB, 2 * MIB, MIB, [{"name": "f", "filename": "a.py", "line": 1}])
 
     assert remedies(full) == (
-        "free memory, or ask for less: record_history() and save_on_out_of_memory() and then"
-        " `cudakit memviz` show who has it",
+        "free memory, or request less: record_history() and save_on_out_of_memory() and then"
+        " `cudakit memviz` show what uses it",
     )
     assert "record_history" not in hint_of(replace(full, pins=(pin,)))
 
 
 def test_details_fit_80_columns_and_end_with_what_would_have_helped() -> None:
-    silos = tuple(replace(OWN, stream=0x55555 * n, pool=(0, n % 3)) for n in range(9))
+    stream_pools = tuple(replace(OWN, stream=0x55555 * n, pool=(0, n % 3)) for n in range(9))
     pins = tuple(Pin(0x7F0123456789, 20 * MIB, 1, 1023 * MIB, 1003 * MIB, []) for _ in range(3))
-    text = details(replace(REPORT, silos=silos, pins=pins, limit_bytes=41 * GIB))
+    text = details(replace(REPORT, stream_pools=stream_pools, pins=pins, limit_bytes=41 * GIB))
 
     assert max(map(len, text.splitlines())) <= 80
     assert "3 more" in text
     assert "What would have helped:\n  - 3.00 GiB is free" in text
-    assert f"  20.0 MiB at 0x7f0123456789 keep {1023} MiB, 98.0% of it free" in text
+    assert "  20.0 MiB at 0x7f0123456789 keeps a segment of 1023 MiB, 98.0% free" in text
 
 
 def test_error_text_is_pytorchs_line_then_details_then_remedies() -> None:
@@ -178,14 +181,14 @@ def test_error_text_is_pytorchs_line_then_details_then_remedies() -> None:
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(8 * MIB)
 
-    message, asked, header, silo, pins, pin, place, helped, *_ = str(caught.value).splitlines()
+    message, asked, header, each, pins, pin, place, helped, *_ = str(caught.value).splitlines()
     assert message == caught.value.message
     assert message.startswith("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total")
     assert asked == "Requested: 8.00 MiB in the large blocks on stream 0x0"
-    assert header.split() == ["Reserved", "Free", "Largest", "hole", "Pending", "Serves"]
-    assert silo.split()[:8] == ["20.0", "MiB", "4.00", "MiB", "4.00", "MiB", "0", "B"]
-    assert pins == "Blocks that keep a segment, most of which is free:"
-    assert pin == f"  4.00 MiB at {held[1]:#x} keep 20.0 MiB, 20.0% of it free"
+    assert header.split() == ["Reserved", "Free", "Largest", "free", "Pending", "Serves"]
+    assert each.split()[:8] == ["20.0", "MiB", "4.00", "MiB", "4.00", "MiB", "0", "B"]
+    assert pins == "Blocks in use in mostly free segments, which they keep reserved:"
+    assert pin == f"  4.00 MiB at {held[1]:#x} keeps a segment of 20.0 MiB, 20.0% free"
     assert place.startswith(f"    {__file__}:")
     assert helped == "What would have helped:"
     assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"

@@ -253,7 +253,7 @@ def test_duplicate_key_is_refused(text: str) -> None:
     refused = refusal(text)
 
     assert refused.message.startswith(f"{CUDA}, character {text.index(',') + 2}: ")
-    assert "is there twice, first at character 1" in refused.message
+    assert "is set twice, first at character 1" in refused.message
 
 
 def test_error_names_the_environment_variable() -> None:
@@ -282,16 +282,20 @@ def test_environment_variable_is_parsed(environment: dict[str, str], *, expandab
 @pytest.mark.parametrize(
     ("environment", "expandable", "words"),
     [
-        ({NEUTRAL: ON, CUDA: OFF}, False, f"{CUDA} and {NEUTRAL} are set; {CUDA} counts"),
+        (
+            {NEUTRAL: ON, CUDA: OFF},
+            False,
+            f"{CUDA} and {NEUTRAL} are set; this allocator uses {CUDA}",
+        ),
         (
             {NEUTRAL: OFF, CUDA: ON, OURS: OFF},
             False,
-            f"{OURS} and {CUDA} are set; {OURS} counts",
+            f"{OURS} and {CUDA} are set; this allocator uses {OURS}",
         ),
-        ({NEUTRAL: ON, CUDA: ""}, False, f"{CUDA} counts"),
-        ({CUDA: ON, OURS: ""}, False, f"{OURS} counts"),
-        ({NEUTRAL: "not:read", CUDA: ON}, True, f"{CUDA} counts"),
-        ({CUDA: OFF, NEUTRAL: "max_split_size_mb:128"}, False, f"{CUDA} counts"),
+        ({NEUTRAL: ON, CUDA: ""}, False, f"this allocator uses {CUDA}"),
+        ({CUDA: ON, OURS: ""}, False, f"this allocator uses {OURS}"),
+        ({NEUTRAL: "not:read", CUDA: ON}, True, f"this allocator uses {CUDA}"),
+        ({CUDA: OFF, NEUTRAL: "max_split_size_mb:128"}, False, f"this allocator uses {CUDA}"),
     ],
 )
 def test_first_of_several_variables_applies_with_a_warning(

@@ -23,7 +23,7 @@ from cudakit.trace.layout import RECORD, RECORD_BYTES, find_invalid, layout, pac
 
 
 class Table(list[str]):
-    """Strings by number, as they come."""
+    """A string table."""
 
     def __init__(self) -> None:
         super().__init__([""])
@@ -58,7 +58,7 @@ def test_record_layout_matches_c(kind: Kind) -> None:
     )
 
 
-# A recorder written in C writes these; a difference breaks every file that there is.
+# The C recorder writes these offsets: changing one breaks all existing files.
 PLACES = {
     Kind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
     Kind.LAUNCH: {"name": 40, "grid": 44, "block": 56, "pending": 68},

@@ -71,7 +71,7 @@ def test_truncated_file_is_read_up_to_the_end(tmp_path: Path, data: st.DataObjec
     found = read(path)
 
     assert found == trace[: len(found)]
-    # No more is lost than the tables that stand before a block, and the record that was cut.
+    # Only the tables before the block and the truncated record may be lost.
     whole = content[:cut].count(b"rcds")
     assert len(found) >= 512 * max(whole - 1, 0)
 

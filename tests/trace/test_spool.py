@@ -150,7 +150,7 @@ def test_forked_process_writes_its_own_trace(tmp_path: Path, spool: Spool) -> No
     found = {batch.process: batch for batch in spool.batches()}
     assert names([found[os.getpid()]]) == ["mark 0", "mark 1"]
     assert names([found[child]]) == ["k"]
-    # The number that the parent gave to a stack means the same in the child.
+    # The number of a stack in the parent is valid in the child.
     assert found[child].stacks[site][0].function == "step"
 
 
@@ -163,7 +163,7 @@ def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
     other.mkdir()
     spool_writer(other).write(mark(2))
     (path,) = other.iterdir()
-    path.replace(tmp_path / path.name)  # as a recorder does that knows of no earlier one
+    path.replace(tmp_path / path.name)  # as a recorder does that has not seen the earlier one
 
     batches = list(spool.batches())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.devices.show import counts_activity, report_of
-from cudakit.cli.output import Output, is_capable_terminal
+from cudakit.cli.output import Output, is_capable_terminal, terminal_width
 from cudakit.cli.report import Report
 from cudakit.core.devices.present import FIELDS
 from cudakit.core.devices.query import open_query
@@ -59,7 +59,7 @@ def _refuse_lost(result: DevicesResult) -> None:
     lost = [device for device in result.devices if device.lost]
     if lost:
         raise EnvironmentUnusable(
-            f"lost: {', '.join(map(label, lost))}",
+            f"GPU lost: {', '.join(map(label, lost))}",
             hint="the kernel log has the reason (dmesg, lines with NVRM and Xid); cudakit doctor reads it",
         )
 
@@ -85,7 +85,7 @@ class _Session:
         return Live(self.history, self.view, keys=self.wait_for_keys is not None)
 
     def wait(self, seconds: float) -> None:
-        """Wait, and apply keys at once. Raises Quit for "q"."""
+        """Wait, and apply keys at once. Raises Quit for "q" and if the terminal is closed."""
         if self.wait_for_keys is None:
             time.sleep(seconds)
             return
@@ -135,15 +135,14 @@ class Writer:
         if self._is_live:
             from cudakit.core.devices.present.live import live_report
 
+            # The user may have resized the terminal.
+            width = terminal_width(self.target.stream)
             page = live_report(
-                self._shown(result),
-                live.history,
-                live.view,
-                width=self.target.width,
-                keys=live.keys,
+                self._shown(result), live.history, live.view, width=width, keys=live.keys
             )
             report = Report(result=result, document=lambda: page)
-            self._replace("".join(report.text("txt", self.target)))
+            target = replace(self.target, width=width)
+            self._replace("".join(report.text("txt", target)))
 
     @property
     def _is_live(self) -> bool:
@@ -234,6 +233,11 @@ def _read_keys(number: int, seconds: float) -> str:
     readable, _, _ = select.select([number], [], [], seconds)
     if not readable:
         return ""
-    typed = os.read(number, 64).decode(errors="replace")
+    try:
+        typed = os.read(number, 64).decode(errors="replace")
+    except OSError:
+        typed = ""
+    if not typed:
+        raise Quit  # the terminal was closed
     # An arrow or function key sends Escape and more characters; none has a meaning here.
     return "" if typed.startswith("\x1b") and len(typed) > 1 else typed

@@ -1,15 +1,15 @@
 /* The fast path of the caching allocator: alloc and free in C, and the data that they work on.
  *
- * What is here. A program allocates and frees memory millions of times, and nearly every call is the same: a
- * free block of the request's stream is large enough, nothing waits for another stream, no option is on. This
- * file performs exactly these calls. All others are passed, with their arguments as they are, to slow_alloc and
- * slow_free of oom.py, which handle every case in Python. So the rules for other cases are written only once.
+ * Scope. A program allocates and frees memory millions of times, and nearly every call is the usual case: a free
+ * block of the request's stream is large enough, no block waits for another stream, and no option is on. This file
+ * performs exactly these calls. All others are passed unchanged to slow_alloc and slow_free of oom.py, which handle
+ * every case in Python. So the rules for the other cases are written only once.
  *
- * The same in Python. blocks.py, pool_stats.py, history.py and fast_path.py have plain types with the same
- * attributes and methods as the types here. They define what each type does, are used if no C compiler was
- * there at installation, and are what the tests compare with (tests/core/allocator/test_fast_path.py).
- * native.py derives the types that the allocator uses from those below. The rest of the allocator, in Python,
- * works on either kind through attributes and methods.
+ * Plain Python. blocks.py, pool_stats.py, history.py, guard.py and fast_path.py have plain types with the same
+ * attributes and methods as the types here. They define the behaviour, are used if no C compiler was available at
+ * installation, and are the reference of the tests (tests/core/allocator/test_fast_path.py). native.py derives the
+ * types that the allocator uses from those below. The rest of the allocator is written in Python, and works on
+ * either kind through attributes and methods.
  *
  * The types, each with data of its own:
  *
@@ -18,12 +18,12 @@
  *   Block          a piece of a segment, linked with the pieces before and after it
  *   FreeBlocks     the free blocks of one pool and stream, sorted by size and address
  *   Events         the ring of the latest events, while history is recorded
- *   FastPath       alloc and free, which work on the five other types
+ *   FastPath       alloc and free, which use the five other types
  *
- * The free blocks are a treap: a binary search tree by size and address that is also a heap by a pseudo-random
- * priority, and therefore balanced on average (Seidel and Aragon 1996). A search is a walk down, and insertion
- * and removal split and join subtrees. A sorted array would need less code, but with 100,000 free blocks it
- * would move a megabyte for each call.
+ * FreeBlocks has a treap for each power of two of the sizes: a binary search tree by size and address that is also
+ * a heap by a random priority, and therefore balanced on average (Seidel and Aragon 1996). A search descends one
+ * path; insertion and removal split and join subtrees. A sorted array would need less code, but with 100,000 free
+ * blocks it would move a megabyte in each call. Removal cannot fail, and insertion needs no memory.
  *
  * A free block belongs to its tree, which owns a reference to it. An allocated block belongs to `live`, the
  * dictionary of blocks by address, which the Python code shares. prev and next own references too, so that a
@@ -35,12 +35,12 @@
  *
  *   1. prepare: gather the call stack, create the block for the rest of a split (`spare`). May run Python code.
  *   2. change:  first check the gate again; then change blocks, tree, counters and `live`. Runs no Python code.
- *   3. finish:  record events, release what was replaced. May run Python code again; all is consistent by now.
+ *   3. finish:  record events, and release replaced objects. May run Python code: the change is complete.
  *
  * A finalizer therefore sees the allocator before or after a change, never in the middle. A request that fails
  * for lack of host memory fails in phase 1, before anything has changed.
  *
- * Names of functions are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp where both do the same. */
+ * alloc_found_block and free_block do the same as in PyTorch's c10/cuda/CUDACachingAllocator.cpp. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <limits.h>
@@ -291,7 +291,7 @@ static void insert(struct free_blocks *self, struct block *block)
     block->free = true;
     while (*place && (*place)->priority > block->priority)
         place = is_before(*place, block) ? &(*place)->child[1] : &(*place)->child[0];
-    /* Split the subtree there: what is before the block becomes its first child, the rest its second. */
+    /* Split the subtree there: the blocks before this one become its first child, the others its second. */
     struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
     put(place, block);
     while (rest) {
@@ -651,7 +651,7 @@ static struct block *absorb_next(struct block *self)
     return absorbed;
 }
 
-/* Remove a block beside a freed one from the tree, for a merge; false if there is none to merge with. */
+/* Remove the block before or after a freed one from the tree, to merge both; false if it is not free. */
 static bool take_neighbor(struct free_blocks *free, struct block *neighbor)
 {
     return neighbor && neighbor->free && neighbor->free_blocks == free && take(neighbor);
@@ -717,7 +717,7 @@ static bool create_spare(struct fast_path *self)
     return self->spare;
 }
 
-/* Keep a block that was merged away as the spare one, if nobody else refers to it; takes the reference. */
+/* Keep a block that was merged away as the spare one, unless it is referenced elsewhere; takes the reference. */
 static void keep_spare(struct fast_path *self, struct block *block)
 {
     if (block && Py_REFCNT(block) == 1)

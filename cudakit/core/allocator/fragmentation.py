@@ -15,7 +15,7 @@ from cudakit.core.allocator.engine import Engine
 from cudakit.core.allocator.history import Stacks
 from cudakit.core.allocator.segments import Segment
 from cudakit.gpu.api import MemoryInfo
-from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, Silo
+from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, StreamPool
 
 _MOST_PINS = 3
 # The part of the request that must be free in a segment for it to be named before others.
@@ -41,21 +41,21 @@ class Fragmentation:
     reserved_bytes: int
     allocated_bytes: int
     pending_bytes: int  # freed, but used by other streams
-    requested_bytes: int  # of what is allocated or pending, before rounding
+    requested_bytes: int  # of allocated and pending blocks, before rounding
     free_bytes: int
     largest_hole_bytes: int
     releasable_bytes: int  # free in whole segments and pages, which empty_cache releases
-    silos: tuple[Silo, ...]  # the one with most free bytes first
+    stream_pools: tuple[StreamPool, ...]  # the one with most free bytes first
     streams: tuple[StreamMemory, ...]  # the one that holds back most first
 
     @property
     def internal_bytes(self) -> int:
-        """Bytes of blocks in use beyond those requested."""
+        """Bytes of the blocks in use minus their requested bytes."""
         return self.allocated_bytes + self.pending_bytes - self.requested_bytes
 
     @property
     def internal(self) -> float:
-        """The share of that in all blocks in use; 0 if there are none."""
+        """The internal fragmentation as a share of the bytes in use; 0 if there are none."""
         return self.internal_bytes / ((self.allocated_bytes + self.pending_bytes) or 1)
 
     @property
@@ -70,17 +70,17 @@ def fragmentation_of(
     """Return the fragmentation; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
     held = [(segment, segment.blocks()) for segment in segments]
     used = [block for _, blocks in held for block in blocks if not block.free]
-    silos = silos_of(held)
+    stream_pools = silos_of(held)
     return Fragmentation(
         reserved_bytes=sum(segment.size for segment, _ in held),
         allocated_bytes=sum(block.size for block in used if block.allocated),
         pending_bytes=sum(block.size for block in used if not block.allocated),
         requested_bytes=sum(block.requested for block in used),
-        free_bytes=sum(silo.free_bytes for silo in silos),
-        largest_hole_bytes=max((silo.largest_free_bytes for silo in silos), default=0),
-        releasable_bytes=sum(silo.releasable_bytes for silo in silos),
-        silos=silos,
-        streams=_streams(silos, awaited_bytes(awaited)),
+        free_bytes=sum(each.free_bytes for each in stream_pools),
+        largest_hole_bytes=max((each.largest_free_bytes for each in stream_pools), default=0),
+        releasable_bytes=sum(each.releasable_bytes for each in stream_pools),
+        stream_pools=stream_pools,
+        streams=_streams(stream_pools, awaited_bytes(awaited)),
     )
 
 
@@ -92,9 +92,9 @@ def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
     return found
 
 
-def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[Silo, ...]:
+def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[StreamPool, ...]:
     """Group segments by the requests that they serve."""
-    found: dict[tuple[PoolId, bool, int], list[Silo]] = {}
+    found: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in held:
         key = segment.pool.id, segment.pool.small, segment.stream
         free = [block for block in blocks if block.free]
@@ -102,15 +102,15 @@ def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[Silo, ...]:
         whole = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
         pending = sum(b.size for b in blocks if not b.free and not b.allocated)
         found.setdefault(key, []).append(
-            Silo(*key, segment.size, sum(sizes), max(sizes, default=0), whole, pending)
+            StreamPool(*key, segment.size, sum(sizes), max(sizes, default=0), whole, pending)
         )
     summed = [_summed(parts) for parts in found.values()]
-    return tuple(sorted(summed, key=lambda silo: -silo.free_bytes))
+    return tuple(sorted(summed, key=lambda each: -each.free_bytes))
 
 
-def _summed(parts: list[Silo]) -> Silo:
+def _summed(parts: list[StreamPool]) -> StreamPool:
     first = parts[0]
-    return Silo(
+    return StreamPool(
         first.pool,
         first.small,
         first.stream,
@@ -122,22 +122,26 @@ def _summed(parts: list[Silo]) -> Silo:
     )
 
 
-def _streams(silos: Iterable[Silo], awaited: Mapping[int, int]) -> tuple[StreamMemory, ...]:
-    own: dict[int, list[Silo]] = {stream: [] for stream in awaited}
-    for silo in silos:
-        own.setdefault(silo.stream, []).append(silo)
+def _streams(
+    stream_pools: Iterable[StreamPool], awaited: Mapping[int, int]
+) -> tuple[StreamMemory, ...]:
+    own: dict[int, list[StreamPool]] = {stream: [] for stream in awaited}
+    for each in stream_pools:
+        own.setdefault(each.stream, []).append(each)
     found = _memory_of(own, awaited)
     return tuple(sorted(found, key=lambda m: (-m.stranded_bytes - m.awaited_bytes, m.stream)))
 
 
-def _memory_of(own: Mapping[int, list[Silo]], awaited: Mapping[int, int]) -> Iterator[StreamMemory]:
-    for stream, silos in own.items():
+def _memory_of(
+    own: Mapping[int, list[StreamPool]], awaited: Mapping[int, int]
+) -> Iterator[StreamMemory]:
+    for stream, stream_pools in own.items():
         yield StreamMemory(
             stream,
-            stranded_bytes=sum(silo.free_bytes for silo in silos),
-            releasable_bytes=sum(silo.releasable_bytes for silo in silos),
-            largest_hole_bytes=max((silo.largest_free_bytes for silo in silos), default=0),
-            pending_bytes=sum(silo.pending_bytes for silo in silos),
+            stranded_bytes=sum(each.free_bytes for each in stream_pools),
+            releasable_bytes=sum(each.releasable_bytes for each in stream_pools),
+            largest_hole_bytes=max((each.largest_free_bytes for each in stream_pools), default=0),
+            pending_bytes=sum(each.pending_bytes for each in stream_pools),
             awaited_bytes=awaited.get(stream, 0),
         )
 
@@ -154,7 +158,7 @@ def report_of(
 ) -> OomReport:
     """Return the facts of a request that failed."""
     total = engine.stats.total
-    silos = silos_of((segment, segment.blocks()) for segment in engine.segments.values())
+    stream_pools = silos_of((segment, segment.blocks()) for segment in engine.segments.values())
     return OomReport(
         device=device,
         requested_bytes=request.requested,
@@ -168,11 +172,11 @@ def report_of(
         limit_bytes=engine.limit_bytes if engine.is_limited else None,
         allocated_bytes=total("allocated_bytes"),
         reserved_bytes=total("reserved_bytes"),
-        private_free_bytes=sum(s.free_bytes for s in silos if s.pool != engine.default.id),
+        private_free_bytes=sum(s.free_bytes for s in stream_pools if s.pool != engine.default.id),
         pending_bytes=total("pending_bytes"),
         max_split_size_bytes=engine.settings.max_split_size_bytes,
         expandable_segments=engine.settings.expandable_segments,
-        silos=silos,
+        stream_pools=stream_pools,
         pins=_pins(engine.segments.values(), request.segment_bytes // _WORTH_NAMING),
         awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
         capturing=capturing,

@@ -20,13 +20,13 @@ from typing import Any, Protocol, Self, TypeAlias, cast
 from cudakit.errors import CudaError, InputError, UsageError
 from cudakit.gpu.api import (
     HANDLE_BYTES,
-    Descriptor,
+    DescriptorHandle,
     DeviceInfo,
-    Exported,
-    Fabric,
+    FabricHandle,
     Ipc,
     ProcessId,
     Ptr,
+    ShareableHandle,
     Streams,
     VirtualMemory,
 )
@@ -34,7 +34,7 @@ from cudakit.gpu.api import (
 SCHEMA = "cudakit.shared/1"
 
 # The CUipcMemHandle of a plain segment, or the handle of a page of an expandable segment.
-Handle: TypeAlias = bytes | Fabric | Descriptor
+Handle: TypeAlias = bytes | FabricHandle | DescriptorHandle
 
 _BEYOND = 1 << 63  # above every size and address
 _PIDS = 1 << 31  # above every process id: pid_t is an int
@@ -49,7 +49,7 @@ _NOTHING_IS_OPEN = (3, 709)
 _Steps: TypeAlias = "deque[Callable[[], None]]"
 
 # Exports the pages of an expandable segment: address, bytes of a page, number of pages.
-_ExportPages: TypeAlias = "Callable[[int, int, int], tuple[Exported, ...]]"
+_ExportPages: TypeAlias = "Callable[[int, int, int], tuple[ShareableHandle, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ class _Fields:
 
 def _written(handle: Handle) -> str:
     match handle:
-        case Descriptor():
+        case DescriptorHandle():
             return f"fd:{handle.number:x}:{handle.serial}"
-        case Fabric():
+        case FabricHandle():
             return f"fabric:{handle.data.hex()}"
         case _:
             return f"ipc:{handle.hex()}"
@@ -166,10 +166,10 @@ def _read(text: str, process: ProcessId) -> Handle:
         raise _refused("handles", text)
     kind, digits, serial = found.groups()
     if kind == "fd" and serial and len(digits) <= 8:
-        return Descriptor(process, int(digits, 16), int(serial))
+        return DescriptorHandle(process, int(digits, 16), int(serial))
     if serial or len(digits) != 2 * HANDLE_BYTES or kind not in ("ipc", "fabric"):
         raise _refused("handles", text)
-    return bytes.fromhex(digits) if kind == "ipc" else Fabric(bytes.fromhex(digits))
+    return bytes.fromhex(digits) if kind == "ipc" else FabricHandle(bytes.fromhex(digits))
 
 
 def _refused(name: str, value: Any) -> InputError:
@@ -221,7 +221,7 @@ class IpcRegistry:
         with self._gpu.relaxed():
             return self._gpu.ipc_handle(ptr)
 
-    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[Exported, ...]:
+    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[ShareableHandle, ...]:
         """Return the handles of pages. Raises CudaError, or Unsupported if they have none."""
         with self._gpu.relaxed():
             return self._export_pages(ptr, page_bytes, count)
@@ -286,7 +286,7 @@ class IpcRegistry:
                 "this process shared the memory itself, and CUDA opens memory of other processes only",
                 hint="use the shared address",
             )
-        if not isinstance(shared.handles[0], Fabric) and shared.device != self.device:
+        if not isinstance(shared.handles[0], FabricHandle) and shared.device != self.device:
             raise UsageError(
                 f"the memory belongs to device {shared.device}, and this allocator to {self.device}",
                 hint="open it with an allocator of that device",
@@ -324,7 +324,7 @@ class IpcRegistry:
             raise
 
     def _map_one(self, ptr: Ptr, page_bytes: int, handle: Handle) -> None:
-        backing = self._gpu.import_backing(cast("Exported", handle))
+        backing = self._gpu.import_backing(cast("ShareableHandle", handle))
         try:
             self._gpu.map(ptr, backing, page_bytes)
         finally:  # the memory lives as long as the mapping

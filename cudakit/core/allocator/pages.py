@@ -11,11 +11,11 @@ from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import (
     LEGACY,
     Backing,
-    Exported,
     HandleKind,
     Ipc,
     Memory,
     Ptr,
+    ShareableHandle,
     Stream,
     Streams,
     VirtualMemory,
@@ -48,7 +48,7 @@ class GpuPages:
         self._mapped: dict[int, int] = {}  # pages: address and size
         # The kinds of handle still to be tried, the best first; empty: not determined yet.
         self._kinds: list[HandleKind | None] = [] if shares else [None]
-        self._exported: dict[int, Exported] = {}  # by the address of the page
+        self._exported: dict[int, ShareableHandle] = {}  # by the address of the page
         self._undone: list[Callable[[], None]] = []  # refused by the driver, repeated later
 
     def reserve(self, size_bytes: int) -> int:
@@ -72,7 +72,7 @@ class GpuPages:
         end = ptr + size_bytes
         while ptr < end:
             ptr += self._mapped.pop(ptr)
-        self._withdraw([page for page in self._exported if end - size_bytes <= page < end])
+        self._revoke([page for page in self._exported if end - size_bytes <= page < end])
 
     def release_all(self) -> None:
         """Unmap all pages and free all reserved addresses; see GpuUpstream.release_all."""
@@ -103,7 +103,7 @@ class GpuPages:
             self._gpu.sync()  # the stream was destroyed, its work may still run
 
     def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
-        """Let another device use mapped memory, these ranges and later ones.
+        """Let another device access mapped memory: the given ranges and later ones.
 
         On CudaError nothing is enabled.
         """
@@ -119,7 +119,7 @@ class GpuPages:
             raise
         self.peers.append(device)
 
-    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[Exported, ...]:
+    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[ShareableHandle, ...]:
         """Return handles of pages for other processes, the same each time until the pages are unmapped.
 
         On CudaError, and Unsupported for pages without handles, nothing is exported.
@@ -132,11 +132,11 @@ class GpuPages:
                     self._exported[page] = self._export(page)
                     new.append(page)
         except BaseException:
-            self._withdraw(new)
+            self._revoke(new)
             raise
         return tuple(self._exported[page] for page in pages)
 
-    def _export(self, page: int) -> Exported:
+    def _export(self, page: int) -> ShareableHandle:
         backing = self._gpu.backing_at(Ptr(page))
         try:
             return self._gpu.export(backing)
@@ -149,8 +149,8 @@ class GpuPages:
         finally:
             self._release([backing])
 
-    def _withdraw(self, pages: list[int]) -> None:
-        self._finish([partial(self._gpu.withdraw, self._exported.pop(page)) for page in pages])
+    def _revoke(self, pages: list[int]) -> None:
+        self._finish([partial(self._gpu.revoke, self._exported.pop(page)) for page in pages])
 
     def _map(self, ptr: int, page_bytes: int, count: int) -> None:
         mapped, backings = 0, self._create(page_bytes, count)
@@ -197,7 +197,7 @@ class GpuPages:
         self._finish([partial(self._gpu.release, backing) for backing in backings])
 
     def _finish(self, steps: list[Callable[[], None]]) -> None:
-        """Run clean-up steps, and those that were refused before. Refused steps are repeated later."""
+        """Run clean-up steps, and those that failed before. Failed steps are repeated later."""
         left, self._undone = [*self._undone, *steps], []
         for step in left:
             try:

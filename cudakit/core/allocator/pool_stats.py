@@ -1,8 +1,9 @@
-"""Statistics: the numbers of torch.cuda.memory_stats, by the same names and with the same meaning.
+"""Statistics: the numbers of torch.cuda.memory_stats, with the same names and meanings.
 
-A statistic is its current value, its peak since the last reset of peaks, and what was added (``allocated``)
-and taken away (``freed``) since the last reset of sums. Source: PyTorch's c10/core/CachingDeviceAllocator.h,
-torch/cuda/memory.py and torch/csrc/cuda/Module.cpp. Reserved bytes of each private pool: PyTorch 2.15.
+A statistic has a current value, its peak since the last reset of peaks, and the sums of increases
+(``allocated``) and decreases (``freed``) since the last reset of sums. Source: PyTorch's
+c10/core/CachingDeviceAllocator.h, torch/cuda/memory.py and torch/csrc/cuda/Module.cpp. Reserved bytes of each
+private pool: PyTorch 2.15.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SCALARS = (
     "num_device_free",
 )
 _KINDS = ("all", "small_pool", "large_pool")
-# What is counted: of each the current value, the peak, and the sum of what was added.
+# Each counter has a current value, a peak, and the sum of its increases.
 BLOCK_COUNTERS = (
     "allocation",
     "allocated_bytes",
@@ -40,7 +41,7 @@ _ACTIVE = {
 
 
 class Stat:
-    """One statistic that changes seldom enough to be an object."""
+    """One statistic. Those that change with each call are plain fields of BlockCounters instead."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -48,13 +49,13 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def increase(self, amount: int = 1) -> None:
-        """Add to it."""
+        """Increase the current value."""
         self.current += amount
         self.allocated += amount
         self.peak = max(self.peak, self.current)
 
     def decrease(self, amount: int = 1) -> None:
-        """Subtract from it."""
+        """Decrease the current value."""
         self.current -= amount
         self.freed += amount
 
@@ -63,7 +64,7 @@ class Stat:
         self.peak = self.current
 
     def reset_sums(self) -> None:
-        """Set what was allocated and freed to 0."""
+        """Set the sums to 0."""
         self.allocated = self.freed = 0
 
     def read(self, name: str) -> Iterator[_Number]:
@@ -74,10 +75,10 @@ class Stat:
 class BlockCounters:
     """Counters of the blocks of the small or the large pools: plain integers.
 
-    ``_sum`` is what was added; what was taken away follows from it, the current value, and the value at the
-    last reset of sums. ``other`` are the counters of the other kind of pools. Totals of both kinds are added
-    up when they are read, except their peaks: those of ``total``, which counts nothing else. ``searches`` is
-    the number of searches of the default pool, which the garbage collection of PyTorch needs.
+    ``_sum`` is the sum of increases; the sum of decreases follows from it, the current value, and the value
+    at the last reset of sums. ``other`` are the counters of the other kind of pools. Totals of both kinds are
+    added up when they are read, except their peaks: those of ``total``, which counts nothing else.
+    ``searches`` is the number of searches of the default pool, which the garbage collection of PyTorch needs.
     """
 
     __slots__ = (
@@ -219,7 +220,7 @@ class PoolStats(Peaks):
         return value
 
     def added(self, name: str) -> int:
-        """Return what was added to a statistic since the last reset of sums."""
+        """Return the sum of increases of a statistic since the last reset of sums."""
         value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum")
         return value
 
@@ -320,7 +321,7 @@ class DeviceStats:
     def read(self) -> dict[str, int]:
         """Return the 122 numbers of torch.cuda.memory_stats (2.11), by name in alphabetical order.
 
-        Also the reserved bytes of each private pool (PyTorch 2.15): 0 once the pool is gone.
+        Also the reserved bytes of each private pool (PyTorch 2.15), 0 once the pool is dropped.
         """
         limit = self.max_split_bytes
         found = {name: getattr(self, name) for name in _SCALARS}

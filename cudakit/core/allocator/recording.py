@@ -1,6 +1,6 @@
 """Recording: the history of an allocator, snapshots in PyTorch's format, and files of them.
 
-A snapshot is what torch.cuda.memory._snapshot returns, of plain builtin values only. Source:
+A snapshot has the format of torch.cuda.memory._snapshot, and consists of builtin types only. Source:
 torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py; the key internal_metadata is
 that of pull request 193432 of PyTorch.
 """
@@ -63,11 +63,12 @@ class Recording:
         skip_actions: Collection[str] = (),
         clear: bool = False,
     ) -> None:
-        """Record a trace from now on, or none; as torch.cuda.memory._record_memory_history.
+        """Start or stop the recording of history, like torch.cuda.memory._record_memory_history.
 
-        The recorded events stay until ``clear``; PyTorch drops them when recording ends. ``context``
-        chooses whose stacks are gathered: those of live blocks, of allocations, or of frees too. Raises
-        UsageError for an invalid setting.
+        ``history`` is "all", "state" (live blocks only) or None to stop. Recorded events are kept until
+        ``clear``, while PyTorch drops them when recording stops. ``context`` selects the events with call
+        stacks: "state" (live blocks), "alloc" (also allocations in the trace), "all" (also frees) or None.
+        Raises UsageError for an invalid setting.
         """
         state = self._state
         with state.inside():
@@ -82,12 +83,12 @@ class Recording:
             state.set_slow("history", on=not state.fast_path.record_events(recorded))
 
     def set_metadata(self, text: str) -> None:
-        """Write a text into every entry of the trace from now on."""
+        """Set the text of the key ``user_metadata`` of all later entries of the trace."""
         with self._state.inside():
             self._state.history.metadata = text
 
     def annotate(self, ptr: int, text: str) -> None:
-        """Write a text on a live allocation into the trace, such as what it is for.
+        """Add an entry to the trace with a text about a live allocation, such as its purpose.
 
         Raises InvalidPointer if nothing is allocated there.
         """
@@ -102,7 +103,7 @@ class Recording:
 
     @contextmanager
     def annotated(self, name: str) -> Iterator[None]:
-        """Name what the program does within, such as a step: ``external_annotations`` of snapshots."""
+        """Record a named range of the program, such as a step, in ``external_annotations`` of snapshots."""
         self._mark(name, "START")
         try:
             yield
@@ -110,11 +111,11 @@ class Recording:
             self._mark(name, "END")
 
     def include_pinned(self, pool: HasSnapshot | None) -> None:
-        """Let snapshots have ``host_segments`` and ``host_traces`` of a pool of pinned memory too."""
+        """Include ``host_segments`` and ``host_traces`` of a pinned memory allocator in snapshots."""
         self._pinned = pool
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is held and the trace, in PyTorch's format: plain builtin values."""
+        """Return the segments and the trace in PyTorch's format, as builtin types."""
         state = self._state
         with state.inside():
             taken = _snapshot(state.engine, state.history, state.device, self._own_settings())
@@ -252,9 +253,9 @@ def _state(block: Block) -> str:
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
     """Return an absolute path. Raises UsageError if no file can be written there."""
-    place = Path(path).absolute()  # the program may change its directory
+    place = Path(path).absolute()  # the program may change its working directory
     if place.is_dir():
-        raise UsageError(f"cannot write {place}: it is a directory", hint="give the name of a file")
+        raise UsageError(f"cannot write {place}: it is a directory", hint="give a file name")
     if not place.parent.is_dir():
         raise UsageError(
             f"cannot write {place}: there is no directory {place.parent}", hint="make it first"
@@ -274,5 +275,5 @@ def save(snapshot: dict[str, Any], path: Path) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="give another place, or make room there"
+            f"cannot write {path}: {error.strerror}", hint="choose another path, or free disk space"
         ) from error

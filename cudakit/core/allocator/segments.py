@@ -1,7 +1,7 @@
 """Segments: memory taken from the device in one piece, or mapped into reserved addresses page by page.
 
-The addresses of an expandable segment are a chain of blocks. At first it is a single unmapped block, from
-which mapped memory is taken at its left end; where pages are released there are unmapped blocks in between.
+The address range of an expandable segment is a chain of blocks. At first it is a single unmapped block, whose
+lowest pages are mapped first. Released pages leave unmapped blocks between mapped ones.
 Nothing here calls the driver. Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (ExpandableSegment,
 map_block, unmap_block).
 """
@@ -174,25 +174,25 @@ class ExpandableSegment:
         insort(group.segments, self, key=_by_address)
 
     def remove(self) -> None:
-        """Remove the segment, of which nothing is mapped, from those of its stream."""
+        """Remove the segment, which has no mapped pages, from those of its stream."""
         self.group.remove_unmapped(self.first)
         self.group.segments.remove(self)
 
     def pages_within(self, block: Block) -> tuple[int, int]:
-        """Return where the whole pages in a block begin and end; equal if there are none."""
+        """Return the first and the end address of the whole pages in a block; equal if there are none."""
         page, start = self.page_bytes, block.ptr - self.ptr
         begin = -(-start // page) * page
         end = (start + block.size) // page * page
         return self.ptr + begin, self.ptr + max(begin, end)
 
     def pages_under(self, begin: int, end: int) -> tuple[int, int]:
-        """Return where the pages under a range of addresses begin, and their number."""
+        """Return the first address and the number of the pages under an address range."""
         page = self.page_bytes
         first, last = (begin - self.ptr) // page, -(-(end - self.ptr) // page)
         return self.ptr + first * page, last - first
 
     def map(self, place: Block, size: int) -> Block:
-        """Make the beginning of an unmapped block a free block, merged with its free neighbours."""
+        """Map the beginning of an unmapped block, and return it as a free block merged with adjacent ones."""
         block = self.group.free.new_block(place.ptr, size, self)
         block.requested = place.requested
         self.group.remove_unmapped(place)
@@ -206,7 +206,7 @@ class ExpandableSegment:
         return self._merge_free(block)
 
     def unmap(self, block: Block, begin: int, end: int) -> None:
-        """Make a part of a free block an unmapped block, merged with its unmapped neighbours."""
+        """Unmap a part of a free block, and merge it with adjacent unmapped blocks."""
         free, after_bytes = self.group.free, block.ptr + block.size - end
         free.remove(block)
         gap = self._unmapped_block(begin, end - begin)
@@ -230,7 +230,7 @@ class ExpandableSegment:
         return block
 
     def _replace(self, old: Block, chain: list[Block]) -> None:
-        """Put blocks in the place of one, which may be the first of them."""
+        """Replace a block in its chain by blocks, of which it may be the first."""
         before, after = old.prev, old.next
         for left, right in pairwise([before, *chain, after]):
             if left is not None:

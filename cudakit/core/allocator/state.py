@@ -1,4 +1,4 @@
-"""The state of one allocator: the parts that its calls share, and the reasons for its fast path to be off."""
+"""The state of one allocator: the parts that its methods share, and the reasons to bypass its fast path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class InvalidSize(UsageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InvalidFree:
-    """A free that was refused."""
+    """A refused free."""
 
     ptr: int
     reason: str
@@ -113,7 +113,7 @@ class AllocatorState:
         self._slow: set[SlowPathReason] = set()
 
     def connect(self, slow_calls: SlowCalls) -> None:
-        """Create the fast path. The slow calls are an argument because they in turn need this state."""
+        """Create the fast path. The slow calls need this state, and so are passed afterwards."""
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath
@@ -143,7 +143,7 @@ class AllocatorState:
         return reason in self._slow
 
     def free_live(self, block: Block, stack: RawStack | None, stream: int | None = None) -> None:
-        """Free a block that was live; another stream than its own used it until now. The guard is held."""
+        """Free a block that was removed from ``live``; ``stream`` may have used it. The guard is held."""
         if stream is not None:
             self.pending.add_use(block, stream_number(stream))
         if block.stream_uses:
@@ -166,7 +166,7 @@ class AllocatorState:
         self.cache.release_cached_blocks(stack)
 
     def empty_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
-        """Wait for pending frees of a private pool that nobody holds, and release it. Raises CudaError."""
+        """Wait for pending frees of a private pool without holders, and release it. Raises CudaError."""
         if not pool.uses:
             self.engine.stats.num_sync_all_streams += 1
             self.pending.synchronize(stack, pool=pool.id)
@@ -189,7 +189,7 @@ class AllocatorState:
     # Invalid pointers.
 
     def refuse_free(self, ptr: int, stack: RawStack | None) -> InvalidPointer:
-        """Record a free of an address at which nothing is allocated, and return the error."""
+        """Record an invalid free, and return its error."""
         reason = "it was freed from within the allocator"
         if self.guard.try_enter():
             try:

@@ -1,9 +1,9 @@
 """Frees that wait for other streams: an event on each stream that used the block, recorded at the free.
 
 Events are queried when memory is requested, those of one queue in their order; only ``synchronize`` waits for
-them. While a stream is captured no event may be recorded or queried: frees are deferred then. A stream that
-began to use a block in the capture need not be waited for afterwards, since its work is in the graph; and
-what the graph built so far proves unused can be reused within the capture. Source: PyTorch's
+them. While a stream is captured, no event may be recorded or queried, and frees are deferred. A stream that
+began to use a block during the capture is not waited for afterwards, since its work is in the graph. A block
+that the graph built so far proves unused can be reused during the capture. Source: PyTorch's
 c10/cuda/CUDACachingAllocator.cpp (insert_events, process_events, synchronize_and_free_events,
 insert_events_deferred_until_no_capture, remove_cudagraph_stream_uses, record_free_markers, update_visited,
 free_safe_blocks_in_capture).
@@ -38,7 +38,7 @@ class LastUses:
 
 
 class CapturedGraph:
-    """The graph of one capture, and what it proves about freed blocks.
+    """The graph of one capture, which can prove that freed blocks are unused.
 
     A block that several streams used is free for its own stream once all nodes that those streams had at the
     free come before the next node of that stream. The nodes before it are kept: their set only grows.
@@ -127,7 +127,7 @@ class PendingFrees:
         block.stream_uses[stream] = None
 
     def add(self, block: Block) -> None:
-        """Let a freed block wait for the streams that use it.
+        """Add a freed block, which waits for the streams that use it.
 
         Raises CudaError if an event cannot be recorded or the graph cannot be queried; the block waits
         nevertheless.

@@ -1,4 +1,4 @@
-"""What the allocator needs of a device, and the upstream of a device, which provides it.
+"""Upstreams: the protocols by which the allocator calls a device, and their implementation on a Gpu.
 
 Streams are the allocator's numbers: 0 is the legacy default stream, a negative number is the default stream
 of a thread, and all others are handles of the driver.
@@ -44,7 +44,7 @@ class EventSource(Protocol):
 
 
 class Upstream(EventSource, Protocol):
-    """Where memory comes from. Every failure is a CudaError; out of memory has code 2."""
+    """The source of segments and events. Every failure is a CudaError; out of memory has code 2."""
 
     def malloc(self, size_bytes: int, stream: int) -> int: ...
     def free(self, ptr: int) -> None: ...
@@ -52,7 +52,7 @@ class Upstream(EventSource, Protocol):
 
 
 class VirtualMemory(Protocol):
-    """Where expandable segments come from. A failure is a CudaError, and changes nothing.
+    """The source of expandable segments. A failure is a CudaError, and changes nothing.
 
     ``map`` maps pages end to end, each with physical memory of its own: all of them or none. ``unmap``
     releases whole pages without waiting for work that uses them.
@@ -74,7 +74,7 @@ class CaptureGraph(Protocol):
         ...
 
     def terminals(self, stream: int) -> Collection[int]:
-        """Return the nodes that the next one on a stream will depend on (cudaStreamGetCaptureInfo)."""
+        """Return the nodes on which the next node of a stream will depend (cudaStreamGetCaptureInfo)."""
         ...
 
     def predecessors(self, node: int) -> Collection[int]:
@@ -93,7 +93,7 @@ class Paged(Protocol):
 
 @runtime_checkable
 class Captured(Protocol):
-    """An upstream whose streams may be captured, and that knows the graph."""
+    """An upstream that can query the graphs of captured streams."""
 
     @property
     def graph(self) -> CaptureGraph: ...
@@ -152,9 +152,9 @@ class GpuEvents:
 
 
 class GpuUpstream(GpuEvents):
-    """Memory of a device, at once (cuMemAlloc), during captures too; other processes can open it.
+    """Memory of a device by cuMemAlloc, during captures too.
 
-    Without ``shares`` they cannot open pages of expandable segments.
+    Without ``shares`` other processes cannot open pages of expandable segments.
     """
 
     def __init__(self, gpu: UpstreamDevice, *, shares: bool = True) -> None:

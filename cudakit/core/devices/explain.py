@@ -25,14 +25,14 @@ class Topic:
     """The explanation of one name."""
 
     kind: str  # "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
-    name: str
+    name: str  # "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79", "CK012"
     code: int | None  # its number, if it has one
     other_names: tuple[str, ...]
     meaning: str  # what happened, or the statement that a check tests
     explanation: str  # paragraphs of background; "" for none
     causes: str  # "" if there are no typical ones
     action: str  # what to do; "" if there is no general advice
-    source: str
+    source: str  # documentation or source file
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Explained:
     """All topics that a term can mean."""
 
     schema: ClassVar[str] = "cudakit.explain/1"
-    asked: str
+    asked: str  # the term
     topics: tuple[Topic, ...]
 
 
@@ -146,7 +146,7 @@ def _checks() -> Iterator[Topic]:
 
 def _variables() -> Iterator[Topic]:
     for name, row in known_variables().items():
-        action = f"check {row.check} of cudakit doctor warns while it is on" if row.check else ""
+        action = f"unset it unless you need it; {row.check} warns about it" if row.check else ""
         kind = f"environment variable of {row.library}"
         yield Topic(kind, name, None, (), row.effect, "", "", action, row.source)
 

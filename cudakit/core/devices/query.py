@@ -16,8 +16,8 @@ from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, T
 from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
-_NOT_OF_NVML = Unavailable("NVML does not report the device")
-_NOT_OF_CUDA = Unavailable("CUDA does not see the device")
+_NOT_IN_NVML = Unavailable("NVML does not report the device")
+_NOT_IN_CUDA = Unavailable("CUDA does not see the device")
 _HINT = "cudakit doctor finds the cause; --gpu sim shows a simulated GPU"
 
 
@@ -56,7 +56,7 @@ class Query:
     machine: Machine
     nvml: NvmlView | Unavailable
     cuda: CudaView | Unavailable
-    found: tuple[MatchedDevice, ...]
+    matched: tuple[MatchedDevice, ...]
     fields: Mapping[str, FieldInfo]
 
     def read(
@@ -79,10 +79,12 @@ class Query:
             nvml_version=nvml if isinstance(nvml, Unavailable) else nvml.nvml_version,
             cuda=_cuda(self.cuda),
             devices=tuple(
-                self._device(found, names, activity=activity, processes=processes)
-                for found in self.found
+                self._device(matched, names, activity=activity, processes=processes)
+                for matched in self.matched
             ),
-            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.found) if topology else None,
+            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.matched)
+            if topology
+            else None,
             notes=tuple(_machine_notes(self.nvml, self.cuda)),
         )
 
@@ -93,15 +95,15 @@ class Query:
         telemetry = self.machine.telemetry(nvml, names) if nvml else self._without_nvml
         fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
-            counted = self.machine.activity(nvml, names) if nvml else self._without_nvml
-            fields |= self._fields_of(counted, "activity", names)
+            activity_read = self.machine.activity(nvml, names) if nvml else self._without_nvml
+            fields |= self._fields_of(activity_read, "activity", names)
         self._add_missing(found, names, fields)
         lost = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
         visible = self._visible_devices
         name = fields["name"]
         return Device(
             cuda_index=self._cuda_index(found),
-            nvml_index=nvml.index if nvml else _NOT_OF_NVML,
+            nvml_index=nvml.index if nvml else _NOT_IN_NVML,
             parent=nvml.parent if nvml else None,
             uuid=found.uuid,
             pci_bus_id=found.pci_bus_id,
@@ -139,12 +141,12 @@ class Query:
 
     def _missing_reason(self, found: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
-            return _NOT_OF_CUDA if isinstance(self.cuda, CudaView) else self.cuda
+            return _NOT_IN_CUDA if isinstance(self.cuda, CudaView) else self.cuda
         return Unavailable("NVML did not report it") if found.nvml else self._without_nvml
 
     def _processes(self, found: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if found.nvml is None:
-            return _NOT_OF_NVML
+            return _NOT_IN_NVML
         if found.nvml.fields.get("mig_mode") is True and not found.is_instance:
             return Unavailable("the GPU is in MIG mode: see its instances")
         return self.machine.processes(found.nvml)
@@ -156,11 +158,11 @@ class Query:
             return Unavailable(_hidden_by(self._visible_devices))
         if isinstance(self.cuda, Unavailable):
             return self.cuda
-        return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_OF_CUDA
+        return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_IN_CUDA
 
     @property
     def _without_nvml(self) -> Unavailable:
-        return self.nvml if isinstance(self.nvml, Unavailable) else _NOT_OF_NVML
+        return self.nvml if isinstance(self.nvml, Unavailable) else _NOT_IN_NVML
 
     @property
     def _visible_devices(self) -> str | None:

@@ -28,7 +28,7 @@ def filter_trace(
         if not 0 <= stream < len(trace.streams):
             raise UsageError(
                 f"no stream {stream} in the snapshot",
-                hint=f"streams: 0 to {len(trace.streams) - 1}",
+                hint=f"streams: {', '.join(map(str, range(len(trace.streams))))}",
             )
         keep_event &= trace.events.stream == stream
         keep_segment &= trace.segments.stream == stream

@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.document import Frame
 from cudakit.torch_rules.oom_verdict import CUDAKIT_CALLS, PYTORCH_CALLS, AllocatorCalls
+
+Addresses: TypeAlias = npt.NDArray[np.uint64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Ids: TypeAlias = npt.NDArray[np.int32]
+Codes: TypeAlias = npt.NDArray[np.uint8]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # The device number of pinned host memory.
 HOST = -1
@@ -41,16 +47,16 @@ class SegmentKind(IntEnum):
 class Events:
     """The trace of one device, oldest event first; every array has one item per event."""
 
-    action: npt.NDArray[np.uint8]
-    address: npt.NDArray[np.uint64]  # of an OOM event: free bytes of the device
-    size: npt.NDArray[np.int64]  # of alloc and free: bytes requested by the program
-    stream: npt.NDArray[np.int32]  # index into DeviceTrace.streams
-    time_us: npt.NDArray[np.int64]  # all 0 if the file has no times
-    stack: npt.NDArray[np.int32]
-    pool: npt.NDArray[np.int32]  # -1: not recorded
-    compile_context: npt.NDArray[np.int32]
-    user_metadata: npt.NDArray[np.int32]
-    category: npt.NDArray[np.int32]
+    action: Codes
+    address: Addresses  # of an OOM event: free bytes of the device
+    size: Ints  # of alloc and free: bytes requested by the program
+    stream: Ids  # index into DeviceTrace.streams
+    time_us: Ints  # all 0 if the file has no times
+    stack: Ids
+    pool: Ids  # -1: not recorded
+    compile_context: Ids
+    user_metadata: Ids
+    category: Ids
 
     def __len__(self) -> int:
         return len(self.action)
@@ -60,13 +66,13 @@ class Events:
 class Segments:
     """The segments of the final state, by address; every array has one item per segment."""
 
-    address: npt.NDArray[np.uint64]
-    size: npt.NDArray[np.int64]
-    stream: npt.NDArray[np.int32]
-    kind: npt.NDArray[np.uint8]  # SegmentKind
-    pool: npt.NDArray[np.int32]
-    expandable: npt.NDArray[np.bool_]
-    stack: npt.NDArray[np.int32]
+    address: Addresses
+    size: Ints
+    stream: Ids
+    kind: Codes  # SegmentKind
+    pool: Ids
+    expandable: Mask
+    stack: Ids
 
     def __len__(self) -> int:
         return len(self.address)
@@ -76,12 +82,12 @@ class Segments:
 class Blocks:
     """The blocks of the final state, by address; every array has one item per block."""
 
-    segment: npt.NDArray[np.int32]  # index into Segments
-    address: npt.NDArray[np.uint64]
-    size: npt.NDArray[np.int64]
-    requested: npt.NDArray[np.int64]  # 0 if inactive
-    state: npt.NDArray[np.uint8]  # BlockState
-    stack: npt.NDArray[np.int32]
+    segment: Ids  # index into Segments
+    address: Addresses
+    size: Ints
+    requested: Ints  # 0 if inactive
+    state: Codes  # BlockState
+    stack: Ids
 
     def __len__(self) -> int:
         return len(self.address)

@@ -59,7 +59,7 @@ class AccessState:
         if write is not None and write.tick > past[write.slot]:
             return False
         if len(reads) > 1:
-            self.reads = without(reads, past, access)
+            self.reads = replace_ordered(reads, past, access)
         elif not reads or reads[0].tick <= past[reads[0].slot]:
             self.reads = (access,)
         else:
@@ -91,13 +91,13 @@ class AccessState:
         if write is not None and write.tick == NEVER:
             return  # one use after the free was reported, or will be: further ones add nothing
         if mode & ATOMIC:
-            self.atomics = without(self.atomics, past, access)
+            self.atomics = replace_ordered(self.atomics, past, access)
         elif mode & WRITE:
             self.write = access
             self.reads = self.atomics = self.already_reported = ()
             self.merged = self.approximate = False
         else:
-            self.reads = without(self.reads, past, access)
+            self.reads = replace_ordered(self.reads, past, access)
 
     def copy_from(self, other: AccessState) -> None:
         """Become a copy of another state."""
@@ -117,7 +117,7 @@ class AccessState:
         )
 
 
-def without(accesses: Accesses, past: Clock, new: MemoryAccess) -> Accesses:
+def replace_ordered(accesses: Accesses, past: Clock, new: MemoryAccess) -> Accesses:
     """Return the accesses and a new one, without those that happen before it."""
     if not accesses or (len(accesses) == 1 and accesses[0].tick <= past[accesses[0].slot]):
         return (new,)
@@ -158,49 +158,49 @@ class Segments:
         """Return the last segment that begins at or before an address, and may end before it."""
         return self._all[bisect_right(self._los, lo) - 1]
 
-    def within(self, lo: int, hi: int) -> list[Segment]:
+    def overlapping(self, lo: int, hi: int) -> list[Segment]:
         """List the segments that have bytes in a range."""
         begin = bisect_right(self._los, lo) - 1
         if self._all[begin].hi <= lo:
             begin += 1
         return self._all[begin : bisect_left(self._los, hi, lo=begin)]
 
-    def cut(self, lo: int, hi: int) -> list[Segment]:
+    def split(self, lo: int, hi: int) -> list[Segment]:
         """Return segments that cover exactly a range: split at its ends, and added in the gaps."""
-        self._cut_at(lo)
-        self._cut_at(hi)
+        self._split_at(lo)
+        self._split_at(hi)
         begin, end = bisect_left(self._los, lo), bisect_left(self._los, hi)
-        covering = list(_filled(self._all[begin:end], lo, hi))
+        covering = list(_fill_gaps(self._all[begin:end], lo, hi))
         if len(covering) != end - begin:
             self._replace(begin, end, covering)
         return covering
 
-    def join(self, lo: int, hi: int) -> None:
-        """Join adjacent equivalent segments in a range and at its ends."""
+    def merge(self, lo: int, hi: int) -> None:
+        """Merge adjacent equivalent segments in a range and at its ends."""
         begin = max(bisect_left(self._los, lo) - 1, 1)
         end = bisect_right(self._los, hi)
         some = self._all[begin:end]
-        joined = some[:1]
+        merged = some[:1]
         for one, next_ in pairwise(some):
-            if one.hi == next_.lo and joined[-1].is_equivalent(next_):
-                joined[-1].hi = next_.hi
+            if one.hi == next_.lo and merged[-1].is_equivalent(next_):
+                merged[-1].hi = next_.hi
             else:
-                joined.append(next_)
-        if len(joined) != len(some):
-            self._replace(begin, end, joined)
+                merged.append(next_)
+        if len(merged) != len(some):
+            self._replace(begin, end, merged)
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove all accesses to a range."""
-        if self.within(lo, hi):
-            self._cut_at(lo)
-            self._cut_at(hi)
+        if self.overlapping(lo, hi):
+            self._split_at(lo)
+            self._split_at(hi)
             self._replace(bisect_left(self._los, lo), bisect_left(self._los, hi), [])
 
     def rebuild(self, change: Callable[[list[Segment]], list[Segment]]) -> None:
         """Replace all segments by the result of a function."""
         self._replace(1, len(self._all), change(self._all[1:]))
 
-    def _cut_at(self, place: int) -> None:
+    def _split_at(self, place: int) -> None:
         index = bisect_left(self._los, place) - 1
         left = self._all[index]
         if left.hi > place:
@@ -219,7 +219,7 @@ class Segments:
             self.by_start[segment.lo] = segment
 
 
-def _filled(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
+def _fill_gaps(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
     """Yield the segments of a range, with new ones in the gaps between them."""
     for segment in segments:
         if lo < segment.lo:
@@ -271,10 +271,10 @@ class Pointer:
     def store(self, access: MemoryAccess, past: Clock) -> None:
         """Store a kernel, replacing those that happen before it."""
         if access.mode & WRITE:
-            self.writers = without(self.writers, past, access)
+            self.writers = replace_ordered(self.writers, past, access)
             self.readers = tuple(read for read in self.readers if read.tick > past[read.slot])
         else:
-            self.readers = without(self.readers, past, access)
+            self.readers = replace_ordered(self.readers, past, access)
 
     def clear(self) -> None:
         """Remove all kernels: what conflicts with one of them also conflicts with the later, exact write."""
@@ -303,7 +303,7 @@ class Pointers:
             insort(self._addresses, address)
         return found
 
-    def within(self, lo: int, hi: int) -> list[Pointer]:
+    def overlapping(self, lo: int, hi: int) -> list[Pointer]:
         """List the pointers into a range."""
         begin = bisect_left(self._addresses, lo)
         if begin == len(self._addresses) or self._addresses[begin] >= hi:
@@ -313,7 +313,7 @@ class Pointers:
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the pointers into a range."""
-        if self.within(lo, hi):
+        if self.overlapping(lo, hi):
             self.keep(lambda pointer: not lo <= pointer.address < hi)
 
     def keep(self, wanted: Callable[[Pointer], bool]) -> None:

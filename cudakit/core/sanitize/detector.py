@@ -26,13 +26,13 @@ class RaceDetector:
         self._new_engine = partial(
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
-        self._chains: dict[tuple[int, int], _Chain] = {}
+        self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
         """Analyze a batch; return the findings among its races, including suppressed ones."""
-        chain = self._chain(batch)
-        chain.streams.update(_created(batch.records))
-        return chain.analyze(chain.buffer.feed(batch.records), report)
+        analysis = self._trace(batch)
+        analysis.streams.update(_created_streams(batch.records))
+        return analysis.analyze(analysis.buffer.feed(batch.records), report)
 
     def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
         """Analyze the records that wait for the accesses of launches, as no more will come.
@@ -40,9 +40,9 @@ class RaceDetector:
         Returns the findings among the races, by process and number of the trace.
         """
         return {
-            trace: chain.analyze(chain.buffer.flush(), report)
-            for trace, chain in self._chains.items()
-            if chain.buffer.held
+            trace: analysis.analyze(analysis.buffer.flush(), report)
+            for trace, analysis in self._traces.items()
+            if analysis.buffer.held
         }
 
     def result(
@@ -59,8 +59,8 @@ class RaceDetector:
         return report.result(
             exit_status=exit_status,
             coverage=self._coverage(),
-            gaps=[gaps for chain in self._chains.values() for gaps in chain.gaps()],
-            simulated=any(chain.last.simulated for chain in self._chains.values()),
+            gaps=[gaps for analysis in self._traces.values() for gaps in analysis.gaps()],
+            simulated=any(analysis.last.simulated for analysis in self._traces.values()),
             stopped=stopped,
             notes=notes,
             incomplete=incomplete,
@@ -70,39 +70,39 @@ class RaceDetector:
     @property
     def initialized_cuda(self) -> bool:
         """Whether a process used CUDA on a real device."""
-        return any(not chain.last.simulated for chain in self._chains.values())
+        return any(not analysis.last.simulated for analysis in self._traces.values())
 
     @property
     def recorded_gpu_work(self) -> bool:
         """Whether work of a real device was recorded."""
         return any(
-            chain.engine.coverage.has_work
-            for chain in self._chains.values()
-            if not chain.last.simulated
+            analysis.engine.coverage.has_work
+            for analysis in self._traces.values()
+            if not analysis.last.simulated
         )
 
     @property
     def recorded_work(self) -> bool:
         """Whether work of a real or a simulated device was recorded."""
-        return any(chain.engine.coverage.has_work for chain in self._chains.values())
+        return any(analysis.engine.coverage.has_work for analysis in self._traces.values())
 
     def _coverage(self) -> dict[int, Coverage]:
         total: defaultdict[int, Coverage] = defaultdict(Coverage)
-        for (process, _), chain in self._chains.items():
-            total[process] += chain.engine.coverage
+        for (process, _), analysis in self._traces.items():
+            total[process] += analysis.engine.coverage
         return total
 
-    def _chain(self, batch: Batch) -> _Chain:
+    def _trace(self, batch: Batch) -> _TraceAnalysis:
         key = batch.process, batch.chain
-        if key not in self._chains:
-            self._chains[key] = _Chain(self._new_engine(), batch)
-        chain = self._chains[key]
-        chain.last = batch
-        return chain
+        if key not in self._traces:
+            self._traces[key] = _TraceAnalysis(self._new_engine(), batch)
+        analysis = self._traces[key]
+        analysis.last = batch
+        return analysis
 
 
 @dataclass(slots=True)
-class _Chain:
+class _TraceAnalysis:
     """The analysis of one trace."""
 
     engine: Engine
@@ -129,7 +129,7 @@ class _Chain:
             yield {NEVER_READ: self.buffer.never_read}
 
 
-def _created(records: Records) -> dict[int, StreamFlag]:
+def _created_streams(records: Records) -> dict[int, StreamFlag]:
     """Return the streams whose creation is recorded, with their flags."""
     created = view(records[np.asarray(records["kind"]) == Kind.STREAM_CREATE], Kind.STREAM_CREATE)
     return {

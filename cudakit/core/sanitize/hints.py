@@ -117,8 +117,8 @@ def _where(code: str, current: Side, previous: Side) -> str:
     """Return the legend of a fix: ``, where a is stream 7``."""
     # After a free, the side that still uses the memory is the later one: the memory must be kept for it.
     earlier = current if previous.operation == "free" else previous
-    streams = {"a": stream_words(earlier), "b": stream_words(current)}
-    if stream_words(previous) == stream_words(current):
+    streams = {"a": short_stream_name(earlier), "b": short_stream_name(current)}
+    if short_stream_name(previous) == short_stream_name(current):
         streams = {
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
@@ -153,7 +153,7 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
 
 def fix(kind: RaceKind, current: Side, previous: Side) -> str:
     """Return the smallest fix in terms of CUDA."""
-    a, b = stream_words(previous), stream_words(current)
+    a, b = short_stream_name(previous), short_stream_name(current)
     earlier, later = operation_at(previous), operation_at(current)
     if current.graph and current.graph == previous.graph:
         return (
@@ -182,7 +182,7 @@ def why_not_covered(
     kind: SyncKind, current: Side, previous: Side, recorded: str, waited: str
 ) -> str:
     """Return why the last synchronization was too early; ``recorded`` and ``waited`` are call sites."""
-    a, b = stream_words(previous), stream_words(current)
+    a, b = short_stream_name(previous), short_stream_name(current)
     before = f"before {operation_at(previous)} was enqueued"
     match kind:
         case SyncKind.EVENT:
@@ -195,7 +195,7 @@ def why_not_covered(
             return f"too early: {implicit} last made {b} wait for {a}{_at(waited)}, {before}"
 
 
-def stream_words(side: Side) -> str:
+def short_stream_name(side: Side) -> str:
     """Return the name of the stream without its properties."""
     return side.stream.partition(" (")[0]
 
@@ -211,7 +211,7 @@ def _subject(side: Side) -> str:
     if side.stream_number == HOST:
         return f"the host, for {operation_at(side)},"
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{_operation(side)}{node} on {stream_words(side)}"
+    return f"{_operation(side)}{node} on {short_stream_name(side)}"
 
 
 def _operation(side: Side) -> str:

@@ -78,8 +78,8 @@ def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
 def _without_signature(text: str) -> str:
     """Remove the result type and the parameters: ``void f<int>(int)`` becomes ``f<int>``."""
     if _AFTER_PARAMETERS.search(text):
-        text = text[: _places(text, "(")[-1]]
-    return text[max(_places(text, " "), default=-1) + 1 :]
+        text = text[: _positions(text, "(")[-1]]
+    return text[max(_positions(text, " "), default=-1) + 1 :]
 
 
 def _scopes(text: str) -> list[str]:
@@ -121,12 +121,12 @@ def _is_function(scope: str) -> bool:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    ends = [*_places(text, separator), len(text)]
+    ends = [*_positions(text, separator), len(text)]
     begins = [0, *(end + len(separator) for end in ends[:-1])]
     return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _places(text: str, wanted: str) -> list[int]:
+def _positions(text: str, wanted: str) -> list[int]:
     """Return the positions of a text outside all brackets."""
     depth, found = 0, []
     for place, character in enumerate(text):
@@ -161,10 +161,10 @@ _LIBRARY = re.compile(
 
 def call_site_index(frames: Sequence[Frame]) -> int:
     """Return the index of the call site: the innermost frame outside libraries, else 0."""
-    return next((at for at, frame in enumerate(frames) if is_own(frame)), 0)
+    return next((at for at, frame in enumerate(frames) if is_program_frame(frame)), 0)
 
 
-def is_own(frame: Frame) -> bool:
+def is_program_frame(frame: Frame) -> bool:
     """Return whether a frame is in the program's own code, not in a library, Python or cudakit."""
     return not _LIBRARY.search(frame.filename)
 

@@ -77,7 +77,7 @@ class AllocationEvents:
             return
         self.driver.add(allocation)
         if how == How.STREAM_ORDERED:
-            self._begin(call, address, address + size_bytes)
+            self._alloc_in_stream(call, address, address + size_bytes)
         else:
             self._shadow.clear(address, address + size_bytes)
 
@@ -88,14 +88,14 @@ class AllocationEvents:
         known = self.driver.at(address)
         hi = address + (size_bytes or (known.size_bytes if known else 0))
         if how == How.STREAM_ORDERED:
-            self._end(call, address, hi)
+            self._free_in_stream(call, address, hi)
             return
         if how in (How.SYNC, How.PINNED, How.MANAGED):
             self._order.sync_context(call)
         self.driver.remove(address)
         self._shadow.clear(address, hi)
 
-    def _begin(self, call: Call, lo: int, hi: int) -> None:
+    def _alloc_in_stream(self, call: Call, lo: int, hi: int) -> None:
         """Add a stream-ordered allocation; the driver orders it after the free of the same memory."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
@@ -106,7 +106,7 @@ class AllocationEvents:
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
         self._shadow.add_range(access, stream.past)
 
-    def _end(self, call: Call, lo: int, hi: int) -> None:
+    def _free_in_stream(self, call: Call, lo: int, hi: int) -> None:
         """Add a stream-ordered free: every later access is a race, ordered or not."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:

@@ -108,7 +108,7 @@ class StreamOrder:
         if stream.seen != self.version:
             if stream.graph:
                 return None
-            self._enter(stream, call)
+            self._update_clock(stream, call)
         return stream
 
     def create(self, number: int, flag: StreamFlag, context: int) -> Stream:
@@ -188,7 +188,7 @@ class StreamOrder:
         known = other is not None and timeline.past[slot] >= other.first_tick
         return timeline.reasons[slot] if known else None
 
-    def _enter(self, stream: Stream, call: Call) -> None:
+    def _update_clock(self, stream: Stream, call: Call) -> None:
         """Order the next work of a stream after the host, and after streams that it waits for implicitly.
 
         Those are the legacy default stream or, if the stream is that one, all blocking streams. They get a

@@ -68,7 +68,7 @@ class RecordBatch:
     """
 
     def __init__(self, records: Records, last_seq: int) -> None:
-        is_more = _is_more(records)
+        is_more = _belongs_to_previous_call(records)
         handled = _IS_HANDLED[records["kind"]] & ~_strays(records, is_more, last_seq)
         self.strays = 0
         if not handled.all():
@@ -104,7 +104,7 @@ def sorted_by_call(records: Records) -> Records:
     return records[np.argsort(seqs, kind="stable")]
 
 
-def _is_more(records: Records) -> _Mask:
+def _belongs_to_previous_call(records: Records) -> _Mask:
     """Mark the records that belong to the call before them: accesses, and the ``Accessed`` of launches."""
     kinds = records["kind"]
     is_more: _Mask = kinds == Kind.ACCESS

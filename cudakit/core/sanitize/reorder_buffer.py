@@ -118,7 +118,7 @@ class ReorderBuffer:
             self._pending.add(seqs, counts)
         self._pending.settle(records["seq"][is_accessed])
         self._hold(self._without_late_accesses(records))
-        if (first := self._pending.first) is not None and self._left_from(first) > self._most_held:
+        if (first := self._pending.first) is not None and self._count_from(first) > self._most_held:
             self._give_up_oldest()
         return self._due()
 
@@ -166,7 +166,7 @@ class ReorderBuffer:
             return np.zeros(0, RECORD)
         return _without_superseded(sorted_by_call(np.concatenate(due)))
 
-    def _left_from(self, seq: int) -> int:
+    def _count_from(self, seq: int) -> int:
         """Return the number of records at and after a call."""
         return sum(len(run.seqs) - run.count_before(seq) for run in self._runs)
 

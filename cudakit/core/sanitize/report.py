@@ -14,7 +14,7 @@ from cudakit.core.sanitize.names import (
     Demangle,
     call_site,
     call_site_index,
-    is_own,
+    is_program_frame,
     short_kernel,
     stream_name,
 )
@@ -316,6 +316,6 @@ def _side(when: str, side: Side) -> list[str]:
 
 def _with_stack(line: str, holder: Side | Memory) -> list[str]:
     """Return a line followed by the frames of the program, from the call site to the first library frame."""
-    own = tuple(takewhile(is_own, holder.stack[holder.site :])) or holder.stack[:1]
+    own = tuple(takewhile(is_program_frame, holder.stack[holder.site :])) or holder.stack[:1]
     places = (f"{frame.filename}:{frame.line} {frame.name}" for frame in own[:_FRAMES])
     return [f"  {line}", *(f"           {place}" for place in places)]

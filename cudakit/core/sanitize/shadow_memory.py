@@ -121,18 +121,18 @@ class Shadow:
         """Check and store an access to rows."""
         if rows.count <= _FEW_ROWS:
             for lo, hi in rows.ranges():
-                self._add_range(_part(access, lo, hi), past)
+                self._add_range(_sub_access(access, lo, hi), past)
             self.checker.report()
             return
         check, mode = self.checker.check, access.mode
-        for segment in self.segments.within(rows.lo, rows.hi):
+        for segment in self.segments.overlapping(rows.lo, rows.hi):
             if shared := rows.shared_with_range(segment.lo, segment.hi):
                 found = segment.unordered(mode, past)
                 exact = not segment.merged and all(one.known != SUMMARY for one in found)
                 check(segment, found, access, past, shared, share_bytes=exact)
         for state, shared in self.strided.sharing_rows(rows):
             check(state, state.unordered(mode, past), access, past, shared)
-        for pointer in self.pointers.within(rows.lo, rows.hi):
+        for pointer in self.pointers.overlapping(rows.lo, rows.hi):
             if shared := rows.shared_with_range(pointer.address, pointer.address + 1):
                 check(pointer, pointer.unordered(mode, past), access, past, shared)
         own = self.strided.state(rows)
@@ -163,7 +163,7 @@ class Shadow:
 
     def freed_before(self, lo: int, hi: int) -> list[Release]:
         """List the releases of stream-ordered frees after which memory of a range can be reused."""
-        writes = (segment.write for segment in self.segments.within(lo, hi))
+        writes = (segment.write for segment in self.segments.overlapping(lo, hi))
         releases = (write.call.release for write in writes if write and write.tick == NEVER)
         return [release for release in releases if release is not None]
 
@@ -184,13 +184,13 @@ class Shadow:
 
     def _add_to_segments(self, access: MemoryAccess, past: Clock) -> None:
         """Check and store an access to several segments, and join those that become equivalent."""
-        for segment in self.segments.cut(access.lo, access.hi):
+        for segment in self.segments.split(access.lo, access.hi):
             if found := segment.unordered(access.mode, past):
                 shared = (segment.lo, segment.hi)
                 exact = not segment.approximate
                 self.checker.check(segment, found, access, past, shared, share_bytes=exact)
             segment.store(access, past)
-        self.segments.join(access.lo, access.hi)
+        self.segments.merge(access.lo, access.hi)
 
     def _check_strided(self, access: MemoryAccess, past: Clock) -> None:
         exact = access.known != SUMMARY
@@ -201,7 +201,7 @@ class Shadow:
             self.strided.clear(access.lo, access.hi)
 
     def _check_pointers(self, access: MemoryAccess, past: Clock) -> None:
-        for pointer in self.pointers.within(access.lo, access.hi):
+        for pointer in self.pointers.overlapping(access.lo, access.hi):
             if found := pointer.unordered(access.mode, past):
                 self.checker.check(pointer, found, access, past, (pointer.address, access.hi))
             if access.mode & WRITE:
@@ -210,14 +210,14 @@ class Shadow:
             self._check_pointers_before(access, past)
 
     def _check_pointers_before(self, access: MemoryAccess, past: Clock) -> None:
-        for pointer in self.pointers.within(0, access.lo):
+        for pointer in self.pointers.overlapping(0, access.lo):
             found = [one for one in pointer.unordered(access.mode, past) if one.hi > access.lo]
             self.checker.check(
                 pointer, found, access, past, (access.lo, access.hi), share_bytes=False
             )
 
     def _check_ranges_behind(self, access: MemoryAccess, past: Clock) -> None:
-        for segment in self.segments.within(access.lo + 1, access.hi):
+        for segment in self.segments.overlapping(access.lo + 1, access.hi):
             if segment.lo > access.lo:
                 found = segment.unordered(access.mode, past)
                 self.checker.check(
@@ -225,11 +225,11 @@ class Shadow:
                 )
 
 
-def _part(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
+def _sub_access(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
     return MemoryAccess(access.slot, access.tick, access.call, lo, hi, access.mode, access.known)
 
 
-# Above this count, the segments of one allocation are joined to half as many.
+# Above this count, the segments of one allocation are merged to half as many.
 MOST_SEGMENTS: Final = 1 << 15
 
 # Returns whether all work enqueued from now on happens after a tick of a slot.
@@ -257,7 +257,7 @@ def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -
         for owner, group in groupby(segments, key=lambda one: allocation_at(one.lo)):
             some = list(group)
             if len(some) > MOST_SEGMENTS:
-                some = list(_joined(some)) if owner else _youngest(some)
+                some = list(_merged(some)) if owner else _most_recent(some)
             changed += some
         return changed
 
@@ -289,29 +289,29 @@ def _relevant(accesses: Accesses, precedes_future: PrecedesFuture) -> Accesses:
     return tuple(access for access in accesses if not precedes_future(access.slot, access.tick))
 
 
-def _joined(segments: list[Segment]) -> Iterator[Segment]:
+def _merged(segments: list[Segment]) -> Iterator[Segment]:
     """Merge adjacent segments, to half of the limit. Segments of freed memory cannot be merged: drop them."""
     some = iter([one for one in segments if one.write is None or one.write.tick != NEVER])
     count = -(-len(segments) * 2 // MOST_SEGMENTS)
     while adjacent := list(islice(some, count)):
-        joined = Segment(adjacent[0].lo, adjacent[-1].hi)
+        merged = Segment(adjacent[0].lo, adjacent[-1].hi)
         writes = [one.write for one in adjacent if one.write]
-        joined.write = max(writes, key=lambda write: write.call.seq, default=None)
-        joined.reads = _last_of_each([access for one in adjacent for access in one.reads])
-        joined.atomics = _last_of_each([access for one in adjacent for access in one.atomics])
-        joined.already_reported = tuple(pair for one in adjacent for pair in one.already_reported)
-        joined.merged = True
-        joined.approximate = any(one.approximate for one in adjacent)
-        yield joined
+        merged.write = max(writes, key=lambda write: write.call.seq, default=None)
+        merged.reads = _last_per_stream([access for one in adjacent for access in one.reads])
+        merged.atomics = _last_per_stream([access for one in adjacent for access in one.atomics])
+        merged.already_reported = tuple(pair for one in adjacent for pair in one.already_reported)
+        merged.merged = True
+        merged.approximate = any(one.approximate for one in adjacent)
+        yield merged
 
 
-def _last_of_each(accesses: list[MemoryAccess]) -> Accesses:
+def _last_per_stream(accesses: list[MemoryAccess]) -> Accesses:
     """Return the last access of each stream."""
     in_order = sorted(accesses, key=lambda access: access.tick)
     return tuple({(access.slot, access.call.node): access for access in in_order}.values())
 
 
-def _youngest(segments: list[Segment]) -> list[Segment]:
+def _most_recent(segments: list[Segment]) -> list[Segment]:
     seqs = sorted(_last_seq(one) for one in segments)
     middle = seqs[-MOST_SEGMENTS // 2]
     return [one for one in segments if _last_seq(one) >= middle][-MOST_SEGMENTS:]

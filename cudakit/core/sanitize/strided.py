@@ -49,19 +49,19 @@ class Rows:
 
     def shared_with(self, other: Rows) -> Range | None:
         """Return the bytes that the first overlapping row shares with other rows, or None."""
-        if self.hi <= other.lo or other.hi <= self.lo or self._never_meet(other):
+        if self.hi <= other.lo or other.hi <= self.lo or self._never_overlap(other):
             return None
         few, many = sorted((self, other), key=lambda rows: rows.count)
-        row = few._first_row_in(many)
+        row = few._first_row_overlapping(many)
         return None if row is None else many.shared_with_range(row, row + few.width)
 
-    def _never_meet(self, other: Rows) -> bool:
+    def _never_overlap(self, other: Rows) -> bool:
         """Return whether the rows stay apart at any number of strides."""
         step = gcd(self.stride, other.stride)
         ahead = (other.lo - self.lo) % step
         return self.width <= ahead and other.width <= step - ahead
 
-    def _first_row_in(self, other: Rows) -> int | None:
+    def _first_row_overlapping(self, other: Rows) -> int | None:
         """Return the start of the first row that shares bytes with other rows, or None."""
         if self.count > _MOST_ROWS:
             return None

@@ -19,11 +19,10 @@ from cudakit.gpu.api.values import (
     PER_THREAD,
     Argument,
     Backing,
-    Descriptor,
+    DescriptorHandle,
     Dim3,
     Event,
-    Exported,
-    Fabric,
+    FabricHandle,
     Graph,
     GraphExec,
     GraphNode,
@@ -34,6 +33,7 @@ from cudakit.gpu.api.values import (
     Module,
     ProcessId,
     Ptr,
+    ShareableHandle,
     Stream,
 )
 
@@ -47,12 +47,11 @@ __all__ = [
     "Argument",
     "Backing",
     "ComputeDevice",
-    "Descriptor",
+    "DescriptorHandle",
     "DeviceInfo",
     "Dim3",
     "Event",
-    "Exported",
-    "Fabric",
+    "FabricHandle",
     "Gpu",
     "Graph",
     "GraphExec",
@@ -69,6 +68,7 @@ __all__ = [
     "Peers",
     "ProcessId",
     "Ptr",
+    "ShareableHandle",
     "Stream",
     "Streams",
     "VirtualMemory",
@@ -222,16 +222,16 @@ class Ipc(Protocol):
     def handle_kinds(self) -> tuple[HandleKind, ...]:
         """Return the kinds of shareable handles that the device supports, preferred ones first."""
 
-    def export(self, backing: Backing) -> Exported:
-        """Export physical memory, which then lives until ``withdraw`` (cuMemExportToShareableHandle).
+    def export(self, backing: Backing) -> ShareableHandle:
+        """Export physical memory, which then lives until ``revoke`` (cuMemExportToShareableHandle).
 
         Raises Unsupported if the memory was created without a kind of handle.
         """
 
-    def withdraw(self, exported: Exported) -> None:
+    def revoke(self, exported: ShareableHandle) -> None:
         """End an export of this process. Has no effect the second time."""
 
-    def import_backing(self, exported: Exported) -> Backing:
+    def import_backing(self, exported: ShareableHandle) -> Backing:
         """Return a reference to another process's memory (cuMemImportFromShareableHandle)."""
 
 

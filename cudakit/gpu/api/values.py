@@ -53,7 +53,7 @@ class ProcessId:
 
 
 @dataclass(frozen=True, slots=True)
-class Descriptor:
+class DescriptorHandle:
     """A shareable handle: a POSIX file descriptor of the exporting process."""
 
     process: ProcessId
@@ -62,13 +62,13 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class FabricHandle:
     """A shareable handle for all processes of the NVLink fabric, also on other machines."""
 
     data: bytes
 
 
-Exported: TypeAlias = Descriptor | Fabric
+ShareableHandle: TypeAlias = DescriptorHandle | FabricHandle
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from cudakit.gpu import file_descriptors
 from cudakit.gpu.api import (
     HANDLE_BYTES,
     Backing,
-    Descriptor,
-    Exported,
-    Fabric,
+    DescriptorHandle,
+    FabricHandle,
     HandleKind,
     ProcessId,
     Ptr,
+    ShareableHandle,
 )
 from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import check, cu
@@ -43,7 +43,7 @@ class CudaIpc:
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
         self._opened: Counter[Ptr] = Counter()
-        self._exported: set[Descriptor] = set()
+        self._exported: set[DescriptorHandle] = set()
         self._serials = count(1)
 
     @property
@@ -86,13 +86,13 @@ class CudaIpc:
     def handle_kinds(self) -> tuple[HandleKind, ...]:
         return tuple(kind for kind in HANDLE_TYPES if self._supports(_SUPPORTED[kind]))
 
-    def export(self, backing: Backing) -> Exported:
+    def export(self, backing: Backing) -> ShareableHandle:
         handle = self._virtual.backings[backing]
         kind = self._context.call(
             cu.cuMemGetAllocationPropertiesFromHandle, handle
         ).requestedHandleTypes
         if int(kind) == int(HANDLE_TYPES["fabric"]):
-            return Fabric(
+            return FabricHandle(
                 _handle_bytes(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
             )
         if int(kind) != int(HANDLE_TYPES["descriptor"]):
@@ -101,18 +101,18 @@ class CudaIpc:
             )
         number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
         os.set_inheritable(number, False)  # inherited descriptors would keep the memory alive
-        exported = Descriptor(self.process, number, next(self._serials))
+        exported = DescriptorHandle(self.process, number, next(self._serials))
         self._exported.add(exported)
         return exported
 
-    def withdraw(self, exported: Exported) -> None:
-        if isinstance(exported, Descriptor) and exported in self._exported:
+    def revoke(self, exported: ShareableHandle) -> None:
+        if isinstance(exported, DescriptorHandle) and exported in self._exported:
             self._exported.remove(exported)
             with suppress(OSError):  # the program may have closed the descriptor itself
                 os.close(exported.number)
 
-    def import_backing(self, exported: Exported) -> Backing:
-        if isinstance(exported, Fabric):
+    def import_backing(self, exported: ShareableHandle) -> Backing:
+        if isinstance(exported, FabricHandle):
             return self._import(_check_size(exported.data), "fabric")
         descriptor = self._own_descriptor(exported)
         try:
@@ -131,9 +131,9 @@ class CudaIpc:
             self._context.in_context(cu.cuIpcCloseMemHandle, ptr)
         self._opened.clear()
         for exported in [*self._exported]:
-            self.withdraw(exported)
+            self.revoke(exported)
 
-    def _own_descriptor(self, exported: Descriptor) -> int:
+    def _own_descriptor(self, exported: DescriptorHandle) -> int:
         """Return a new descriptor of this process for an exported one; the caller closes it."""
         if exported not in self._exported:
             return file_descriptors.duplicate(exported)

@@ -59,7 +59,7 @@ class CudaKernels:
             cu.cuModuleGetFunction,
             self._modules[module],
             name.encode(),
-            seen=lambda: f'kernel {name}; declare it extern "C" so that its name is kept',
+            seen=lambda: f'kernel {name}; declare it extern "C" to keep its name unmangled',
         )
         # Load now: lazy loading at the first launch synchronizes, and could deadlock with a polling kernel.
         self._context.in_context(optional, "cuFuncLoad", function)

@@ -16,12 +16,12 @@ from cudakit.gpu import file_descriptors
 from cudakit.gpu.api import (
     HANDLE_BYTES,
     Backing,
-    Descriptor,
-    Exported,
-    Fabric,
+    DescriptorHandle,
+    FabricHandle,
     HandleKind,
     ProcessId,
     Ptr,
+    ShareableHandle,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import pop_allocation
@@ -57,7 +57,7 @@ class IpcRegistry:
         self.lock = threading.Lock()
         self.alive: set[ProcessId] = set()
         self.handles: dict[bytes, _Handle] = {}
-        self.descriptors: dict[Descriptor, Physical] = {}
+        self.descriptors: dict[DescriptorHandle, Physical] = {}
         self.fabric: dict[bytes, Physical] = {}
         self.numbers = count(1)
 
@@ -153,30 +153,30 @@ class SimIpc:
         return self._handle_kinds
 
     @driver_call
-    def export(self, backing: Backing) -> Exported:
+    def export(self, backing: Backing) -> ShareableHandle:
         physical = self._virtual.backings[backing]
         with self.registry.lock:
             number = next(self.registry.numbers)
             if physical.handle == "fabric":
-                fabric = Fabric(self.registry.handle("fabric", number))
+                fabric = FabricHandle(self.registry.handle("fabric", number))
                 self.registry.fabric[fabric.data] = physical
                 return fabric
             if physical.handle is None:
                 raise Unsupported(
                     "the memory was created without a shareable handle and cannot be exported"
                 )
-            exported = Descriptor(self._process, number, number)
+            exported = DescriptorHandle(self._process, number, number)
             self.registry.descriptors[exported] = physical
         physical.retain()
         return exported
 
     @driver_call
-    def withdraw(self, exported: Exported) -> None:
-        self._withdraw(exported)
+    def revoke(self, exported: ShareableHandle) -> None:
+        self._revoke(exported)
 
     @driver_call
-    def import_backing(self, exported: Exported) -> Backing:
-        if isinstance(exported, Fabric):
+    def import_backing(self, exported: ShareableHandle) -> Backing:
+        if isinstance(exported, FabricHandle):
             there = self.registry.fabric.get(exported.data)
             if there is None or not there.references:
                 raise cuda_error(
@@ -187,7 +187,7 @@ class SimIpc:
             raise file_descriptors.ended(exported.process)
         physical = self.registry.descriptors.get(exported)
         if physical is None:
-            raise file_descriptors.withdrawn(exported)
+            raise file_descriptors.revoked(exported)
         return self._virtual.backing_of(physical)
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class SimIpc:
             self._invalidate_handle(ptr)
         for exported in [*self.registry.descriptors]:
             if exported.process == self._process:
-                self._withdraw(exported)
+                self._revoke(exported)
         for handle, region in self.opened.values():
             self._remove_mapping(handle, region)
         self.opened.clear()
@@ -224,8 +224,8 @@ class SimIpc:
         if exported_handle is not None:
             exported_handle.mappings.remove(region)
 
-    def _withdraw(self, exported: Exported) -> None:
-        if isinstance(exported, Descriptor):
+    def _revoke(self, exported: ShareableHandle) -> None:
+        if isinstance(exported, DescriptorHandle):
             physical = self.registry.descriptors.pop(exported, None)
             if physical is not None:
                 physical.release()

@@ -85,7 +85,7 @@ class SimKernels:
         if name not in signatures:
             raise cuda_error(
                 Status.NOT_FOUND,
-                seen=f'kernel {name}; declare it extern "C" so that its name is kept',
+                seen=f'kernel {name}; declare it extern "C" to keep its name unmangled',
             )
         return Kernel(self._kernels.add(_LoadedKernel(module, name, signatures[name])))
 

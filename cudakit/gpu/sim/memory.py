@@ -12,7 +12,7 @@ from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.queues import Queue
 from cudakit.gpu.sim.schedule import Engine, Job, Outcome
-from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
+from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.events import Access
@@ -77,7 +77,7 @@ class SimMemory:
         check_size(size_bytes)
         queue = self._allocation_queue(stream)
         self._heap.charge(size_bytes)
-        region = self._heap.add(memory(size_bytes), live=queue is None)
+        region = self._heap.add(new_bytes(size_bytes), live=queue is None)
         self.allocated[region.begin] = region
         if queue is None:
             self.context.emit(facts.Alloc(region.begin, size_bytes))
@@ -106,7 +106,7 @@ class SimMemory:
         self._streams.refuse_in_capture()
         try:
             region = self._heap.add(
-                memory(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
+                new_bytes(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
         except (OSError, OverflowError):
             seen = f"{format_bytes(size_bytes)} of host memory requested, less is available"

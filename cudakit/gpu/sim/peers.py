@@ -9,7 +9,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, memory, rounded
+from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, new_bytes, rounded
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace.events import Alloc, Free
 from cudakit.units import Unavailable, format_bytes
@@ -57,7 +57,7 @@ class SimPeers:
         check_size(size_bytes)
         self._streams.refuse_in_capture()
         self._charge_peer(ordinal, size_bytes)
-        region = self._heap.add(memory(size_bytes), peer=ordinal)
+        region = self._heap.add(new_bytes(size_bytes), peer=ordinal)
         self._peer_allocations[region.begin] = region
         self.context.emit(Alloc(region.begin, size_bytes), device=ordinal)
         return Ptr(region.begin)

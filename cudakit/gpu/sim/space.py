@@ -124,7 +124,7 @@ def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
     )
 
 
-def memory(size_bytes: int) -> Bytes:
+def new_bytes(size_bytes: int) -> Bytes:
     """Return new bytes; large sizes use host memory only when touched."""
     if size_bytes < _LAZY_BYTES:
         return np.full(size_bytes, _INITIAL_BYTE, np.uint8)

@@ -13,7 +13,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
-from cudakit.gpu.sim.space import Bytes, Heap, Region, memory
+from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import How
 
@@ -79,7 +79,7 @@ class SimVirtualMemory:
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         _check_size(size_bytes)
         self._heap.charge(size_bytes)
-        data = memory(size_bytes)
+        data = new_bytes(size_bytes)
         return self.backing_of(Physical(data, self.context.ordinal, handle, self._heap.released))
 
     @driver_call

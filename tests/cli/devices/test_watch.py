@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import io
+import os
 import time
+import tty
 from itertools import islice
 
 import pytest
 from core.devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, telemetry_of
 
 from cudakit.cli.devices.options import View
-from cudakit.cli.devices.watch import Writer, ticks, watch_devices
+from cudakit.cli.devices.watch import Writer, _read_keys, ticks, watch_devices
 from cudakit.cli.output import Output
 from cudakit.core.devices.fields import named
+from cudakit.core.devices.watch import Quit
 from cudakit.errors import EnvironmentUnusable
 from cudakit.units import Unavailable
 
@@ -47,6 +50,21 @@ def test_key_q_ends_the_wait_and_the_watch() -> None:
     start = time.monotonic()
     watch_devices(machine, [Writer(target, "txt", view(), ())], 60, lambda _: "q")
     assert time.monotonic() - start < 5
+
+
+def test_closed_terminal_ends_the_watch() -> None:
+    keyboard, typing = os.openpty()
+    tty.setcbreak(typing)
+    os.write(keyboard, b"s")
+    assert _read_keys(typing, 1) == "s"
+    assert _read_keys(typing, 0) == ""
+    os.write(keyboard, b"\x1b[A")
+    assert _read_keys(typing, 1) == ""
+    os.close(keyboard)
+
+    with pytest.raises(Quit):
+        _read_keys(typing, 1)
+    os.close(typing)
 
 
 def test_ticks_start_at_once_and_keep_interval() -> None:

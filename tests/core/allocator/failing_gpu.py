@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudakit.errors import CudaError
-from cudakit.gpu.api import Backing, Exported, HandleKind, Ptr, Stream
+from cudakit.gpu.api import Backing, HandleKind, Ptr, ShareableHandle, Stream
 from cudakit.gpu.sim import Sim
 
 
@@ -88,15 +88,15 @@ class FailingGpu(Sim):
         self._count("handle_kinds")
         return super().handle_kinds()
 
-    def export(self, backing: Backing) -> Exported:
+    def export(self, backing: Backing) -> ShareableHandle:
         self._count("export")
         return super().export(backing)
 
-    def withdraw(self, exported: Exported) -> None:
-        self._count("withdraw")
-        super().withdraw(exported)
+    def revoke(self, exported: ShareableHandle) -> None:
+        self._count("revoke")
+        super().revoke(exported)
 
-    def import_backing(self, exported: Exported) -> Backing:
+    def import_backing(self, exported: ShareableHandle) -> Backing:
         self._count("import_backing")
         return super().import_backing(exported)
 

@@ -84,7 +84,7 @@ def test_request_beyond_its_reserve_names_the_setting_to_raise() -> None:
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(2 * GIB, SIDE)
 
-    assert "an expandable segment of class tiny sets" in caught.value.hint
+    assert "an expandable segment of class tiny reserves" in caught.value.hint
     assert "expandable_segments_reserve_by_class" in caught.value.hint
     assert allocator.statistics()["num_ooms"] == 1
     switch(allocator, on=False)

@@ -84,9 +84,9 @@ def test_cached_memory_of_a_private_pool_is_not_releasable(allocator: CachingAll
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
 
-        (silo,) = allocator.fragmentation().silos
+        (each,) = allocator.fragmentation().stream_pools
 
-    assert (silo.pool, silo.free_bytes, silo.releasable_bytes) == (pool, 30 * MIB, 0)
+    assert (each.pool, each.free_bytes, each.releasable_bytes) == (pool, 30 * MIB, 0)
 
 
 def test_fragmentation_sums_equal_the_statistics(allocator: CachingAllocator) -> None:

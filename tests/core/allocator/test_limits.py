@@ -29,7 +29,7 @@ def test_13_request_beyond_the_device_memory_says_so(allocator: CachingAllocator
     with pytest.raises(OutOfMemory, match=words) as caught:
         allocator.alloc(800_000_000 * GIB)
 
-    assert "more than the device has" in caught.value.hint
+    assert "the device has less memory" in caught.value.hint
     allocator.free(kept)
 
 
@@ -334,7 +334,7 @@ def test_oom_report_lists_where_the_memory_is() -> None:
 
     report = caught.value.report
     assert report is not None
-    assert {(s.stream, s.small, s.free_bytes) for s in report.silos} == {
+    assert {(s.stream, s.small, s.free_bytes) for s in report.stream_pools} == {
         (0, True, 2 * MIB - 1024),
         (0, False, 11 * MIB),
         (12, False, 11 * MIB),
@@ -355,7 +355,7 @@ def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(8 * MIB)
 
-    assert "9.00 MiB in one piece is cached in the large blocks on stream 0xc" in caught.value.hint
+    assert "a block of 9.00 MiB is cached in the large blocks on stream 0xc" in caught.value.hint
 
 
 def test_oom_hint_counts_the_blocks_that_are_too_small() -> None:
@@ -367,5 +367,5 @@ def test_oom_hint_counts_the_blocks_that_are_too_small() -> None:
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(8 * MIB)
 
-    assert "8.00 MiB is free, but in pieces of at most 4.00 MiB" in caught.value.hint
+    assert "8.00 MiB is free, but the largest free block is 4.00 MiB" in caught.value.hint
     assert blocks(allocator)[0][0] == (4 * MIB, "inactive")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.allocator.ipc import SharedMemory
 from cudakit.errors import InputError
-from cudakit.gpu.api import HANDLE_BYTES, Descriptor, Fabric, ProcessId
+from cudakit.gpu.api import HANDLE_BYTES, DescriptorHandle, FabricHandle, ProcessId
 
 PAGE = 2 << 20
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -28,9 +28,9 @@ def memory(draw: st.DrawFn) -> SharedMemory:
     if kind == "segment":
         return SharedMemory(size, offset, device, process, 0, (draw(BYTES),))
     descriptors = st.builds(
-        Descriptor, st.just(process), st.integers(0, 1 << 20), st.integers(1, 10**18)
+        DescriptorHandle, st.just(process), st.integers(0, 1 << 20), st.integers(1, 10**18)
     )
-    each = st.builds(Fabric, BYTES) if kind == "fabric" else descriptors
+    each = st.builds(FabricHandle, BYTES) if kind == "fabric" else descriptors
     handles = tuple(draw(st.lists(each, min_size=1, max_size=4)))
     return SharedMemory(size, offset, device, process, PAGE, handles)
 
@@ -43,7 +43,7 @@ def test_shared_memory_survives_text_and_pickle(shared: SharedMemory) -> None:
 
 def form(**changed: Any) -> str:
     process = ProcessId(17, 4)
-    shared = SharedMemory(100, 0, "GPU-0", process, PAGE, (Descriptor(process, 7, 1),))
+    shared = SharedMemory(100, 0, "GPU-0", process, PAGE, (DescriptorHandle(process, 7, 1),))
     return json.dumps({**json.loads(shared.as_text()), **changed})
 
 

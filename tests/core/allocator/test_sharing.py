@@ -17,7 +17,7 @@ from cudakit.core.allocator.private_pools import MemPool
 from cudakit.core.allocator.state import InvalidPointer
 from cudakit.core.allocator.upstream import GpuUpstream
 from cudakit.errors import CudaError, EnvironmentUnusable, Unsupported, UsageError
-from cudakit.gpu.api import LEGACY, Descriptor, Fabric
+from cudakit.gpu.api import LEGACY, DescriptorHandle, FabricHandle
 from cudakit.gpu.sim import Sim
 
 PAGE = 20 * MIB
@@ -201,7 +201,7 @@ def test_share_exports_only_the_pages_under_a_block() -> None:
     first, second = giver.alloc(30 * MIB), giver.alloc(15 * MIB)
 
     pages = giver.share(first).handles
-    assert [type(page) for page in pages] == [Descriptor, Descriptor]
+    assert [type(page) for page in pages] == [DescriptorHandle, DescriptorHandle]
     after = giver.share(second)
     assert after.handles[0] == pages[1]
     assert (after.offset_bytes, after.page_bytes, len(after.handles)) == (10 * MIB, PAGE, 2)
@@ -258,7 +258,7 @@ def test_fabric_device_exports_fabric_handles() -> None:
     shared = giver.share(giver.alloc(PAGE))
     other = CachingAllocator(GpuUpstream(Sim(capacity_bytes=CAPACITY, same_machine_as=gpu)))
 
-    assert [type(handle) for handle in shared.handles] == [Fabric]
+    assert [type(handle) for handle in shared.handles] == [FabricHandle]
     # It may be opened on any device of the fabric.
     assert other.open_shared(replace(shared, device="GPU-1")).size_bytes == PAGE
 
@@ -276,7 +276,7 @@ def test_refused_fabric_handles_fall_back_to_descriptors() -> None:
     gpu = WithoutChannel(handle_kinds=("fabric", "descriptor"))
     giver = CachingAllocator(GpuUpstream(gpu), EXPANDING)
 
-    assert isinstance(giver.share(giver.alloc(PAGE)).handles[0], Descriptor)
+    assert isinstance(giver.share(giver.alloc(PAGE)).handles[0], DescriptorHandle)
 
 
 def test_upstream_without_a_device_refuses_to_share() -> None:

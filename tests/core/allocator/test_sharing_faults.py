@@ -107,8 +107,8 @@ class Telling(suppress):
 
 
 PLAIN_CALLS = {"ipc_handle", "ipc_open", "ipc_close", "sync"}
-PAGE_CALLS = {"create", "map", "unmap", "export", "withdraw", "import_backing", "backing_at"}
-QUIET = {"release", "withdraw", "ipc_close", "sync", "unmap", "unreserve", "backing_at"}
+PAGE_CALLS = {"create", "map", "unmap", "export", "revoke", "import_backing", "backing_at"}
+QUIET = {"release", "revoke", "ipc_close", "sync", "unmap", "unreserve", "backing_at"}
 
 
 @pytest.mark.parametrize("side", ["giving", "taking"])

@@ -22,7 +22,7 @@ class Use(Enum):
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """A part of an Area; the pieces tile it."""
+    """A block, or an unmapped range, of an Area."""
 
     address: int
     size: int

@@ -140,7 +140,7 @@ def test_unknown_stream_error_lists_the_streams(
 ) -> None:
     with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
         narrowed(two_streams(), stream=stream)
-    assert caught.value.hint == "streams: 0 to 3"
+    assert caught.value.hint == "streams: 0, 1, 2, 3"
 
 
 def test_unknown_pool_error_lists_the_pools() -> None:

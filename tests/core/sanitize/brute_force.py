@@ -1,8 +1,8 @@
-"""The unordered pairs of a recorded trace, by brute force.
+"""Find the unordered pairs of a recorded trace by brute force.
 
-``gpu.happens_before`` knows the rules of order and nothing else; here a trace of a real program is told in
-its words: copies become accesses with the waits of the host around them, what is captured runs only as a
-graph, and words in memory, contexts and reused memory become events and waits.
+``gpu.happens_before`` implements the ordering rules only. This module translates the trace of a real program
+into its terms: copies become accesses with host waits around them, captured work runs only as a graph, and
+memory words, contexts and reused memory become events and waits.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from cudakit.trace.events import (
 )
 from cudakit.trace.kinds import Flag, How, Known, Mode, StreamFlag
 
-# What the order knows as it is.
+# Events that ``Order`` handles without translation.
 _PLAIN = (
     *(Launch, GraphEdge),
     *(EventRecord, StreamWait, EventSync, EventQueryOk, StreamSync, StreamQueryOk),
 )
-# Numbers of events that the trace does not have.
+# Event numbers that no trace uses.
 _FIRST_OWN_EVENT = 1 << 24
 _MOST_ROWS = 1 << 16
 _ASSUMED = "an access that is not known exactly"
@@ -72,10 +72,10 @@ class Found:
 
 
 def unordered(trace: Iterable[Event]) -> Found:
-    """Find the pairs in the trace of one process, in order of calls (``reorder_buffer.reordered``)."""
+    """Find the pairs in the trace of one process, whose records are sorted by call (``reordered``)."""
     order, translator = Order(), _Translator()
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
-    touching: set[tuple[int, int]] = set()  # the calls, and nodes, that accesses may be of
+    touching: set[tuple[int, int]] = set()  # the calls and graph nodes that can have accesses
     for event in (plain for one in trace for plain in translator.translated(one)):
         match event.fact:
             case Access(node=node) if (event.seq, node) not in touching:
@@ -95,7 +95,7 @@ def unordered(trace: Iterable[Event]) -> Found:
 
 @dataclass(slots=True)
 class _Translator:
-    """Translates the events of a trace into those that ``Order`` knows."""
+    """Translates the events of a trace into those that ``Order`` handles."""
 
     doubts: Counter[str] = field(default_factory=Counter)
     _flags: dict[int, StreamFlag] = field(default_factory=dict)
@@ -107,13 +107,13 @@ class _Translator:
     _words: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     _freed: list[tuple[int, int, int]] = field(default_factory=list)  # from, up to, event
     _assumed: Counter[tuple[int, int]] = field(default_factory=Counter)  # of nodes, by graph
-    _graphs: dict[int, int] = field(default_factory=dict)  # by the call that describes a node
-    _launched: tuple[int, int] = (0, 0)  # the last launch of a graph, and the graph
-    _complete: set[int] = field(default_factory=set)  # the nodes with complete accesses in it
+    _graphs: dict[int, int] = field(default_factory=dict)  # by the call that added a node
+    _launched: tuple[int, int] = (0, 0)  # the last graph launch and its graph
+    _complete: set[int] = field(default_factory=set)  # its nodes whose accesses are complete
     _events: int = _FIRST_OWN_EVENT
 
     def translated(self, event: Event) -> Iterator[Event]:
-        """Yield an event in terms of ``Order``."""
+        """Yield the events for ``Order`` that replace an event of the trace."""
         fact = event.fact
         stream = int(getattr(fact, "stream", 0))
         if isinstance(fact, StreamCreate):
@@ -136,7 +136,7 @@ class _Translator:
             yield replace(event, fact=StreamCreate(stream, flag))
 
     def _captures(self, event: Event, stream: int) -> Sequence[Fact] | None:
-        """Handle an event of a capture; return None for any other."""
+        """Handle an event of a capture; return None for other events."""
         match event.fact:
             case CaptureBegin(graph):
                 self._capturing[stream] = graph
@@ -271,7 +271,7 @@ def _rows(lo: int, width: int, rows: int, pitch: int, mode: Mode) -> Access:
 
 
 def _pairs(operations: Sequence[Operation]) -> list[Pair]:
-    """Find the unordered pairs that share bytes, by a sweep along the addresses."""
+    """Find the unordered pairs that share bytes, in a sweep over the addresses."""
     found: dict[tuple[int, int], Pair] = {}
     active: list[tuple[int, int, Mode, Operation]] = []
     for lo, hi, mode, new in sorted(_touches(operations), key=lambda touch: touch[:2]):

@@ -1,4 +1,4 @@
-"""Arbitrary traces of streams, events, waits, graphs, and exact accesses to a few bytes."""
+"""Generate random traces of streams, events, waits, graphs and exact accesses to a few bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cudakit.trace.events import (
 )
 from cudakit.trace.kinds import Mode, StreamFlag, Work
 
-# A word, and numbers of which each word makes what it needs.
+# The name of a step, and numbers from which the step takes its parameters.
 Step: TypeAlias = tuple[str, int, int, int]
 
 FLAGS = (
@@ -65,7 +65,7 @@ def steps() -> st.SearchStrategy[list[Step]]:
 
 
 def trace(steps: Sequence[Step], *, one_site: bool = False) -> list[Event]:
-    """Make the events of some steps; each call comes from a site of its own, or all from one."""
+    """Return the events of some steps; each call has its own call stack, or all have the same."""
     writer = _Trace(one_site=one_site)
     for step in steps:
         writer.do(*step)

@@ -41,7 +41,7 @@ STREAMS = (StreamCreate(1, StreamFlag.NON_BLOCKING), StreamCreate(2, StreamFlag.
 
 
 def calls(*facts: Fact) -> list[Event]:
-    """Make a trace of two streams; an access is of the call before it."""
+    """Return a trace of two streams; an access belongs to the call before it."""
     events: list[Event] = []
     for fact in (*STREAMS, *facts):
         seq = len({event.seq for event in events}) + (not isinstance(fact, Access | Accessed))
@@ -50,7 +50,7 @@ def calls(*facts: Fact) -> list[Event]:
 
 
 def pairs(*facts: Fact) -> list[tuple[int, int]]:
-    """Return the calls of each pair, counted from those that make the streams."""
+    """Return the calls of each pair, numbered from the creation of the streams."""
     found = unordered(calls(*facts)).pairs
     return [(one.event.seq - 2, other.event.seq - 2) for one, other in found]
 

@@ -1,13 +1,13 @@
-"""What PyTorch's sanitizer checks of its event handler; streams and buffers as it numbers them."""
+"""The scenarios of PyTorch's tests of its CUDA sanitizer, with their numbers of streams and buffers."""
 
 from __future__ import annotations
 
 import pytest
-from core.sanitize.scene import NON_BLOCKING, Scene
+from core.sanitize.trace_scene import NON_BLOCKING, Scene
 
 
 def scene(streams: int = 11) -> Scene:
-    """Make streams 1 to 11; scenarios that begin with a stream 0 use 11 for it."""
+    """Return a scene with streams 1 to 11; 11 replaces stream 0 of the scenarios."""
     return Scene(*[NON_BLOCKING] * streams)
 
 
@@ -77,7 +77,7 @@ def test_record_of_destroyed_event_is_ignored(case: str) -> None:
     s = scene()
     s.R(1, "x")
     s.record(1, 1)
-    # An event that is made anew has another number, and was never recorded.
+    # A recreated event has another number and no record.
     s.wait(2, {"destroyed and made": 2, "destroyed": 3, "made": 4}[case])
     assert len(s.W(2, "x")) == 1
 
@@ -92,7 +92,7 @@ def test_all_reads_since_the_last_write_are_checked(last_read: bool, races: int)
         s.wait(11, i)
     if last_read:
         s.R(10, "x")
-        s.record(10, 9)  # in the wrong stream
+        s.record(10, 9)  # on the wrong stream
         s.wait(11, 10)
     assert len(s.W(11, "x")) == races
 

@@ -22,7 +22,7 @@ OTHER = (Fill(4, 4096, 1024),)
 def batch(
     directory: Path, *facts: Fact, at: str = "train.py", clock: Clock = Clock.VIRTUAL
 ) -> Batch:
-    """Return what a trace of this process holds; the ``n``-th fact comes from line n of a file."""
+    """Return a batch of this process; the call site of the n-th fact is line n of a file."""
     directory.mkdir()
     writer = SpoolWriter(directory, clock=clock)
     for line, fact in enumerate(facts, start=1):
@@ -93,7 +93,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
     report = Report(show=Confidence.POSSIBLE)
     found = batch(tmp_path / "a", *ONE[:2], *launches)
     records = found.records.copy()
-    records["seq"] = [1, 2, 3, 3, 5, 5]  # an access is of the launch before it
+    records["seq"] = [1, 2, 3, 3, 5, 5]  # an access belongs to the launch before it
     found = replace(found, records=records)
 
     assert watch.feed(found, report) == []

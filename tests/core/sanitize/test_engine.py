@@ -1,4 +1,4 @@
-"""The engine on whole traces, and against brute force."""
+"""The engine on whole traces, compared with brute force."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from core.sanitize.expected import pairs, reported
+from core.sanitize.expected_races import pairs, reported
 from core.sanitize.random_traces import Step, steps, trace
-from core.sanitize.scene import (
+from core.sanitize.trace_scene import (
     BLOCKING,
     LEGACY,
     NON_BLOCKING,
@@ -91,7 +91,7 @@ def test_empty_access_does_not_race() -> None:
 def test_unrelated_records_are_ignored() -> None:
     s = Scene()
     records = records_of(Event(Mark("here"), seq=50), Event(Launch(1, "k"), seq=51))
-    records["kind"][0] = 999  # of some later version
+    records["kind"][0] = 999  # of a later version
     assert s.engine.feed(records, [""]) == []
     assert s.call(Mark("there")) == []
     assert s.engine.coverage.launches == 1
@@ -240,7 +240,7 @@ def test_race_describes_both_operations() -> None:
 def races(
     events: Sequence[Event], *, cuts: Sequence[int] = (), forgets_above: int = 1024
 ) -> list[Race]:
-    """Feed a trace, in pieces that end before some of its calls."""
+    """Return the races of a trace that is fed in pieces; ``ends`` are the calls after the pieces."""
     engine, strings = Engine(forgets_above=forgets_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
     ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})

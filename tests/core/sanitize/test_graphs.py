@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from core.sanitize.scene import READ, SIZE, WRITE, Scene, place
+from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, place
 
 from cudakit.core.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.core.sanitize.races import Confidence, RaceKind
@@ -13,7 +13,7 @@ def access(node: int, buffer: str, mode: Mode, known: Known = Known.EXACT) -> Ac
 
 
 def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
-    """Make a graph: node 1 writes x, nodes 2 and 3 write y, node 4 reads x and y."""
+    """Build a graph: node 1 writes x, nodes 2 and 3 write y, node 4 reads x and y."""
     for node, accesses in {
         1: [access(1, "x", WRITE)],
         2: [access(2, "y", WRITE)],
@@ -101,7 +101,7 @@ def test_accesses_of_nodes_are_recorded_with_each_launch() -> None:
     s.call(GraphEdge(1, 1, 2))
     accesses = [access(1, "x", WRITE), access(3, "x", WRITE)]
     (race,) = s.call(GraphLaunch(1, 1, executable=1), *accesses)
-    # Node 3 waits for none: it races with the reader, and by that with the writer before it.
+    # Node 3 waits for no node: it races with the reader, which implies the race with the writer.
     assert {race.current.node, race.previous.node} <= {1, 2, 3}
     assert "last" in (race.current.name, race.previous.name)
     s.call(GraphEdge(1, 2, 3))

@@ -1,4 +1,4 @@
-"""Sentences about races and their fixes, in CUDA's and in each framework's terms."""
+"""Sentences about races, and fixes in terms of CUDA and of each framework."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 import pytest
-from core.sanitize.made import (
+from core.sanitize.sample_races import (
     DEFAULT,
     EVENT,
     OTHER,

@@ -1,9 +1,9 @@
-"""Allocations, copies and fills: what they access, and what the host waits for."""
+"""Accesses of allocations, copies and fills, and the waits of the host."""
 
 from __future__ import annotations
 
 import pytest
-from core.sanitize.scene import (
+from core.sanitize.trace_scene import (
     NON_BLOCKING,
     Scene,
     place,
@@ -85,7 +85,7 @@ def test_use_after_stream_ordered_free_races_in_any_order() -> None:
     s.free("x", How.STREAM_ORDERED, 1)
     (race,) = s.W(1, "x")
     assert race.kind is RaceKind.USE_AFTER_FREE
-    assert s.W(1, "x") == []  # told of already
+    assert s.W(1, "x") == []  # already reported
     s.device_sync()
     assert s.R(2, "x") == []
 

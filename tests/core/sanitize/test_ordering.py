@@ -1,9 +1,9 @@
-"""What comes after what, by the rules of CUDA: streams, events, the host and its threads, contexts."""
+"""CUDA's ordering rules for streams, events, the host and its threads, and contexts."""
 
 from __future__ import annotations
 
 import pytest
-from core.sanitize.scene import (
+from core.sanitize.trace_scene import (
     BLOCKING,
     LEGACY,
     NON_BLOCKING,
@@ -168,7 +168,7 @@ def test_stream_with_reused_slot_is_a_new_stream() -> None:
         s.device_sync()
     s.create(40)
     s.W(40, "y")
-    s.wait(1, 39)  # the record of a stream whose place stream 40 has now
+    s.wait(1, 39)  # recorded on a stream whose slot stream 40 reuses
     assert len(s.W(1, "y")) == 1
 
 
@@ -195,7 +195,7 @@ def test_captured_work_does_not_run() -> None:
     s.call(CaptureBegin(1, stream=1))
     s.W(1, "x")
     s.record(1, 1)
-    s.wait(2, 1)  # which takes stream 2 into the capture
+    s.wait(2, 1)  # makes stream 2 part of the capture
     s.W(2, "x")
     assert s.W(3, "x") == []
     s.call(CaptureEnd(1, stream=1))
@@ -242,7 +242,7 @@ def test_peer_access_uses_the_same_addresses() -> None:
 def test_threads_share_the_host_clock_unless_strict() -> None:
     for strict in (False, True):
         s = Scene(strict_threads=strict)
-        s.R(2, "y", thread=2)  # the thread is there before the wait
+        s.R(2, "y", thread=2)  # the thread starts before the wait
         s.W(1, "x", thread=1)
         s.sync(1, thread=1)
         assert len(s.W(2, "x", thread=2)) == strict

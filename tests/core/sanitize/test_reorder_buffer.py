@@ -19,30 +19,32 @@ STRINGS = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, what is told of it at once, and what comes later, all of it or only some."""
+    """A call with the facts written at once and later; some of the latter may be missing."""
 
     facts: Sequence[Fact]
     late: Sequence[Fact] = ()
-    all_told: bool = True
+    complete: bool = True
 
     @property
-    def is_replaced(self) -> bool:
+    def has_exact_accesses(self) -> bool:
         return Accessed(exact=True) in self.late
 
     def reordered(self) -> Iterator[Fact]:
-        """Yield what stands, as if it were told at once."""
+        """Yield the facts as the buffer must return them: exact accesses replace assumed ones."""
         for fact in (*self.facts, *self.late):
-            if not (isinstance(fact, Access) and fact.known >= Known.ASSUMED and self.is_replaced):
+            if not (
+                isinstance(fact, Access) and fact.known >= Known.ASSUMED and self.has_exact_accesses
+            ):
                 yield fact
 
 
 @dataclass(slots=True)
-class Told:
-    """A trace as it is written: what is late somewhere behind its call."""
+class WrittenTrace:
+    """A trace in the order in which it is written: late facts somewhere after their call."""
 
     events: list[Event] = field(default_factory=list)
     expected: list[Event] = field(default_factory=list)
-    never_told: int = 0
+    never_read: int = 0
 
     @property
     def records(self) -> Records:
@@ -53,7 +55,7 @@ def records(*events: Event) -> Records:
     return pack(events, STRINGS.index)
 
 
-def told(found: Records) -> list[Event]:
+def events_of(found: Records) -> list[Event]:
     return list(unpack(found, STRINGS))
 
 
@@ -70,7 +72,7 @@ def launches(draw: st.DrawFn) -> Call:
     done = draw(accesses(Known.EXACT, Known.SUMMARY))
     if draw(st.booleans()):
         return Call([LAUNCH, *assumed], [*done, Accessed(exact=draw(st.booleans()))])
-    return Call([LAUNCH, *assumed], done, all_told=False)
+    return Call([LAUNCH, *assumed], done, complete=False)
 
 
 @st.composite
@@ -81,7 +83,7 @@ def graph_launches(draw: st.DrawFn) -> Call:
     for node, done in enumerate(nodes[:count], start=1):
         late += [*done, Accessed(node, draw(st.booleans()))]
     launch = [GraphLaunch(1, 1, 1, pending=len(nodes)), *draw(accesses(Known.ASSUMED))]
-    return Call(launch, late, all_told=count == len(nodes))
+    return Call(launch, late, complete=count == len(nodes))
 
 
 def calls() -> st.SearchStrategy[Call]:
@@ -92,23 +94,25 @@ def calls() -> st.SearchStrategy[Call]:
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> Told:
-    trace, late = Told(), list[tuple[int, Sequence[Fact]]]()
+def traces(draw: st.DrawFn) -> WrittenTrace:
+    trace, late = WrittenTrace(), list[tuple[int, Sequence[Fact]]]()
     for seq, call in enumerate(draw(st.lists(calls(), max_size=12)), start=1):
         trace.events += [Event(fact, seq) for fact in call.facts]
         trace.expected += [Event(fact, seq) for fact in call.reordered()]
-        trace.never_told += not call.all_told
+        trace.never_read += not call.complete
         if call.late:
             late.append((seq, call.late))
         while late and draw(st.booleans()):
-            _tell_some(draw, trace, late)
+            _write_some(draw, trace, late)
     while late:
-        _tell_some(draw, trace, late)
+        _write_some(draw, trace, late)
     return trace
 
 
-def _tell_some(draw: st.DrawFn, trace: Told, late: list[tuple[int, Sequence[Fact]]]) -> None:
-    """Tell a part of what is late of one call, in its order."""
+def _write_some(
+    draw: st.DrawFn, trace: WrittenTrace, late: list[tuple[int, Sequence[Fact]]]
+) -> None:
+    """Write some of the late facts of one call, in their order."""
     seq, facts = late.pop(draw(st.integers(0, len(late) - 1)))
     count = draw(st.integers(1, len(facts)))
     trace.events += [Event(fact, seq) for fact in facts[:count]]
@@ -122,70 +126,74 @@ def batches(data: st.DataObject, found: Records) -> list[Records]:
 
 
 @given(st.data(), traces())
-def test_late_accesses_are_returned_in_order_of_calls(data: st.DataObject, trace: Told) -> None:
-    late = ReorderBuffer()
-    found = [late.feed(batch) for batch in batches(data, trace.records)]
-    found.append(late.flush())
+def test_late_accesses_are_returned_in_order_of_calls(
+    data: st.DataObject, trace: WrittenTrace
+) -> None:
+    buffer = ReorderBuffer()
+    found = [buffer.feed(batch) for batch in batches(data, trace.records)]
+    found.append(buffer.flush())
 
-    assert told(np.concatenate(found)) == trace.expected
-    assert late.never_read == trace.never_told
-    assert late.held == 0
+    assert events_of(np.concatenate(found)) == trace.expected
+    assert buffer.never_read == trace.never_read
+    assert buffer.held == 0
 
 
 @given(traces())
-def test_whole_trace_is_reordered_at_once(trace: Told) -> None:
+def test_whole_trace_is_reordered_at_once(trace: WrittenTrace) -> None:
     found, never_read = reordered(trace.records)
 
-    assert (told(found), never_read) == (trace.expected, trace.never_told)
+    assert (events_of(found), never_read) == (trace.expected, trace.never_read)
 
 
 @given(st.data(), traces(), st.integers(0, 20))
 def test_held_records_are_bounded_and_only_late_accesses_are_lost(
-    data: st.DataObject, trace: Told, most_held: int
+    data: st.DataObject, trace: WrittenTrace, most_held: int
 ) -> None:
-    late, found = ReorderBuffer(most_held=most_held), list[Event]()
+    buffer, found = ReorderBuffer(most_held=most_held), list[Event]()
     for batch in batches(data, trace.records):
-        found += told(late.feed(batch))
-        assert late.held <= most_held
-    found += told(late.flush())
+        found += events_of(buffer.feed(batch))
+        assert buffer.held <= most_held
+    found += events_of(buffer.flush())
 
     assert [event.seq for event in found] == sorted(event.seq for event in found)
-    # What was given up stands as it was assumed; of the others all is there.
+    # Launches that were given up keep their assumed accesses; no other record is lost.
     whole = [event for event in found if not isinstance(event.fact, Access | Accessed)]
     assert whole == [e for e in trace.expected if not isinstance(e.fact, Access | Accessed)]
-    assert late.never_read >= trace.never_told
-    assert late.never_read or found == trace.expected
+    assert buffer.never_read >= trace.never_read
+    assert buffer.never_read or found == trace.expected
 
 
 def test_records_without_pending_launches_are_returned_unchanged() -> None:
-    late = ReorderBuffer()
+    buffer = ReorderBuffer()
     some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Known.ASSUMED), 1))
 
-    assert late.feed(some) is some
-    assert late.held == 0
+    assert buffer.feed(some) is some
+    assert buffer.held == 0
 
 
 def test_records_after_pending_launch_are_held() -> None:
-    late = ReorderBuffer()
+    buffer = ReorderBuffer()
 
-    before = late.feed(records(Event(Fill(1, 0, 8), 1), Event(LAUNCH, 2), Event(Fill(2, 0, 8), 3)))
-    assert [event.seq for event in told(before)] == [1]
-    assert late.held == 2
-    after = late.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))
-    assert [event.seq for event in told(after)] == [2, 2, 2, 3]
+    before = buffer.feed(
+        records(Event(Fill(1, 0, 8), 1), Event(LAUNCH, 2), Event(Fill(2, 0, 8), 3))
+    )
+    assert [event.seq for event in events_of(before)] == [1]
+    assert buffer.held == 2
+    after = buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))
+    assert [event.seq for event in events_of(after)] == [2, 2, 2, 3]
 
 
 def test_accesses_of_given_up_launch_are_dropped() -> None:
-    late = ReorderBuffer(most_held=2)
+    buffer = ReorderBuffer(most_held=2)
     assumed = Event(Access(0, 64, WRITE, Known.ASSUMED), 2)
-    late.feed(records(Event(LAUNCH, 2), assumed))
-    given_up = late.feed(records(Event(Fill(1, 0, 8), 3), Event(LAUNCH, 4)))
+    buffer.feed(records(Event(LAUNCH, 2), assumed))
+    given_up = buffer.feed(records(Event(Fill(1, 0, 8), 3), Event(LAUNCH, 4)))
 
-    assert [event.seq for event in told(given_up)] == [2, 2, 3]
-    assert late.never_read == 1
-    assert len(late.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))) == 0
-    call = Event(Fill(1, 0, 8), 1)  # of another thread, which was slow to write it
-    assert told(late.feed(records(call))) == [call]
+    assert [event.seq for event in events_of(given_up)] == [2, 2, 3]
+    assert buffer.never_read == 1
+    assert len(buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))) == 0
+    call = Event(Fill(1, 0, 8), 1)  # written late, by another thread
+    assert events_of(buffer.feed(records(call))) == [call]
     last = [Event(LAUNCH, 4), Event(Accessed(), 4)]
-    assert told(late.feed(records(last[1]))) == last
-    assert late.never_read == 1
+    assert events_of(buffer.feed(records(last[1]))) == last
+    assert buffer.never_read == 1

@@ -1,4 +1,4 @@
-"""Races of several processes, each once, in the Result and its JSON."""
+"""Reports: the races of several processes, each once, in the result and its JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from core.sanitize.made import (
+from core.sanitize.sample_races import (
     BASE,
     DEFAULT,
     MIB,
@@ -42,7 +42,10 @@ def test_same_call_sites_are_one_race() -> None:
     (one,) = result_of(report_of(race(), again, race())).races
 
     assert one.count == 3
-    assert (one.current.seq, one.current.stream_number) == (112, DEFAULT)  # the first stays
+    assert (one.current.seq, one.current.stream_number) == (
+        112,
+        DEFAULT,
+    )  # the first occurrence is kept
 
 
 def test_different_kind_kernel_or_stack_is_another_race() -> None:

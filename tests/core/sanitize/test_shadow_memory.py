@@ -1,11 +1,11 @@
-"""What is kept of the bytes: rows, pointers, pools, and how it stays small."""
+"""Shadow memory: rows, pointers, pools, and bounded memory."""
 
 from __future__ import annotations
 
 import tracemalloc
 
 import pytest
-from core.sanitize.scene import (
+from core.sanitize.trace_scene import (
     DEVICE,
     NON_BLOCKING,
     READ,
@@ -20,7 +20,7 @@ from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS
 from cudakit.trace.events import Access, Copy, Fill
 from cudakit.trace.kinds import How, Known, Layer
 
-COUNT = 100  # of rows: more than are looked at one by one
+COUNT = 100  # rows: more than are checked one by one
 X = place("x")
 
 
@@ -102,7 +102,7 @@ def test_race_across_several_segments_is_reported_once() -> None:
     for at in range(0, 100, 10):
         s.R(1, X + at, size=5)
     (race,) = s.W(2, X, size=100)
-    assert race.previous.seq == s.seq - 1  # the last read comes after all others
+    assert race.previous.seq == s.seq - 1  # the last read happens after all others
 
 
 def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
@@ -139,14 +139,14 @@ def test_later_copy_behind_pointer_is_a_possible_race() -> None:
     (race,) = s.given(1, X - 8)
     assert race.confidence is Confidence.POSSIBLE
     assert s.given(3, X - 8, end=X) != []  # the same pointer
-    assert s.given(3, X - 64, end=X) == []  # another one, whose allocation ends before the copy
+    assert s.given(3, X - 64, end=X) == []  # another pointer, whose allocation ends before the copy
 
 
 def test_two_kernels_with_the_same_pointer_are_only_counted() -> None:
     s = Scene()
     assert s.given(1, "x") + s.given(2, "x") == []
     assert s.engine.coverage.suspected == 1
-    s.given(2, "x")  # follows from the first
+    s.given(2, "x")  # implied by the first
     assert s.engine.coverage.suspected == 1
 
 
@@ -224,7 +224,7 @@ def test_race_implied_by_another_is_not_reported() -> None:
     assert s.R(2, "x") == []
     s.record(1, 2)
     s.wait(3, 1)
-    assert s.R(3, "x") == []  # after the first reader
+    assert s.R(3, "x") == []  # ordered after the first reader
 
 
 def test_race_does_not_hide_races_with_other_streams_or_bytes() -> None:
@@ -295,7 +295,7 @@ PIECES_BYTES = 4 * MOST_SEGMENTS  # every other byte: twice as many segments as 
 
 
 def with_merged_segments() -> Scene:
-    """Return a scene in which stream 1 wrote more pieces of an allocation than are stored."""
+    """Return a scene in which stream 1 wrote more pieces of an allocation than the limit."""
     s = Scene(NON_BLOCKING, NON_BLOCKING, report_possible=True)
     s.alloc(DEVICE, size=1 << 20)
     s.kernel(1, *(Access(at, at + 1, WRITE) for at in range(DEVICE, DEVICE + PIECES_BYTES, 2)))

@@ -1,11 +1,11 @@
-"""Suppressions: what they cover, and what they must look like."""
+"""Suppressions: matching and syntax."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from core.sanitize.made import PREFETCH, STEP, kernel, side, work
+from core.sanitize.sample_races import PREFETCH, STEP, kernel, side, work
 
 from cudakit.core.sanitize.suppressions import Suppression, parse, suppressions
 from cudakit.errors import UsageError
@@ -17,9 +17,9 @@ COPY = side(work())
 @pytest.mark.parametrize(
     "pattern",
     [
-        "kernel:*vectorized_elementwise*",  # the readable name
-        "kernel:at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, …>",  # the short one
-        "kernel:_ZN2at6native29*",  # the mangled one
+        "kernel:*vectorized_elementwise*",  # the demangled name
+        "kernel:at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, …>",  # the short name
+        "kernel:_ZN2at6native29*",  # the mangled name
         "site:train.py",
         "site:/home/user/train/train.py",
         "site:train/*.py",

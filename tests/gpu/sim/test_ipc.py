@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.errors import CudaError, EnvironmentUnusable
-from cudakit.gpu.api import LEGACY, Fabric, HandleKind, Ptr
+from cudakit.gpu.api import LEGACY, FabricHandle, HandleKind, Ptr
 from cudakit.gpu.sim import Sim
 
 MIB = 1 << 20
@@ -107,9 +107,9 @@ def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKi
     taker.release(imported)
     giver.unmap(base, PAGE)
     giver.release(backing)
-    giver.withdraw(exported)
+    giver.revoke(exported)
 
-    assert isinstance(exported, Fabric) == (kind == "fabric")
+    assert isinstance(exported, FabricHandle) == (kind == "fabric")
     assert (used(giver), used(taker)) == (PAGE, 0)
     assert content(taker, there) == b"\t" * 4
     taker.unmap(there, PAGE)
@@ -119,7 +119,7 @@ def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKi
 def test_ended_or_withdrawn_export_cannot_be_imported(giver: Sim, taker: Sim) -> None:
     backing = giver.create(PAGE, "descriptor")
     exported = giver.export(backing)
-    giver.withdraw(exported)
+    giver.revoke(exported)
     with pytest.raises(EnvironmentUnusable, match="has freed the memory"):
         taker.import_backing(exported)
 

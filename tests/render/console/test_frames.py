@@ -1,4 +1,4 @@
-"""Stacks in one line."""
+"""Call stacks on one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for a terminal: escaped, and broken into lines."""
+"""Escaping, wrapping and cutting of text for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording the memory of torch, with a small package in its place."""
+"""The memory history of torch, with a small package in place of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from run.programs import Outcome, supervised
 
 from cudakit.run.protocol import About, Notice, Settings
 
-# What the agent uses of torch, and how torch behaves there: calls are queued until CUDA is initialised.
+# The functions of torch that the agent calls. As in torch, calls are queued until CUDA is initialized.
 TORCH = {
     "torch/__init__.py": """
         from torch import _C, cuda
@@ -33,7 +33,7 @@ TORCH = {
         def _record_memory_history(enabled="all", *, stacks="all", max_entries=1 << 60):
             assert stacks == "python" and max_entries <= 200_000
             from torch import cuda
-            assert cuda.ready == os.getpid(), "CUDA is not initialised"
+            assert cuda.ready == os.getpid(), "CUDA is not initialized"
             events.append("recorded")
         def _dump_snapshot(filename):
             with open(filename, "w") as file: file.write(",".join(events))

@@ -1,1 +1,1 @@
-"""Pinned memory of the host, by the same engine with another upstream."""
+"""Pinned host memory: the engine of device memory with another upstream."""

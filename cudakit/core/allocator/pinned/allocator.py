@@ -43,7 +43,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Begin to work; the first time the thread is started."""
+        """Wake the thread; the first call starts it."""
         if self._thread is None:
             name = "cudakit pinned memory"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -65,7 +65,7 @@ class Background:
             sleep(_POLL_S)
 
     def _work_once(self) -> bool:
-        """Work once; return False if the object of the work is gone."""
+        """Work once; return False if the object of the work was garbage-collected."""
         self._awake.clear()  # before the work, so that a wake-up during the work is not lost
         work = self._work()
         if work is None:
@@ -76,7 +76,7 @@ class Background:
 
 
 class CachingHostAllocator:
-    """Allocates pinned host memory, and caches what is freed.
+    """Allocates pinned host memory, and caches freed memory.
 
     The same operations give the same blocks and statistics as in PyTorch's host allocator. Any thread may use
     it, and ``free`` may be called by finalizers.
@@ -86,7 +86,7 @@ class CachingHostAllocator:
     neither.
 
     ``holders`` are the private pools of the device's allocator: a request that would go to one of them there
-    goes to a private pool here too, whose memory is kept until nobody holds that pool any more.
+    goes to a private pool here too, whose memory is kept while that pool has holders.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class CachingHostAllocator:
     def empty_cache(self) -> None:
         """Release all unused memory, without waiting for any stream.
 
-        Private pools are included once nobody holds them. Does nothing during a capture. Raises CudaError if
+        Private pools are included if they have no holder. Does nothing during a capture. Raises CudaError if
         the driver refuses; the rest stays cached.
         """
         stack = gather() if self._history.level >= Level.ALL else None
@@ -190,7 +190,7 @@ class CachingHostAllocator:
         return self._memory.settings
 
     def configure(self, settings: Settings) -> None:
-        """Follow other settings from now on. Raises Unsupported for one that the upstream cannot follow."""
+        """Replace the settings. Raises Unsupported if the upstream does not support one."""
         with self._guard.inside():
             self._memory.configure(settings)
         self._wake()
@@ -199,7 +199,7 @@ class CachingHostAllocator:
         """Begin a capture: until its end no event is queried and nothing is released.
 
         Memory that is allocated in a capture and used by a stream is not reused after its free, since the
-        graph may use it whenever it runs, until nobody holds its private pool any more, or
+        graph may use it whenever it runs, until its private pool has no holder any more, or
         ``forget_graphs``.
         """
         with self._guard.inside():
@@ -211,7 +211,7 @@ class CachingHostAllocator:
             self._memory.captures.count -= 1
 
     def forget_graphs(self) -> None:
-        """Free the memory that was kept for graphs: none that uses it runs any more."""
+        """Free the memory that was kept for graphs. No graph that uses it may run any more."""
         with self._guard.inside():
             self._memory.forget_graphs()
 
@@ -241,7 +241,7 @@ class CachingHostAllocator:
             self._memory.stats.reset_peaks()
 
     def reset_sums(self) -> None:
-        """Set the sums of what was allocated and freed to 0."""
+        """Set the sums of allocated and freed bytes and counts to 0."""
         with self._guard.inside():
             self._memory.stats.reset_sums()
 
@@ -254,7 +254,7 @@ class CachingHostAllocator:
         skip_actions: Collection[str] = (),
         clear: bool = False,
     ) -> None:
-        """Record a trace from now on, or none; as for device memory.
+        """Start or stop the recording of history; see CachingAllocator.record_history.
 
         Raises UsageError for an invalid setting.
         """
@@ -269,7 +269,7 @@ class CachingHostAllocator:
             self._memory.engine.trace = self._history if self._history.enabled else None
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``host_segments`` and ``host_traces`` of PyTorch's format: plain builtin values."""
+        """Return ``host_segments`` and ``host_traces`` in PyTorch's format, as builtin types."""
         with self._guard.inside():
             used = [*self._memory.live.values(), *(block for block, _ in list(self._guard.late))]
             blocks = {*used, *(block for pool in self._memory.pools for block in pool)}

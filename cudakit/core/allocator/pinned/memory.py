@@ -60,7 +60,7 @@ class HostMemory:
         self._captured: set[Block] = set()  # allocated in a capture: its graph may run at any time
 
     def configure(self, settings: Settings) -> None:
-        """Follow other settings from now on. Raises Unsupported if the upstream cannot."""
+        """Replace the settings. Raises Unsupported if the upstream does not support one."""
         self._supply.configure(settings)
         self._sizes.configure(settings)
         self.settings = settings
@@ -136,7 +136,7 @@ class HostMemory:
     # Cached memory.
 
     def release_cached(self, stack: RawStack | None, *, waits: bool = False) -> int:
-        """Release all cached blocks, of private pools those that nobody holds; return their bytes.
+        """Release all cached blocks, except those of held private pools; return their bytes.
 
         With ``waits`` pending frees of those private pools are waited for. Raises CudaError at the first
         refused.
@@ -164,7 +164,7 @@ class HostMemory:
     def _obtain(self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool) -> Block:
         """Return a block for a request that no free block serves."""
         if self.settings.pinned_use_background_threads and not self.captures.count and pool.pending:
-            pool.pending.process()  # what the thread has not processed yet
+            pool.pending.process()  # frees that the thread has not processed yet
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
@@ -243,7 +243,7 @@ class HostMemory:
     def _release_private_pool(
         self, pool: HostPool, stack: RawStack | None, *, waits: bool = False
     ) -> int:
-        """Release what a private pool caches that nobody holds, and drop the pool with its last block.
+        """Release the cached blocks of a private pool without holders; drop the pool with its last block.
 
         Returns the bytes. Raises CudaError if the driver refuses.
         """

@@ -1,7 +1,7 @@
 """Pools of pinned memory: which blocks serve a request, and the private pools of graphs.
 
 PyTorch keeps free blocks in bins of powers of two, and never splits one (``Pow2Bins``). The alternative is
-the best fit of device memory, with splits and merges, so that no request wastes what another could use: the
+the best fit of device memory, with splits and merges, so that no memory is wasted by rounding: the
 engine's own FreeBlocks. A private pool has the id of the device's pool and is held with it: memory allocated
 while a graph is captured belongs to the graph, since it is read whenever the graph runs. Source: PyTorch's
 aten/src/ATen/core/CachingHostAllocator.h (get_free_block, HostPrivatePool, begin_allocate_to_pool,
@@ -152,7 +152,7 @@ class Holders(Protocol):
 
 
 class NoHolders:
-    """Without private pools."""
+    """Holders for an allocator without private pools."""
 
     def pool_of(self, stream: int | None) -> PoolId:  # noqa: ARG002
         return DEFAULT_POOL
@@ -173,7 +173,7 @@ class HostPool:
         self.id = owner
         self.pending = pending
         self.kept: list[Block] = []
-        # HostStats counts what is shown.
+        # The statistics that users see are those of HostStats.
         self._stats = stats = PoolStats(BlockCounters(), Peaks(BlockCounters()))
         self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
         if splits:
@@ -203,7 +203,7 @@ class HostPool:
             yield from pool
 
     def __iter__(self) -> Iterator[Block]:
-        """Iterate over all blocks; one that waits for several streams comes more than once."""
+        """Iterate over all blocks; a block that waits for several streams is repeated."""
         yield from self.kept
         yield from self.free_blocks()
         yield from (block for _, block in self.pending.awaited())
@@ -238,7 +238,7 @@ class HostPools:
         return self._holders.is_held(pool.id)
 
     def unheld(self) -> list[HostPool]:
-        """List the private pools that nobody holds any more."""
+        """List the private pools without holders."""
         return [pool for pool in self if pool.is_private and not self.is_held(pool)]
 
     def drop(self, pool: HostPool) -> None:

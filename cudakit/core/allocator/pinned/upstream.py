@@ -1,4 +1,4 @@
-"""Where pinned memory comes from, and its statistics, the numbers of torch.cuda.host_memory_stats.
+"""The upstream of pinned memory, and its statistics, the numbers of torch.cuda.host_memory_stats.
 
 Source: PyTorch's CachingHostAllocator.h (HostStats, getStats) and torch/csrc/cuda/Module.cpp. Times are in
 microseconds.
@@ -21,7 +21,7 @@ from cudakit.torch_rules.settings import Settings
 
 
 class HostUpstream(EventSource, Protocol):
-    """Where pinned memory comes from. Every failure is a CudaError; out of memory has code 2."""
+    """The source of pinned memory. Every failure is a CudaError; out of memory has code 2."""
 
     def malloc(self, size_bytes: int) -> int: ...
     def free(self, ptr: int) -> None: ...
@@ -29,7 +29,7 @@ class HostUpstream(EventSource, Protocol):
 
 @runtime_checkable
 class Registering(Protocol):
-    """An upstream that can also pin memory after its allocation, which holds the driver's lock for less."""
+    """An upstream that can also pin memory after its allocation, which locks the driver for less time."""
 
     def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
 
@@ -199,7 +199,7 @@ class HostSupply:
         self._take: Callable[[int], int] = upstream.malloc
 
     def configure(self, settings: Settings) -> None:
-        """Follow other settings from now on. Raises Unsupported if the upstream cannot."""
+        """Replace the settings. Raises Unsupported if the upstream does not support one."""
         self._take = self._upstream.malloc
         if settings.pinned_use_cuda_host_register:
             self._take = self._registering(settings.pinned_num_register_threads)
@@ -225,7 +225,7 @@ class HostSupply:
         upstream = self._upstream
         if not isinstance(upstream, Registering):
             raise Unsupported(
-                "this upstream cannot register memory of the host",
-                hint="leave out pinned_use_cuda_host_register, or take the memory of a Gpu",
+                "this upstream cannot register host memory",
+                hint="omit pinned_use_cuda_host_register",
             )
         return lambda size_bytes: upstream.malloc_registered(size_bytes, threads)

@@ -119,35 +119,35 @@ def find(name: str) -> Check:
 # --- versions and devices --------------------------------------------------------------------------
 
 
-def versions(c: RunContext) -> dict[str, str]:
+def versions(context: RunContext) -> dict[str, str]:
     """Return the known versions of system, driver and packages."""
-    offered = driver_cuda(c)
+    offered = driver_cuda(context)
     found = {
-        "system": c.host.distribution,
-        "kernel": c.host.kernel,
-        "container": c.host.container or ("WSL" if c.host.is_wsl else ""),
-        "driver": _driver(c),
-        "NVML": nvml_library_version(c),
+        "system": context.host.distribution,
+        "kernel": context.host.kernel,
+        "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
+        "driver": _driver(context),
+        "NVML": nvml_library_version(context),
         "CUDA of the driver": None if offered is None else cuda_text(offered),
-        "libcuda": libcuda_path(c),
-        "Python": platform.python_version(),
-        **_packages(c),
+        "libcuda": libcuda_path(context),
+        "Python": "" if context.simulated else platform.python_version(),
+        **_packages(context),
     }
     return {label: text for label, text in found.items() if text}
 
 
-def _driver(c: RunContext) -> str | None:
-    module = c.driver.module
+def _driver(context: RunContext) -> str | None:
+    module = context.driver.module
     if module:
         return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
-    version = None if isinstance(c.nvml, Unavailable) else c.nvml.driver_version
+    version = None if isinstance(context.nvml, Unavailable) else context.nvml.driver_version
     return version if isinstance(version, str) else None
 
 
-def _packages(c: RunContext) -> dict[str, str]:
-    if isinstance(c.software.distributions, Unavailable):
+def _packages(context: RunContext) -> dict[str, str]:
+    if isinstance(context.software.distributions, Unavailable):
         return {}
-    installed = {one.name: one.version for one in reversed(c.software.distributions)}
+    installed = {one.name: one.version for one in reversed(context.software.distributions)}
     return {name: installed[name] for name in _PACKAGES if name in installed}
 
 

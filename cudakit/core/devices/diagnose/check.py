@@ -143,7 +143,7 @@ class SetVariable:
     name: str
     value: str
     effect: str
-    library: str  # that reads it
+    library: str  # the library that reads it
     source: str  # section of the documentation, or source file
 
 
@@ -159,6 +159,11 @@ class DoctorResult:
     devices: tuple[DeviceLine, ...]
     checks: tuple[CheckResult, ...]
     variables: tuple[SetVariable, ...] = ()  # environment variables that are set
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no check could be made."""
+        return self.status is Status.UNKNOWN
 
     @property
     def failures(self) -> int:

@@ -69,7 +69,7 @@ _ORDER = "CUDA_DEVICE_ORDER"
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
 
-def cuda_starts(c: RunContext) -> Finding:
+def cuda_starts(context: RunContext) -> Finding:
     """Every CUDA program calls cuInit first; its error code shows the cause.
 
     A short-lived child process calls cuInit, so that cudakit's own process can still fork. Error codes:
@@ -77,18 +77,18 @@ def cuda_starts(c: RunContext) -> Finding:
     kernel module have different versions, 804 cuda-compat on unsupported hardware, 805 to 809 MPS, 999
     often a missing /dev/nvidia-uvm. `cudakit explain CODE` explains each.
     """
-    cuda = c.cuda
+    cuda = context.cuda
     if isinstance(cuda, Unavailable):
-        require_driver(c)
-        return _without_libcuda(c, cuda.reason)
-    offered = driver_cuda(c)
+        require_driver(context)
+        return _without_libcuda(context, cuda.reason)
+    offered = driver_cuda(context)
     version = "?" if offered is None else cuda_text(offered)
     path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
     evidence = {"driver's CUDA": version, "libcuda": path}
     if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
-        require_driver(c)
+        require_driver(context)
         code, name, text = cuda.error
         return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *REMEDIES.get(code, ()))
     if not cuda.devices:
@@ -96,7 +96,7 @@ def cuda_starts(c: RunContext) -> Finding:
     return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 
-def _without_libcuda(c: RunContext, reason: str) -> Finding:
+def _without_libcuda(context: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
         return fail(
             f"the query of the CUDA driver failed: {reason}",
@@ -105,13 +105,13 @@ def _without_libcuda(c: RunContext, reason: str) -> Finding:
         )
     fix = (
         "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        if c.host.container
+        if context.host.container
         else "install the driver's CUDA library (libcuda.so.1) in the version of the kernel module"
     )
     return fail("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
 
 
-def visible_devices(c: RunContext) -> Finding:
+def visible_devices(context: RunContext) -> Finding:
     """CUDA_VISIBLE_DEVICES lists the devices that CUDA programs see, in the order of their CUDA indices.
 
     If it is not set, all devices are visible; if it is empty, none. The list ends at the first invalid
@@ -119,8 +119,10 @@ def visible_devices(c: RunContext) -> Finding:
     the beginning of a UUID (GPU-8932f937, MIG-...). Indices are in CUDA's order, which equals nvidia-smi's
     only with CUDA_DEVICE_ORDER=PCI_BUS_ID. Source: CUDA Programming Guide, CUDA Environment Variables.
     """
-    cuda = c.cuda
-    value = c.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
+    cuda = context.cuda
+    value = (
+        context.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
+    )
     if value is None:
         return ok(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
@@ -145,24 +147,24 @@ def visible_devices(c: RunContext) -> Finding:
     )
 
 
-def device_order(c: RunContext) -> Finding:
+def device_order(context: RunContext) -> Finding:
     """CUDA numbers devices from the fastest to the slowest, nvidia-smi by PCI address.
 
     With equal GPUs both orders are mostly the same. With different GPUs, cuda:0 may be GPU 1 of nvidia-smi,
     and CUDA_VISIBLE_DEVICES=0 the wrong GPU. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA use nvidia-smi's
     order. The check compares UUIDs and PCI addresses; it does not rely on the variable.
     """
-    order = c.variables.get(_ORDER)
+    order = context.variables.get(_ORDER)
     if order is not None and order not in _ORDERS:
         return warn(
             f"{_ORDER}={order} is not valid, so CUDA ignores it",
             {_ORDER: order},
             f"export {_ORDER}=PCI_BUS_ID",
         )
-    cuda = c.cuda
+    cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    found = match(require_nvml(c), cuda)
+    found = match(require_nvml(context), cuda)
     pairs = [(one.cuda, one.nvml) for one in found if one.cuda and not one.hidden]
     numbers = {ours.index: theirs.index for ours, theirs in pairs if theirs}
     shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
@@ -181,43 +183,43 @@ def device_order(c: RunContext) -> Finding:
 # --- the self-test: each check reports one step of --deep ------------------------------------------
 
 
-def context_step(c: RunContext) -> Finding:
+def context_step(context: RunContext) -> Finding:
     """Every CUDA program first creates a context on its device; it takes a few hundred MiB.
 
     Creating a context fails, although cuInit succeeded, if another process uses the device in exclusive
     mode (46), if no memory is free (2), or if the device is broken.
     """
-    return _check_step(c, "context", "a CUDA context can be created")
+    return _check_step(context, "context", "a CUDA context can be created")
 
 
-def compile_step(c: RunContext) -> Finding:
+def compile_step(context: RunContext) -> Finding:
     """CuPy, Numba, PyTorch and cudakit compile CUDA C++ at run time with NVRTC.
 
     The check searches Python packages and the CUDA toolkit for NVRTC. NVRTC must support the GPU's compute
     capability (CK010).
     """
-    return _check_step(c, "compile", "NVRTC compiles for this GPU")
+    return _check_step(context, "compile", "NVRTC compiles for this GPU")
 
 
-def kernel_step(c: RunContext) -> Finding:
+def kernel_step(context: RunContext) -> Finding:
     """A small kernel runs on every SM, and each of its results is compared with the expected value.
 
     A wrong value without an error indicates defective hardware (silent data corruption).
     """
-    return _check_step(c, "kernel", "a kernel computes correct results")
+    return _check_step(context, "kernel", "a kernel computes correct results")
 
 
-def copy_step(c: RunContext) -> Finding:
+def copy_step(context: RunContext) -> Finding:
     """Bytes copied to the device and back must be unchanged.
 
     The check copies from pinned host memory, over PCIe or NVLink-C2C, and within the device.
     """
-    return _check_step(c, "copy", "copies to the GPU and back are correct")
+    return _check_step(context, "copy", "copies to the GPU and back are correct")
 
 
-def _check_step(c: RunContext, name: str, well: str) -> Finding:
-    require_driver(c)
-    step = next((one for one in require(c.self_test) if one.name == name), None)
+def _check_step(context: RunContext, name: str, well: str) -> Finding:
+    require_driver(context)
+    step = next((one for one in require(context.self_test) if one.name == name), None)
     if step is None:
         raise NotCheckable("an earlier step of the self-test failed")
     if step.error:

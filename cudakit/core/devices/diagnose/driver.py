@@ -27,7 +27,7 @@ _INSTALL = {
 }
 
 
-def driver_loaded(c: RunContext) -> Finding:
+def driver_loaded(context: RunContext) -> Finding:
     """CUDA needs NVIDIA's kernel module.
 
     The check reads /proc/driver/nvidia/version, which containers share with their host. In a sandbox that
@@ -35,56 +35,57 @@ def driver_loaded(c: RunContext) -> Finding:
     reports the probable cause: no GPU on the PCI bus, the nouveau driver instead, a module that was not
     built for this kernel, or an unsigned module that Secure Boot refuses.
     """
-    module = c.driver.module
+    module = context.driver.module
     if module:
         kind = "open" if module.is_open else "proprietary"
         return ok(f"driver {module.version} is loaded ({kind} kernel module)")
-    version = answering_driver(c)
+    version = answering_driver(context)
     if version:
-        return ok(f"driver {version} answers (/proc/driver/nvidia is hidden here)")
-    if c.host.is_wsl:
-        return _without_wsl_driver(c)
-    return _not_loaded(c)
+        hidden = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
+        return ok(f"driver {version} answers{hidden}")
+    if context.host.is_wsl:
+        return _without_wsl_driver(context)
+    return _not_loaded(context)
 
 
-def answering_driver(c: RunContext) -> str | None:
+def answering_driver(context: RunContext) -> str | None:
     """Return the version of a driver that NVML or CUDA reaches, None if neither does."""
-    if not isinstance(c.nvml, Unavailable):
-        version = c.nvml.driver_version
+    if not isinstance(context.nvml, Unavailable):
+        version = context.nvml.driver_version
         return "of unknown version" if isinstance(version, Unavailable) else version
-    if not isinstance(c.cuda, Unavailable) and c.cuda.error is None:
+    if not isinstance(context.cuda, Unavailable) and context.cuda.error is None:
         return "of unknown version"
     return None
 
 
-def require_nvml(c: RunContext) -> NvmlView:
+def require_nvml(context: RunContext) -> NvmlView:
     """Return NVML's view. Raises NotCheckable if NVML does not answer, which CK003 reports."""
-    return require(c.nvml, "NVML does not answer (CK003)")
+    return require(context.nvml, "NVML does not answer (CK003)")
 
 
-def require_driver(c: RunContext) -> None:
+def require_driver(context: RunContext) -> None:
     """Raise NotCheckable if no driver is loaded, which CK001 reports."""
-    if driver_loaded(c).status is Status.FAIL:
+    if driver_loaded(context).status is Status.FAIL:
         raise NotCheckable("the driver is not loaded (CK001)")
 
 
-def _not_loaded(c: RunContext) -> Finding:
-    gpus = c.driver.pci_gpus
+def _not_loaded(context: RunContext) -> Finding:
+    gpus = context.driver.pci_gpus
     evidence = {"/proc/driver/nvidia/version": "not found"}
     if gpus:
         evidence["PCI bus"] = ", ".join(
             f"{one.address} ({one.driver or 'no driver'})" for one in gpus
         )
-    if any(one.driver == "nouveau" for one in gpus) or c.driver.nouveau_loaded:
+    if any(one.driver == "nouveau" for one in gpus) or context.driver.nouveau_loaded:
         return fail(
             "the GPU uses the nouveau driver, which does not support CUDA",
             evidence,
-            *_install(c.host.distribution_id),
+            *_install(context.host.distribution_id),
             "then disable nouveau: echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/nouveau.conf, "
             "update the initramfs and reboot",
         )
     if gpus:
-        return _module_missing(c, evidence)
+        return _module_missing(context, evidence)
     evidence["PCI bus"] = "no NVIDIA GPU"
     return fail(
         "no NVIDIA GPU and no NVIDIA driver found",
@@ -94,24 +95,24 @@ def _not_loaded(c: RunContext) -> Finding:
     )
 
 
-def _module_missing(c: RunContext, evidence: dict[str, str]) -> Finding:
-    release = c.host.kernel or "?"
+def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
+    release = context.host.kernel or "?"
     evidence["kernel"] = release
-    if c.host.container:
+    if context.host.container:
         return fail(
             "the NVIDIA driver is not loaded on the host",
             evidence,
             "load or install the driver on the host; a container cannot do that",
         )
-    if not c.driver.module_installed:
+    if not context.driver.module_installed:
         return fail(
             f"no NVIDIA kernel module is installed for kernel {release}",
             evidence,
-            *_install(c.host.distribution_id),
+            *_install(context.host.distribution_id),
             "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
         )
     signed: tuple[str, ...] = ()
-    if c.host.secure_boot:
+    if context.host.secure_boot:
         evidence["Secure Boot"] = "on: modules must be signed with an enrolled key"
         signed = (
             "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
@@ -124,10 +125,10 @@ def _module_missing(c: RunContext, evidence: dict[str, str]) -> Finding:
     )
 
 
-def _without_wsl_driver(c: RunContext) -> Finding:
+def _without_wsl_driver(context: RunContext) -> Finding:
     found = {
-        "/dev/dxg": any(node.path == "/dev/dxg" for node in c.driver.device_nodes),
-        "/usr/lib/wsl/lib/libcuda.so.1": c.driver.wsl_libcuda,
+        "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
+        "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
     }
     return fail(
         "the Windows driver does not answer in WSL",
@@ -143,27 +144,27 @@ def _install(distribution_id: str) -> tuple[str, ...]:
     return (command, f"or follow {_GUIDE}") if command else (f"install the driver: {_GUIDE}",)
 
 
-def nvml_answers(c: RunContext) -> Finding:
+def nvml_answers(context: RunContext) -> Finding:
     """nvidia-smi and all monitors read the state of GPUs through NVML, the driver's management library.
 
     CUDA works without NVML, but the health of the GPUs is then unknown. Usual causes: the container was
     started without the driver capability "utility"; libnvidia-ml and the kernel module have different
     versions (CK004); or the container has lost its device nodes, and NVML returns Unknown Error (CK002).
     """
-    if not isinstance(c.nvml, Unavailable):
-        count = sum(device.parent is None for device in c.nvml.devices)
-        version = c.nvml.nvml_version
+    if not isinstance(context.nvml, Unavailable):
+        count = sum(device.parent is None for device in context.nvml.devices)
+        version = context.nvml.nvml_version
         shown = "" if isinstance(version, Unavailable) else f" {version}"
         return ok(f"NVML{shown} answers and sees {count_of(count, 'GPU')}")
-    require_driver(c)
-    reason = c.nvml.reason
-    if c.host.is_jetson:
+    require_driver(context)
+    reason = context.nvml.reason
+    if context.host.is_jetson:
         return ok("NVML does not answer, which is normal on this Jetson", {"NVML": reason})
-    return fail(f"NVML does not answer: {reason}", {}, *_nvml_fixes(c, reason.lower()))
+    return fail(f"NVML does not answer: {reason}", {}, *_nvml_fixes(context, reason.lower()))
 
 
-def _nvml_fixes(c: RunContext, reason: str) -> tuple[str, ...]:
-    where = c.host.container
+def _nvml_fixes(context: RunContext, reason: str) -> tuple[str, ...]:
+    where = context.host.container
     if "different versions" in reason:
         return ("update the libraries to the kernel module's version, or reboot (CK004)",)
     if "unknown error" in reason and where:
@@ -173,22 +174,22 @@ def _nvml_fixes(c: RunContext, reason: str) -> tuple[str, ...]:
     return ("install the driver's libraries (nvidia-utils) in the version of the kernel module",)
 
 
-def versions_agree(c: RunContext) -> Finding:
+def versions_agree(context: RunContext) -> Finding:
     """The kernel module, libnvidia-ml and libcuda must have the same driver version.
 
     After a driver update the new libraries are on disk while the old module is still loaded: NVML then
     reports "Driver/library version mismatch", and cuInit fails with 803. A container keeps the libraries
     that it got when it started. A libcuda from cuda-compat has another version on purpose (CK008).
     """
-    module = c.driver.module
+    module = context.driver.module
     versions = {
         "kernel module": module.version if module else None,
-        "libnvidia-ml": nvml_library_version(c),
-        "libcuda": None if _is_compat(c) else libcuda_version(c),
+        "libnvidia-ml": nvml_library_version(context),
+        "libcuda": None if _is_compat(context) else libcuda_version(context),
     }
     known = {part: version for part, version in versions.items() if version}
     if len(known) < 2:
-        require_driver(c)
+        require_driver(context)
         raise NotCheckable("the version of fewer than two parts of the driver is known")
     if len(set(known.values())) == 1:
         parts = list(known)
@@ -204,11 +205,11 @@ def versions_agree(c: RunContext) -> Finding:
     )
 
 
-def _is_compat(c: RunContext) -> bool:
-    return "compat" in (libcuda_path(c) or "")
+def _is_compat(context: RunContext) -> bool:
+    return "compat" in (libcuda_path(context) or "")
 
 
-def libcuda_origin(c: RunContext) -> Finding:
+def libcuda_origin(context: RunContext) -> Finding:
     """Programs should load the driver's own libcuda, unless cuda-compat is needed and supported.
 
     Two other libraries can replace the driver's: the stub of the CUDA toolkit, which exists only for
@@ -217,11 +218,11 @@ def libcuda_origin(c: RunContext) -> Finding:
     an older one, as in old container images, hides the driver's newer CUDA or fails with 803. Source: CUDA
     Compatibility, section Forward Compatibility.
     """
-    path = libcuda_path(c)
+    path = libcuda_path(context)
     if path is None:
-        require_driver(c)
+        require_driver(context)
         raise NotCheckable("no libcuda was found (CK005)")
-    evidence = {"libcuda": path, **_other_copies(c, path)}
+    evidence = {"libcuda": path, **_other_copies(context, path)}
     if "/stubs/" in path:
         return fail(
             "the stub libcuda is loaded, which cannot run any program",
@@ -229,14 +230,14 @@ def libcuda_origin(c: RunContext) -> Finding:
             _remove_from_path("stubs"),
         )
     if "compat" in path:
-        return _check_compat(c, path, evidence)
+        return _check_compat(context, path, evidence)
     return ok(f"libcuda belongs to the driver: {path}", evidence)
 
 
-def _check_compat(c: RunContext, path: str, evidence: dict[str, str]) -> Finding:
-    own, module = libcuda_version(c), c.driver.module
+def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> Finding:
+    own, module = libcuda_version(context), context.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
-    code = c.cuda_error
+    code = context.cuda_error
     if code in (803, 804):
         reason = "this GPU does not support it" if code == 804 else "it does not suit this driver"
         return fail(
@@ -260,11 +261,13 @@ def _remove_from_path(mark: str) -> str:
     )
 
 
-def _other_copies(c: RunContext, path: str) -> dict[str, str]:
-    if isinstance(c.software.libraries, Unavailable):
+def _other_copies(context: RunContext, path: str) -> dict[str, str]:
+    if isinstance(context.software.libraries, Unavailable):
         return {}
     copies = [
-        one for one in c.software.libraries if one.soname == "libcuda.so.1" and one.real != path
+        one
+        for one in context.software.libraries
+        if one.soname == "libcuda.so.1" and one.real != path
     ]
     paths = dict.fromkeys(one.real for one in copies)
     return {"other copies": ", ".join(paths)} if paths else {}
@@ -273,26 +276,26 @@ def _other_copies(c: RunContext, path: str) -> dict[str, str]:
 # --- versions of the driver's parts ----------------------------------------------------------------
 
 
-def nvml_library_version(c: RunContext) -> str | None:
+def nvml_library_version(context: RunContext) -> str | None:
     """Return the driver version of libnvidia-ml, without the NVML version before it."""
-    nvml = c.nvml
+    nvml = context.nvml
     if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
         return nvml.nvml_version.partition(".")[2] or None
-    path = _first_copy(c, "libnvidia-ml.so.1")
+    path = _first_copy(context, "libnvidia-ml.so.1")
     return version_in_name(path) if path else None
 
 
-def libcuda_path(c: RunContext) -> str | None:
+def libcuda_path(context: RunContext) -> str | None:
     """Return the path of the libcuda that answered, else the first one on the loader's path."""
-    cuda = c.cuda
+    cuda = context.cuda
     if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
         return cuda.libcuda
-    return _first_copy(c, "libcuda.so.1")
+    return _first_copy(context, "libcuda.so.1")
 
 
-def libcuda_version(c: RunContext) -> str | None:
+def libcuda_version(context: RunContext) -> str | None:
     """Return the driver version in the file name of libcuda, None if it is unknown."""
-    path = libcuda_path(c)
+    path = libcuda_path(context)
     return version_in_name(path) if path else None
 
 
@@ -302,15 +305,17 @@ def version_in_name(path: str) -> str | None:
     return found[1] if found else None
 
 
-def _first_copy(c: RunContext, soname: str) -> str | None:
+def _first_copy(context: RunContext, soname: str) -> str | None:
     """Return the copy of a library that the dynamic loader would load."""
-    found = () if isinstance(c.software.libraries, Unavailable) else c.software.libraries
+    found = (
+        () if isinstance(context.software.libraries, Unavailable) else context.software.libraries
+    )
     return next((one.real for one in found if one.soname == soname), None)
 
 
-def driver_cuda(c: RunContext) -> tuple[int, int] | None:
+def driver_cuda(context: RunContext) -> tuple[int, int] | None:
     """Return the version of CUDA that the driver supports, None if it is unknown."""
-    version = None if isinstance(c.cuda, Unavailable) else c.cuda.driver_version
+    version = None if isinstance(context.cuda, Unavailable) else context.cuda.driver_version
     return version if isinstance(version, tuple) else None
 
 

@@ -46,17 +46,17 @@ class GpuState:
         return any(value is not None and not isinstance(value, Unavailable) for value in values)
 
 
-def gpu_states(c: RunContext) -> tuple[GpuState, ...]:
+def gpu_states(context: RunContext) -> tuple[GpuState, ...]:
     """Return the GPUs without their MIG instances. Raises NotCheckable if NVML reports none."""
-    require_nvml(c)
-    gpus = tuple(_states(c))
+    require_nvml(context)
+    gpus = tuple(_states(context))
     if not gpus:
         raise NotCheckable("NVML reports no GPU (CK007)")
     return gpus
 
 
-def _states(c: RunContext) -> Iterator[GpuState]:
-    for device, telemetry in zip_longest(c.nvml_devices, c.telemetry):
+def _states(context: RunContext) -> Iterator[GpuState]:
+    for device, telemetry in zip_longest(context.nvml_devices, context.telemetry):
         current = telemetry.fields if isinstance(telemetry, Telemetry) else {}
         if device.parent is None:
             yield GpuState(device, {**device.fields, **current})

@@ -54,14 +54,14 @@ ECC_RULES = (
 )
 
 
-def memory_errors(c: RunContext) -> Finding:
+def memory_errors(context: RunContext) -> Finding:
     """ECC detects memory errors; an error that it cannot correct ends the affected programs.
 
     Volatile counters start when the driver is loaded, aggregate counters count over the life of the GPU.
     An uncorrectable error since driver load means that programs or results were lost; after a DRAM error
     the GPU remaps the memory row (CK028). GeForce GPUs have no ECC, or ECC is off.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.has(*_ECC_VOLATILE, *_ECC_AGGREGATE)]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.has(*_ECC_VOLATILE, *_ECC_AGGREGATE)]
     return check_gpus(
         gpus,
         ECC_RULES,
@@ -111,14 +111,14 @@ REPAIR_RULES = (
 )
 
 
-def memory_repairs(c: RunContext) -> Finding:
+def memory_repairs(context: RunContext) -> Finding:
     """GPUs replace defective memory with spare rows (Ampere and newer) or retire pages (older GPUs).
 
     A pending replacement takes effect at the next reset; until then the defective memory stays in use. A
     failed replacement means that no spare rows are left: the GPU must be replaced. The driver may also
     request an action (recovery action). Source: NVIDIA GPU Memory Error Management.
     """
-    return check_gpus(gpu_states(c), REPAIR_RULES, "no memory repair is pending", _repairs)
+    return check_gpus(gpu_states(context), REPAIR_RULES, "no memory repair is pending", _repairs)
 
 
 # --- speed -----------------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ PCIE_RULES = (
 )
 
 
-def pcie_links(c: RunContext) -> Finding:
+def pcie_links(context: RunContext) -> Finding:
     """Copies between host and GPU are slower if the PCIe link has fewer lanes or a lower generation.
 
     An idle link lowers its generation to save power, so the generation is checked only under load. The
     number of lanes does not change with load; fewer lanes than GPU and slot support indicate a badly seated
     card, a riser or a BIOS setting.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.has("pcie_width", "pcie_generation")]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.has("pcie_width", "pcie_generation")]
     idle = any(_is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus)
     passed = (
         f"PCIe links have all lanes{' (idle links run slower, which is normal)' if idle else ''}"
@@ -206,14 +206,14 @@ THROTTLING_RULE = GpuRule(
 )
 
 
-def throttling(c: RunContext) -> Finding:
+def throttling(context: RunContext) -> Finding:
     """A GPU that is too hot, or gets too little power, lowers its clocks (throttling).
 
     The check sees the current state only: run it while the GPU is under load. A software power cap is not
     reported, because it is normal under full load; CK031 checks the limit itself. A power brake is a
     request of the power supply to draw less.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.words("clock_event_reasons") is not None]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.words("clock_event_reasons") is not None]
     return check_gpus(gpus, [THROTTLING_RULE], "no GPU is throttled now", _clock_reasons)
 
 
@@ -237,13 +237,15 @@ POWER_RULE = GpuRule(
 )
 
 
-def power_limits(c: RunContext) -> Finding:
+def power_limits(context: RunContext) -> Finding:
     """A power limit below the default lowers the clocks under full load.
 
     It was set with nvidia-smi -pl or by the machine's power management, and is reset at reboot unless a
     service sets it again.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.has("power_limit_enforced_w", "power_limit_w")]
+    gpus = [
+        gpu for gpu in gpu_states(context) if gpu.has("power_limit_enforced_w", "power_limit_w")
+    ]
     return check_gpus(
         gpus,
         [POWER_RULE],
@@ -265,14 +267,14 @@ PERSISTENCE_RULE = GpuRule(
 )
 
 
-def persistence(c: RunContext) -> Finding:
+def persistence(context: RunContext) -> Finding:
     """Without persistence mode the driver shuts down an unused GPU and initializes it again at the next use.
 
     Initialization takes a second or more and resets settings such as the power limit. A display, or any
     process that keeps the GPU open, has the same effect as persistence mode. nvidia-persistenced is
     NVIDIA's recommended way to enable it.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.flag("persistence_mode") is not None]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.flag("persistence_mode") is not None]
     return check_gpus(
         gpus,
         [PERSISTENCE_RULE],

@@ -28,7 +28,7 @@ _LOG = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
 _PASSED_THROUGH = ("vfio-pci", "pci-stub")
 
 
-def device_nodes(c: RunContext) -> Finding:
+def device_nodes(context: RunContext) -> Finding:
     """Programs access the driver through the files /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0 and so on.
 
     EPERM: the container's control group forbids the device. The container was started without the GPU, or
@@ -36,58 +36,60 @@ def device_nodes(c: RunContext) -> Finding:
     Unknown Error). EACCES: the user has no permission on the file. If /dev/nvidia-uvm is missing, cuInit
     fails with 999; nvidia-modprobe creates it.
     """
-    if c.simulated:
+    if context.simulated:
         raise NotCheckable("the GPU is simulated")
-    require_driver(c)
-    if c.host.is_wsl or c.host.is_jetson:
-        return _other_platform(c)
-    problems = [*_missing_nodes(c), *_refused_nodes(c)]
-    if c.cuda_devices and problems:
-        return ok("the device nodes work, because CUDA does", _node_evidence(c))
-    passed = f"{count_of(len(c.driver.device_nodes), 'device node')} can be opened"
-    return combine(problems, otherwise=ok(passed, _node_evidence(c)))
+    require_driver(context)
+    if context.host.is_wsl or context.host.is_jetson:
+        return _other_platform(context)
+    problems = [*_missing_nodes(context), *_refused_nodes(context)]
+    if context.cuda_devices and problems:
+        return ok("the device nodes work, because CUDA does", _node_evidence(context))
+    passed = f"{count_of(len(context.driver.device_nodes), 'device node')} can be opened"
+    return combine(problems, otherwise=ok(passed, _node_evidence(context)))
 
 
-def _other_platform(c: RunContext) -> Finding:
-    refused = [node for node in c.driver.device_nodes if node.error]
+def _other_platform(context: RunContext) -> Finding:
+    refused = [node for node in context.driver.device_nodes if node.error]
     if refused:
         return fail(
             f"{refused[0].path} cannot be opened ({refused[0].error})",
-            _node_evidence(c),
+            _node_evidence(context),
             "sudo usermod -aG video,render $USER, then log in again",
         )
-    return ok("the device nodes can be opened", _node_evidence(c))
+    return ok("the device nodes can be opened", _node_evidence(context))
 
 
-def _missing_nodes(c: RunContext) -> Iterator[Finding]:
-    present = {node.path for node in c.driver.device_nodes}
+def _missing_nodes(context: RunContext) -> Iterator[Finding]:
+    present = {node.path for node in context.driver.device_nodes}
     gpus = [path for path in present if _GPU.fullmatch(path)]
     if _CONTROL not in present or not gpus:
         missing = _CONTROL if _CONTROL not in present else "/dev/nvidia0"
-        if c.host.container:
+        if context.host.container:
             yield fail(
                 f"the container was started without a GPU: {missing} does not exist",
-                _node_evidence(c),
+                _node_evidence(context),
                 _START_CONTAINER,
             )
         else:
             yield fail(
                 f"{missing} does not exist",
-                _node_evidence(c),
+                _node_evidence(context),
                 "sudo nvidia-modprobe -c 0 -u",
                 "or: sudo nvidia-smi",
             )
     elif _UVM not in present:
-        fix = _START_CONTAINER if c.host.container else "sudo nvidia-modprobe -u -c 0"
-        yield fail(f"{_UVM} does not exist, so CUDA cannot start (999)", _node_evidence(c), fix)
+        fix = _START_CONTAINER if context.host.container else "sudo nvidia-modprobe -u -c 0"
+        yield fail(
+            f"{_UVM} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
+        )
 
 
-def _refused_nodes(c: RunContext) -> Iterator[Finding]:
-    for node in c.driver.device_nodes:
+def _refused_nodes(context: RunContext) -> Iterator[Finding]:
+    for node in context.driver.device_nodes:
         if not node.error or not (_GPU.fullmatch(node.path) or node.path in (_CONTROL, _UVM)):
             continue
         seen = {node.path: f"{node.error} ({node.mode})"}
-        if node.error == "EPERM" and c.host.container:
+        if node.error == "EPERM" and context.host.container:
             yield fail(
                 "the container has no permission to use the GPU (EPERM)",
                 seen,
@@ -109,13 +111,14 @@ def _refused_nodes(c: RunContext) -> Iterator[Finding]:
             )
 
 
-def _node_evidence(c: RunContext) -> dict[str, str]:
+def _node_evidence(context: RunContext) -> dict[str, str]:
     return {
-        node.path: node.error or f"can be opened ({node.mode})" for node in c.driver.device_nodes
+        node.path: node.error or f"can be opened ({node.mode})"
+        for node in context.driver.device_nodes
     } or {"/dev/nvidia*": "not found"}
 
 
-def gpus_on_bus(c: RunContext) -> Finding:
+def gpus_on_bus(context: RunContext) -> Finding:
     """NVML should report every NVIDIA GPU that is on the PCI bus.
 
     The registers of a GPU that has fallen off the bus read as all ones (revision ff in lspci), and the
@@ -123,8 +126,8 @@ def gpus_on_bus(c: RunContext) -> Finding:
     not initialize is on the bus but not in NVML. A container sees the bus of its host, but only its own
     GPUs in NVML.
     """
-    require_driver(c)
-    on_bus = [one for one in c.driver.pci_gpus if one.driver not in _PASSED_THROUGH]
+    require_driver(context)
+    on_bus = [one for one in context.driver.pci_gpus if one.driver not in _PASSED_THROUGH]
     gone = [one.address for one in on_bus if one.is_gone]
     if gone:
         return fail(
@@ -132,26 +135,28 @@ def gpus_on_bus(c: RunContext) -> Finding:
             {"revision": "0xff"},
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
         )
-    gpus = [device for device in require_nvml(c).devices if device.parent is None]
+    gpus = [device for device in require_nvml(context).devices if device.parent is None]
     lost = {
         f"GPU {one.index}": one.uuid.reason for one in gpus if isinstance(one.uuid, Unavailable)
     }
     if lost:
         return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG)
     if on_bus:
-        return _compare_with_bus(c, on_bus, gpus)
+        return _compare_with_bus(context, on_bus, gpus)
     if not gpus:
         return fail("NVML answers but reports no GPU", {}, _LOG)
     return ok(f"NVML reports {count_of(len(gpus), 'GPU')}; the PCI bus cannot be read here")
 
 
-def _compare_with_bus(c: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]) -> Finding:
+def _compare_with_bus(
+    context: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]
+) -> Finding:
     answering = {_normalized(one.pci_bus_id) for one in known if isinstance(one.pci_bus_id, str)}
     unknown = [one for one in on_bus if _normalized(one.address) not in answering]
     if not unknown:
         return ok(f"NVML reports every GPU on the PCI bus ({len(on_bus)})")
     seen = {one.address: one.driver or "no driver" for one in unknown}
-    if c.host.container and known:
+    if context.host.container and known:
         return ok(f"this container has {len(known)} of the host's {len(on_bus)} GPUs", seen)
     report = warn if known else fail
     return report(f"the driver did not initialize {len(unknown)} of {len(on_bus)} GPUs", seen, _LOG)

@@ -18,14 +18,18 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 
-def fabric(c: RunContext) -> Finding:
+def fabric(context: RunContext) -> Finding:
     """On machines with NVSwitch, CUDA starts only after the fabric manager has set up the NVLinks.
 
     Until then cuInit fails with 802 (CUDA_ERROR_SYSTEM_NOT_READY). NVML reports the state of each GPU:
     not started, in progress, or completed. The nvidia-fabricmanager service must run on the machine (for a
     virtual machine, on its host) in exactly the driver's version. Other machines have no fabric.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.text("fabric_state") not in (None, "not supported")]
+    gpus = [
+        gpu
+        for gpu in gpu_states(context)
+        if gpu.text("fabric_state") not in (None, "not supported")
+    ]
     if not gpus:
         return ok("no GPU needs an NVSwitch fabric")
     states = evidence_of(gpus, _fabric_state)
@@ -33,11 +37,11 @@ def fabric(c: RunContext) -> Finding:
     broken = [gpu for gpu in gpus if (gpu.text("fabric_status") or "").startswith("error")]
     if not waiting and not broken:
         return ok("the NVSwitch fabric is ready", states)
-    if c.cuda_devices:
+    if context.cuda_devices:
         return _without_fabric(waiting or broken, states, alone=len(gpus) == 1)
     return fail(
         f"the NVSwitch fabric is not ready on {names_of(waiting or broken)}",
-        {**states, "nv-fabricmanager": _fabric_manager(c)},
+        {**states, "nv-fabricmanager": _fabric_manager(context)},
         "sudo systemctl enable --now nvidia-fabricmanager",
         "if it does not start, install exactly the driver's version of it",
         "in a virtual machine the host sets up the fabric: contact its administrator",
@@ -59,10 +63,10 @@ def _fabric_state(gpu: GpuState) -> str:
     return f"{gpu.text('fabric_state')}{f', {status}' if status else ''}"
 
 
-def _fabric_manager(c: RunContext) -> str:
-    if isinstance(c.processes, Unavailable):
-        return c.processes.reason
-    return "running" if "nv-fabricmanage" in c.processes else "not running here"
+def _fabric_manager(context: RunContext) -> str:
+    if isinstance(context.processes, Unavailable):
+        return context.processes.reason
+    return "running" if "nv-fabricmanage" in context.processes else "not running here"
 
 
 _MODE_CHANGE = GpuRule(
@@ -74,16 +78,16 @@ _MODE_CHANGE = GpuRule(
 )
 
 
-def mig_instances(c: RunContext) -> Finding:
+def mig_instances(context: RunContext) -> Finding:
     """CUDA uses a GPU in MIG mode only through its instances; without an instance it does not see the GPU.
 
     MIG divides a GPU into instances that are separate devices. The mode survives a reboot, the instances
     do not and must be created again. A change of the mode takes effect at the next reset of the GPU.
     Source: NVIDIA Multi-Instance GPU User Guide.
     """
-    gpus = gpu_states(c)
+    gpus = gpu_states(context)
     in_mig = [gpu for gpu in gpus if gpu.flag("mig_mode")]
-    parents = Counter(device.parent for device in require_nvml(c).devices)
+    parents = Counter(device.parent for device in require_nvml(context).devices)
     counts = {gpu.label: parents[gpu.facts.index] for gpu in in_mig}
     evidence = {label: f"{count} instances" for label, count in counts.items()}
     empty = [gpu for gpu in in_mig if not counts[gpu.label]]
@@ -113,14 +117,14 @@ def _without_instances(
     )
 
 
-def compute_mode(c: RunContext) -> Finding:
+def compute_mode(context: RunContext) -> Finding:
     """The compute mode limits how many processes can use a GPU: any number, one, or none.
 
     In exclusive mode a second process, such as a data loader or debugger, fails with 46
     (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). MPS needs this
     mode. In prohibited mode no process can use the GPU.
     """
-    gpus = [gpu for gpu in gpu_states(c) if gpu.text("compute_mode")]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.text("compute_mode")]
     modes = evidence_of(gpus, lambda gpu: gpu.text("compute_mode"))
     special = [gpu for gpu in gpus if gpu.text("compute_mode") != "default"]
     if not special:

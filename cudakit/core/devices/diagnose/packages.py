@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cudakit.core.devices.diagnose.check import (
     Finding,
@@ -61,12 +62,12 @@ _LEAST: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 _SUPPORTED: _Capability = (7, 5)
 
 
-def distributions(c: RunContext) -> dict[str, Distribution]:
+def distributions(context: RunContext) -> dict[str, Distribution]:
     """Return the installed packages by name; of several copies, the first one on the path."""
-    return {one.name: one for one in reversed(require(c.software.distributions))}
+    return {one.name: one for one in reversed(require(context.software.distributions))}
 
 
-def driver_version(c: RunContext) -> Finding:
+def driver_version(context: RunContext) -> Finding:
     """The driver must support the CUDA version that packages were built for.
 
     A driver runs programs of its own CUDA version and of older ones. It also runs newer minor versions of
@@ -74,34 +75,43 @@ def driver_version(c: RunContext) -> Finding:
     which fails with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION). CUDA 11 needs driver 450 or newer, CUDA 12
     needs 525, CUDA 13 needs 580.
     """
-    offered = driver_cuda(c)
+    offered = driver_cuda(context)
     if offered is None:
-        require_driver(c)
+        require_driver(context)
         raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
-    needs = list(_needs(c))
+    needs = list(_needs(context))
     evidence = {"driver": f"CUDA {cuda_text(offered)}"}
-    evidence |= {what: f"CUDA {cuda_text(version)}" for what, version, _ in needs}
+    evidence |= {need.name: f"CUDA {cuda_text(need.cuda)}" for need in needs}
+    passed = f"the driver's CUDA {cuda_text(offered)} is new enough for the installed packages"
     return combine(
-        (_compare(*need, offered, evidence) for need in needs),
-        otherwise=ok(
-            f"the driver's CUDA {cuda_text(offered)} is new enough for the installed packages",
-            evidence,
-        ),
+        (_compare(need, offered, evidence) for need in needs), otherwise=ok(passed, evidence)
     )
 
 
-def _needs(c: RunContext) -> Iterator[tuple[str, tuple[int, int | None], bool]]:
-    """Yield for each package or toolkit its name, its CUDA version, and whether it generates PTX."""
-    for build in require(c.software.builds):
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """The CUDA version that a package or toolkit was built for."""
+
+    name: str
+    cuda: tuple[int, int | None]
+    generates_ptx: bool = False
+    is_required: bool = True  # programs use it; bindings and toolkits may be unused
+
+
+def _needs(context: RunContext) -> Iterator[_Need]:
+    for build in require(context.software.builds):
         if build.cuda:
-            yield f"{build.framework} {build.version}", build.cuda, False
-    for name, one in distributions(c).items():
+            yield _Need(f"{build.framework} {build.version}", build.cuda)
+    for name, package in distributions(context).items():
         if _COMPILERS.fullmatch(name) or name in _BINDINGS:
-            version = _major_minor(one.version)
+            version = _major_minor(package.version)
             if version:
-                yield f"{name} {one.version}", version, name not in _BINDINGS
-    for toolkit in c.software.toolkits:
-        yield f"toolkit {toolkit.path}", toolkit.cuda, True
+                is_compiler = name not in _BINDINGS
+                yield _Need(
+                    f"{name} {package.version}", version, is_compiler, is_required=is_compiler
+                )
+    for toolkit in context.software.toolkits:
+        yield _Need(f"toolkit {toolkit.path}", toolkit.cuda, generates_ptx=True, is_required=False)
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
@@ -109,36 +119,31 @@ def _major_minor(version: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _compare(
-    what: str,
-    needed: tuple[int, int | None],
-    makes_ptx: bool,
-    offered: tuple[int, int],
-    evidence: dict[str, str],
-) -> Finding:
-    major, minor = needed
+def _compare(need: _Need, offered: tuple[int, int], evidence: dict[str, str]) -> Finding:
+    major, minor = need.cuda
     if major > offered[0]:
-        least = _DRIVERS.get(major)
-        report = warn if what.startswith((*_BINDINGS, "toolkit")) else fail
+        oldest = _DRIVERS.get(major)
+        report = fail if need.is_required else warn
         return report(
-            f"{what} needs CUDA {cuda_text(needed)}, but the driver supports {cuda_text(offered)}",
+            f"{need.name} needs CUDA {cuda_text(need.cuda)}, "
+            f"but the driver supports {cuda_text(offered)}",
             evidence,
-            f"update the driver to {least} or newer" if least else "update the driver",
+            f"update the driver to {oldest} or newer" if oldest else "update the driver",
             f"or install a build for CUDA {offered[0]}",
         )
-    if makes_ptx and minor is not None and major == offered[0] and minor > offered[1]:
+    if need.generates_ptx and minor is not None and major == offered[0] and minor > offered[1]:
         return warn(
-            f"PTX from {what} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
+            f"PTX from {need.name} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
             evidence,
             "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
         )
-    return ok(what)
+    return ok(need.name)
 
 
 # --- CK010 -----------------------------------------------------------------------------------------
 
 
-def architectures(c: RunContext) -> Finding:
+def architectures(context: RunContext) -> Finding:
     """A framework must contain code for the GPU's compute capability, or PTX that the driver can compile.
 
     A build for CUDA 12.4 has no code for Blackwell, which CUDA 12.8 added, and a build for CUDA 13 has
@@ -146,19 +151,19 @@ def architectures(c: RunContext) -> Finding:
     compares the CUDA version of each build with the GPU; a build can leave out more architectures, which
     torch.cuda.get_arch_list() lists.
     """
-    devices = _capabilities(c)
+    devices = _capabilities(context)
     names = ", ".join(f"{name} ({_dotted(found)})" for name, found in devices.items())
     evidence = {name: f"compute capability {_dotted(found)}" for name, found in devices.items()}
     return combine(
-        (*_too_old(devices, evidence), *_without_code(c, devices, evidence)),
+        (*_too_old(devices, evidence), *_without_code(context, devices, evidence)),
         otherwise=ok(f"the installed builds support {names}", evidence),
     )
 
 
-def _capabilities(c: RunContext) -> dict[str, _Capability]:
+def _capabilities(context: RunContext) -> dict[str, _Capability]:
     """Return the compute capability of each kind of GPU."""
     found = {}
-    for device in c.cuda_devices or c.nvml_devices:
+    for device in context.cuda_devices or context.nvml_devices:
         name, capability = device.fields.get("name"), device.fields.get("compute_capability")
         if isinstance(name, str) and isinstance(capability, str):
             major, _, minor = capability.partition(".")
@@ -179,9 +184,9 @@ def _too_old(devices: dict[str, _Capability], evidence: dict[str, str]) -> Itera
 
 
 def _without_code(
-    c: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
+    context: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
-    for build in require(c.software.builds):
+    for build in require(context.software.builds):
         for name, capability in devices.items():
             reason = _missing_code(build.cuda, capability) if build.cuda else ""
             if reason:
@@ -221,19 +226,19 @@ def _dotted(capability: _Capability) -> str:
 # --- CK011 and CK013 -------------------------------------------------------------------------------
 
 
-def framework_builds(c: RunContext) -> Finding:
+def framework_builds(context: RunContext) -> Finding:
     """PyTorch and JAX also exist in builds without CUDA, which report only that there is no GPU.
 
     pip installs a CPU build from an index of CPU builds, or if a resolver chooses it. torch/version.py
     contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
     jax-cuda13-plugin. The check imports neither.
     """
-    found = {build.framework: build for build in require(c.software.builds)}
-    installed = distributions(c)
+    found = {build.framework: build for build in require(context.software.builds)}
+    installed = distributions(context)
     evidence = {f"{one.framework} {one.version}": _built(one) for one in found.values()}
     problems = []
     if "torch" in found and found["torch"].cuda is None:
-        problems.append(_torch_without_cuda(c, found["torch"], evidence))
+        problems.append(_torch_without_cuda(context, found["torch"], evidence))
     if "jax" in installed and not any(name.startswith("jax-cuda") for name in found):
         problems.append(
             warn(
@@ -250,9 +255,9 @@ def _built(build: Build) -> str:
     return f"CUDA {cuda_text(build.cuda)}" if build.cuda else "without CUDA"
 
 
-def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
+def _torch_without_cuda(context: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
     newest = max(_INDEXES)
-    major, _ = driver_cuda(c) or (newest, 0)
+    major, _ = driver_cuda(context) or (newest, 0)
     index = _INDEXES.get(major, _INDEXES[newest])
     return fail(
         f"PyTorch {build.version} was built without CUDA",
@@ -262,7 +267,7 @@ def _torch_without_cuda(c: RunContext, build: Build, evidence: dict[str, str]) -
     )
 
 
-def module_conflicts(c: RunContext) -> Finding:
+def module_conflicts(context: RunContext) -> Finding:
     """Two packages that install the same module overwrite each other's files.
 
     The module pynvml belongs to nvidia-ml-py. The packages pynvml (deprecated) and nvidia-ml-py3 (of 2017)
@@ -270,9 +275,9 @@ def module_conflicts(c: RunContext) -> Finding:
     has one package per CUDA version and fails with two. onnxruntime next to onnxruntime-gpu hides the GPU.
     Of a package that is twice on sys.path, Python imports the first copy.
     """
-    installed = distributions(c)
+    installed = distributions(context)
     return combine(
-        [*_overlaps(installed.keys()), *_duplicates(c)],
+        [*_overlaps(installed.keys()), *_duplicates(context)],
         otherwise=ok("no two packages install the same module"),
     )
 
@@ -302,9 +307,9 @@ def _cuda_major(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _duplicates(c: RunContext) -> Iterator[Finding]:
+def _duplicates(context: RunContext) -> Iterator[Finding]:
     copies: dict[str, list[Distribution]] = {}
-    for one in require(c.software.distributions):
+    for one in require(context.software.distributions):
         if one.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in one.name:
             copies.setdefault(one.name, []).append(one)
     for name, found in copies.items():
@@ -323,7 +328,7 @@ def _duplicates(c: RunContext) -> Iterator[Finding]:
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
-def shadowed_libraries(c: RunContext) -> Finding:
+def shadowed_libraries(context: RunContext) -> Finding:
     """LD_LIBRARY_PATH should not contain other copies of the CUDA libraries that packages bring.
 
     PyTorch, CuPy and JAX install cuDNN, cuBLAS, NCCL and NVRTC as Python packages (nvidia-*). The loader
@@ -331,7 +336,7 @@ def shadowed_libraries(c: RunContext) -> Finding:
     CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A system toolkit that is not on LD_LIBRARY_PATH
     causes no problem.
     """
-    libraries = require(c.software.libraries)
+    libraries = require(context.software.libraries)
     found = [one for one in libraries if not one.soname.startswith(_DRIVER)]
     return combine(
         _shadowed(found),

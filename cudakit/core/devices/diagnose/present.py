@@ -74,7 +74,7 @@ def _title(result: DoctorResult) -> str:
         parts = [count_of(failed, "check") + " failed"] if failed else []
         parts += [count_of(warned, "warning")] if warned else []
         return f"{label}{', '.join(parts)}"
-    if result.status is Status.UNKNOWN:
+    if result.is_unknown:
         return f"{label}nothing could be checked"
     return f"{label}no problems found"
 

@@ -23,7 +23,7 @@ _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
 
-def container(c: RunContext) -> Finding:
+def container(context: RunContext) -> Finding:
     """Two variables tell NVIDIA's container runtime which GPUs and driver libraries a container gets.
 
     NVIDIA_VISIBLE_DEVICES is all, none (driver but no GPU), void or empty (nothing), or a list.
@@ -31,12 +31,16 @@ def container(c: RunContext) -> Finding:
     are read when the container starts; a later change has no effect. With CDI the runtime itself sets
     NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
     """
-    kind = c.host.container
-    given = {name: c.variables[name] for name in (_DEVICES, _CAPABILITIES) if name in c.variables}
+    kind = context.host.container
+    given = {
+        name: context.variables[name]
+        for name in (_DEVICES, _CAPABILITIES)
+        if name in context.variables
+    }
     if not kind and not given:
         return ok("not in a container")
     evidence = {"container": kind or "not recognized", **given}
-    if c.cuda_devices and not isinstance(c.nvml, Unavailable):
+    if context.cuda_devices and not isinstance(context.nvml, Unavailable):
         return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
     parts = _missing_capabilities(given.get(_CAPABILITIES))
     if parts:
@@ -62,15 +66,15 @@ def _missing_capabilities(capabilities: str | None) -> list[str]:
     return [part for part in ("compute", "utility") if part not in given]
 
 
-def wsl_libraries(c: RunContext) -> Finding:
+def wsl_libraries(context: RunContext) -> Finding:
     """WSL uses the Windows driver; its libcuda is in /usr/lib/wsl/lib.
 
     If a Linux driver is installed inside WSL, its libcuda is loaded instead and cuInit fails. In WSL, NVML
     reports no processes and fewer fields. Source: CUDA on WSL User Guide.
     """
-    if not c.host.is_wsl:
+    if not context.host.is_wsl:
         return ok("not in WSL")
-    copies = [one for one in require(c.software.libraries) if one.soname == "libcuda.so.1"]
+    copies = [one for one in require(context.software.libraries) if one.soname == "libcuda.so.1"]
     foreign = [
         one.path
         for one in copies
@@ -83,7 +87,7 @@ def wsl_libraries(c: RunContext) -> Finding:
             evidence,
             "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then run in PowerShell: wsl --shutdown",
         )
-    if not c.driver.wsl_libcuda:
+    if not context.driver.wsl_libcuda:
         return fail(
             f"{_WSL_LIBRARIES} contains no libcuda: Windows has no NVIDIA driver for WSL",
             evidence,
@@ -92,29 +96,29 @@ def wsl_libraries(c: RunContext) -> Finding:
     return ok("WSL uses the Windows driver", evidence)
 
 
-def mps(c: RunContext) -> Finding:
+def mps(context: RunContext) -> Finding:
     """With MPS, programs use the GPU through a daemon; a directory of pipes connects them.
 
     CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps, contains the file "control" while the daemon runs.
     A leftover directory, one of another user, or a container that does not share the directory causes
     805 (CUDA_ERROR_MPS_CONNECTION_FAILED). Source: CUDA Multi-Process Service, Environment Variables.
     """
-    directory = c.variables.get(_PIPES, MPS_DIRECTORY)
-    runs = not isinstance(c.processes, Unavailable) and "nvidia-cuda-mps" in c.processes
-    pipes = c.driver.mps_pipes
+    directory = context.variables.get(_PIPES, MPS_DIRECTORY)
+    runs = not isinstance(context.processes, Unavailable) and "nvidia-cuda-mps" in context.processes
+    pipes = context.driver.mps_pipes
     evidence = {
         "directory": directory,
         "control pipe": "present" if pipes else "not found",
         "nvidia-cuda-mps-control": "running" if runs else "not found",
     }
-    if c.cuda_error is not None and 805 <= c.cuda_error <= 809:
+    if context.cuda_error is not None and 805 <= context.cuda_error <= 809:
         return fail(
-            f"CUDA cannot connect to the MPS daemon ({c.cuda_error})",
+            f"CUDA cannot connect to the MPS daemon ({context.cuda_error})",
             evidence,
             "nvidia-cuda-mps-control -d",
             f"or stop using MPS: unset {_PIPES}; rm -r {directory}",
         )
-    if _PIPES in c.variables and not pipes:
+    if _PIPES in context.variables and not pipes:
         return warn(
             f"{_PIPES}={directory}, but no MPS daemon runs with this directory",
             evidence,
@@ -142,7 +146,7 @@ _CUPTI_USERS = {
 }
 
 
-def cupti_users(c: RunContext) -> Finding:
+def cupti_users(context: RunContext) -> Finding:
     """Only one tool can use CUPTI: torch.profiler, nsys, ncu, compute-sanitizer and cuda-gdb conflict.
 
     CUDA_INJECTION64_PATH makes the driver load a tool into every CUDA program; NVTX_INJECTION64_PATH does
@@ -150,12 +154,12 @@ def cupti_users(c: RunContext) -> Finding:
     DCGM (nv-hostengine) also uses the performance counters: profilers report "hardware busy" until
     dcgmi profile --pause. The check does not see processes of other containers.
     """
-    running = frozenset() if isinstance(c.processes, Unavailable) else c.processes
+    running = frozenset() if isinstance(context.processes, Unavailable) else context.processes
     tools = (
         warn(f"{name} is running: {_CUPTI_USERS[name]}", {name: "running"}, _release(name))
         for name in sorted(running & _CUPTI_USERS.keys())
     )
-    findings = (*apply_rules(rules_of("CK025"), c.variables), *tools)
+    findings = (*apply_rules(rules_of("CK025"), context.variables), *tools)
     return combine(findings, otherwise=ok("no other tool uses CUPTI"))
 
 
@@ -165,25 +169,25 @@ def _release(name: str) -> str:
     return f"end {name} before you profile"
 
 
-def performance_counters(c: RunContext) -> Finding:
+def performance_counters(context: RunContext) -> Finding:
     """By default only administrators can read performance counters (ncu, CUPTI metrics).
 
     Timelines of kernels and copies need no privilege. Reading counters fails with ERR_NVGPUCTRPERM unless
     the process has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0,
     which /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
     """
-    parameters = c.driver.parameters
+    parameters = context.driver.parameters
     if parameters is None:
-        require_driver(c)
+        require_driver(context)
         raise NotCheckable("/proc/driver/nvidia/params cannot be read here")
     value = parameters.get("RmProfilingAdminOnly")
     evidence = {
         "RmProfilingAdminOnly": value or "?",
-        "CAP_SYS_ADMIN": "yes" if c.privileged else "no",
+        "CAP_SYS_ADMIN": "yes" if context.privileged else "no",
     }
     if value == "0":
         return ok("every user can read performance counters", evidence)
-    if c.privileged:
+    if context.privileged:
         return ok("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
     return warn(
         "only administrators can read performance counters (timelines need no privilege)",
@@ -209,17 +213,17 @@ _LEAST_ADDRESSES = 1 << 40
 _LEAST_LOCKED = 1 << 30
 
 
-def shared_memory(c: RunContext) -> Finding:
+def shared_memory(context: RunContext) -> Finding:
     """Data loaders and NCCL pass data between processes through /dev/shm.
 
     Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
     (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
     """
-    size = require(c.host.shared_memory_bytes)
+    size = require(context.host.shared_memory_bytes)
     evidence = {SHARED_MEMORY: format_bytes(size)}
     if size >= _LEAST_SHARED:
         return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
-    fixes = _IN_CONTAINER if c.host.container else _ELSEWHERE
+    fixes = _IN_CONTAINER if context.host.container else _ELSEWHERE
     return warn(
         f"{SHARED_MEMORY} has only {format_bytes(size)}: data loader workers may crash",
         evidence,
@@ -227,16 +231,16 @@ def shared_memory(c: RunContext) -> Finding:
     )
 
 
-def memory_limits(c: RunContext) -> Finding:
+def memory_limits(context: RunContext) -> Finding:
     """CUDA reserves far more address space than it uses; if that is not possible it fails with 2.
 
     A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent
     the reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or
     fail. Without InfiniBand that limit does not matter.
     """
-    limits = require(c.limits)
+    limits = require(context.limits)
     addresses, locked = limits.address_space_bytes, limits.locked_memory_bytes
-    overcommit, cards = c.host.overcommit_memory, c.host.infiniband
+    overcommit, cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
         "address space (ulimit -v)": _size(addresses),
         "locked memory (ulimit -l)": _size(locked),
@@ -282,7 +286,7 @@ _WITHOUT_EXTENSION = {
 }
 
 
-def compiled_extensions(c: RunContext) -> Finding:
+def compiled_extensions(context: RunContext) -> Finding:
     """Without its optional C extensions cudakit is slower, or lacks features.
 
     pip builds the extensions if it finds a C compiler and the headers of Python; otherwise it installs
@@ -291,7 +295,7 @@ def compiled_extensions(c: RunContext) -> Finding:
     missing = {
         name: text
         for name, text in _WITHOUT_EXTENSION.items()
-        if name in c.software.missing_extensions
+        if name in context.software.missing_extensions
     }
     if not missing:
         return ok("cudakit's compiled extensions are installed")

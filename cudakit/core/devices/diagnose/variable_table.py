@@ -19,7 +19,7 @@ class Variable:
     """One environment variable."""
 
     name: str
-    library: str  # that reads it: "CUDA", "PyTorch", "NCCL"
+    library: str  # the library that reads it: "CUDA", "PyTorch", "NCCL"
     effect: str
     source: str
     check: str  # the check that reports the variable while it is on, "" for none

@@ -52,10 +52,10 @@ def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> 
             yield warn(message, {rule.name: value}, fix)
 
 
-def set_variables(c: RunContext) -> tuple[SetVariable, ...]:
+def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
     """Return the variables of the table that are set, with their values and effects."""
     rows = known_variables()
-    settings = {**c.software.nccl_conf, **c.variables}
+    settings = {**context.software.nccl_conf, **context.variables}
     return tuple(
         SetVariable(name, settings[name], row.effect, row.library, row.source)
         for name, row in rows.items()
@@ -66,21 +66,21 @@ def set_variables(c: RunContext) -> tuple[SetVariable, ...]:
 # --- CK020: debugging ------------------------------------------------------------------------------
 
 
-def debugging(c: RunContext) -> Finding:
+def debugging(context: RunContext) -> Finding:
     """Debugging variables make CUDA programs slow if they stay set.
 
     CUDA_LAUNCH_BLOCKING=1 is the best known: every launch waits for its kernel, so nothing overlaps.
     Others compile every kernel again, disable PyTorch's caching allocator, or run Numba's and Triton's
     kernels on the CPU.
     """
-    findings = apply_rules(rules_of("CK020"), c.variables)
+    findings = apply_rules(rules_of("CK020"), context.variables)
     return combine(findings, otherwise=ok("no debugging variable is set"))
 
 
 # --- CK021: PyTorch's allocator --------------------------------------------------------------------
 
 
-def allocator(c: RunContext) -> Finding:
+def allocator(context: RunContext) -> Finding:
     """PYTORCH_ALLOC_CONF, and its older name PYTORCH_CUDA_ALLOC_CONF, set up PyTorch's allocator.
 
     The form is key:value,key:value. An unknown key or an invalid value stops the program at its first use
@@ -88,7 +88,9 @@ def allocator(c: RunContext) -> Finding:
     versions refuse newer keys. If both variables are set, the older name wins, even if it is empty. With
     backend:cudaMallocAsync the keys of the native allocator have no effect.
     """
-    given = {name: c.variables[name] for name in PYTORCH_VARIABLES if name in c.variables}
+    given = {
+        name: context.variables[name] for name in PYTORCH_VARIABLES if name in context.variables
+    }
     if not any(given.values()):
         return ok("PyTorch's allocator has its default settings")
     name, value = next(iter(given.items()))
@@ -111,7 +113,7 @@ def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
 # --- CK022: NCCL -----------------------------------------------------------------------------------
 
 
-def nccl(c: RunContext) -> Finding:
+def nccl(context: RunContext) -> Finding:
     """Some NCCL variables disable fast transfers, and often remain in scripts after debugging.
 
     NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_IB_DISABLE each disable one kind of transfer;
@@ -119,7 +121,7 @@ def nccl(c: RunContext) -> Finding:
     it. Variables that describe the machine get no warning: network interfaces (NCCL_SOCKET_IFNAME,
     NCCL_IB_HCA) and features that a virtual machine lacks (NCCL_NVLS_ENABLE=0).
     """
-    settings = {**c.software.nccl_conf, **c.variables}
+    settings = {**context.software.nccl_conf, **context.variables}
     shown = {
         name: value
         for name, value in sorted(settings.items())
@@ -163,7 +165,7 @@ def _nccl_log(settings: Mapping[str, str]) -> Iterator[Finding]:
 # --- CK023: cuBLAS and cuDNN -----------------------------------------------------------------------
 
 
-def math_libraries(c: RunContext) -> Finding:
+def math_libraries(context: RunContext) -> Finding:
     """Variables of cuBLAS and cuDNN change speed, precision, determinism and logging.
 
     NVIDIA_TF32_OVERRIDE=0 disables TF32 everywhere: float32 GEMMs then run without tensor cores.
@@ -172,13 +174,13 @@ def math_libraries(c: RunContext) -> Finding:
     is :KiB:count, repeated. CUBLASLT_WORKSPACE_SIZE is in KiB; a small value excludes the fast kernels.
     """
     shown = {
-        name: c.variables[name]
-        for name in sorted(c.variables)
+        name: context.variables[name]
+        for name in sorted(context.variables)
         if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
     }
     passed = ok(f"no setting slows down cuBLAS or cuDNN ({', '.join(shown)})", shown)
     return combine(
-        apply_rules((*rules_of("CK023"), *_MATH_VALUES), c.variables),
+        apply_rules((*rules_of("CK023"), *_MATH_VALUES), context.variables),
         otherwise=passed if shown else ok("cuBLAS and cuDNN have their default settings"),
     )
 
@@ -229,7 +231,7 @@ _PREFIXES = (
 _LONG_NAME = 16
 
 
-def misspelled(c: RunContext) -> Finding:
+def misspelled(context: RunContext) -> Finding:
     """A misspelled environment variable has no effect, and no library reports it.
 
     CUDA_VISIBLE_DEVICE=1 (without the S) hides no device. A name is reported if it differs by one letter
@@ -239,10 +241,10 @@ def misspelled(c: RunContext) -> Finding:
         (
             warn(
                 f"no library reads {name}; the variable is {known}",
-                {name: c.variables[name]},
-                f"export {known}={c.variables[name]}; unset {name}",
+                {name: context.variables[name]},
+                f"export {known}={context.variables[name]}; unset {name}",
             )
-            for name in sorted(c.variables)
+            for name in sorted(context.variables)
             for known in _intended(name)
         ),
         otherwise=ok("no misspelled environment variable"),

@@ -96,7 +96,7 @@ _TABLE = """
 """
 
 
-def xids(c: RunContext) -> Finding:
+def xids(context: RunContext) -> Finding:
     """The driver writes its errors to the kernel log as numbered Xid messages.
 
     13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
@@ -104,7 +104,7 @@ def xids(c: RunContext) -> Finding:
     boot or at the oldest message in its buffer; on most systems reading it needs privilege.
     `cudakit explain NUMBER` explains each. Source: https://docs.nvidia.com/deploy/xid-errors/
     """
-    log = require(c.driver.kernel_log)
+    log = require(context.driver.kernel_log)
     matches = (_LINE.search(line) for line in log if "Xid" in line)
     found = Counter((match[1], int(match[2])) for match in matches if match)
     if not found:

@@ -62,8 +62,8 @@ def select_devices(
     if not chosen:
         numbers = sorted({trace.device for _, trace in known})
         words = ", ".join("host" if device == HOST else str(device) for device in numbers)
-        wanted = "host" if spec.device == HOST else spec.device
-        raise UsageError(f"no device {wanted} in the snapshot", hint=f"devices: {words}")
+        wanted = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
+        raise UsageError(f"no {wanted} in the snapshot", hint=f"devices: {words}")
     return chosen
 
 
@@ -140,8 +140,5 @@ def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
     index = int(at)
     if not -1 <= index < n:
-        raise UsageError(
-            f"no event {index} in the trace",
-            hint=f"events: 0 to {n - 1}",
-        )
+        raise UsageError(f"no event {index} in the trace", hint=f"events: 0 to {n - 1}")
     return "event", index

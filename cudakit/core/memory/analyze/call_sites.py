@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from cudakit.core.memory.snapshot import Snapshot
+from cudakit.core.memory.snapshot import Ids, Snapshot
 from cudakit.document import Frame
 
 _LIBRARY = re.compile(
@@ -61,7 +60,7 @@ class StackTable:
         return ranks.index(min(ranks)) if ranks else 0
 
     @cached_property
-    def site_frames(self) -> npt.NDArray[np.int32]:
+    def site_frames(self) -> Ids:
         """The frame id of the call site of each stack; -1 for the empty stack."""
         sites = (
             stack[self.site(number)] if stack else -1

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Fragmentation, Pin, SegmentGroup
-from cudakit.core.memory.snapshot import SegmentKind, Snapshot
-
-_Ints = npt.NDArray[np.int64]
+from cudakit.core.memory.snapshot import Ints, SegmentKind, Snapshot
 
 
 def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) -> Fragmentation:
@@ -34,7 +31,7 @@ def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) 
 
 
 def _pins(
-    stacks: StackTable, allocations: Allocations, layout: Layout, free: _Ints
+    stacks: StackTable, allocations: Allocations, layout: Layout, free: Ints
 ) -> tuple[Pin, ...]:
     """Return for each call stack the free memory of the segments that contain its blocks."""
     stack = allocations.stack[layout.allocation].astype(np.int64)

@@ -12,16 +12,14 @@ from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import active_annotation
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Churn, Facet, Group, Holder, Line
-from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
-
-_Ints = npt.NDArray[np.int64]
+from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
 # The compile context of an allocation outside compiled code.
 _NO_COMPILER = "N/A"
 
 
 def holders_by_stack(
-    stacks: StackTable, allocations: Allocations, live: _Ints
+    stacks: StackTable, allocations: Allocations, live: Ints
 ) -> tuple[Holder, ...]:
     """Return live memory by call stack, largest first."""
     stack = allocations.stack[live]
@@ -39,7 +37,7 @@ def holders_by_stack(
     )
 
 
-def holders_by_line(stacks: StackTable, allocations: Allocations, live: _Ints) -> tuple[Line, ...]:
+def holders_by_line(stacks: StackTable, allocations: Allocations, live: Ints) -> tuple[Line, ...]:
     """Return live memory by call site, largest first."""
     site = stacks.site_frames[allocations.stack[live]]
     frames = stacks.snapshot.frames
@@ -50,7 +48,7 @@ def holders_by_line(stacks: StackTable, allocations: Allocations, live: _Ints) -
 
 
 def facets(
-    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: _Ints
+    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: Ints
 ) -> tuple[Facet, ...]:
     """Return live memory by annotation, compile context, metadata and category; omits empty facets."""
     return tuple(
@@ -61,7 +59,7 @@ def facets(
 
 
 def _facets(
-    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: _Ints
+    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: Ints
 ) -> Iterator[tuple[str, tuple[Group, ...]]]:
     size = allocations.size[live]
     source = allocations.source[live]
@@ -93,7 +91,7 @@ class Total:
     share: float
 
 
-def totals(keys: npt.NDArray[np.integer], amounts: _Ints) -> Iterator[Total]:
+def totals(keys: npt.NDArray[np.integer], amounts: Ints) -> Iterator[Total]:
     """Yield the sum of ``amounts`` (bytes) of each key that occurs, largest first. Keys are -1 or more."""
     if not len(keys):
         return

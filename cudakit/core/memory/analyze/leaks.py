@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import step_moments
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Leak, Steps
-from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
-
-_Ints = npt.NDArray[np.int64]
+from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 
 _FEWEST_STEPS = 3
 # Enough for a slope; limits the number of pairs of steps.
@@ -44,11 +41,11 @@ def find_leaks(
     return steps, tuple(sorted(found, key=lambda leak: -leak.bytes_per_step))
 
 
-def _evenly(n: int, most: int) -> _Ints:
+def _evenly(n: int, most: int) -> Ints:
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
 
 
-def _held_at(allocations: Allocations, moments: _Ints) -> tuple[_Ints, _Ints, _Ints]:
+def _held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
     ids, row = np.unique(allocations.stack, return_inverse=True)
     # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
@@ -67,17 +64,17 @@ def _held_at(allocations: Allocations, moments: _Ints) -> tuple[_Ints, _Ints, _I
     )
 
 
-def _growing(held: _Ints) -> npt.NDArray[np.bool_]:
+def _growing(held: Ints) -> Mask:
     change = np.diff(held, axis=1)
     late = change[:, change.shape[1] // 2 :]
     never_shrinks = (change >= 0).all(axis=1)
     mostly_grows = (change > 0).mean(axis=1) >= 0.5
     still_grows = (late > 0).mean(axis=1) >= 0.5
-    growing: npt.NDArray[np.bool_] = never_shrinks & mostly_grows & still_grows
+    growing: Mask = never_shrinks & mostly_grows & still_grows
     return growing
 
 
-def _leak(stacks: StackTable, stack: int, held: _Ints, count: _Ints, step: _Ints) -> Leak:
+def _leak(stacks: StackTable, stack: int, held: Ints, count: Ints, step: Ints) -> Leak:
     return Leak(
         bytes_per_step=round(_theil_sen(step, held)),
         count_per_step=_theil_sen(step, count),
@@ -89,7 +86,7 @@ def _leak(stacks: StackTable, stack: int, held: _Ints, count: _Ints, step: _Ints
     )
 
 
-def _theil_sen(step: _Ints, value: _Ints) -> float:
+def _theil_sen(step: Ints, value: Ints) -> float:
     """Return the median slope over all pairs (Sen 1968), which is robust against outliers."""
     first, second = np.triu_indices(len(step), 1)
     return float(np.median((value[second] - value[first]) / (step[second] - step[first])))

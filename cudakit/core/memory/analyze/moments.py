@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.replay.layout import Layout, live_at
 from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.result import Peak, State, Timeline
-from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
-
-_Ints = npt.NDArray[np.int64]
+from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
 # More points than a chart has pixels.
 _MOST_SPANS = 2000
@@ -78,5 +75,5 @@ def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline
     )
 
 
-def _highest(curve: _Ints, first: _Ints) -> tuple[int, ...]:
+def _highest(curve: Ints, first: Ints) -> tuple[int, ...]:
     return tuple(np.maximum.reduceat(curve, first).tolist())

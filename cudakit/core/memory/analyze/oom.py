@@ -10,12 +10,10 @@ from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.result import Oom, State
-from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Mask, SegmentKind, Snapshot
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.oom_verdict import FailedRequest, verdict_of
 from cudakit.torch_rules.sizes import MOST_SMALL
-
-_Mask = npt.NDArray[np.bool_]
 
 # A program that catches the error and retries can fail thousands of times; each failure needs a layout.
 MOST_OOMS = 100
@@ -92,14 +90,14 @@ def _failed_request(
     )
 
 
-def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> _Mask:
+def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
     """Return a mask of the segments that can serve the request: its stream, pool and size class."""
     events, segments = trace.events, layout.segments
     size, pool = int(events.size[event]), int(events.pool[event])
     kind = SegmentKind.SMALL if size <= MOST_SMALL else SegmentKind.LARGE
     fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
-    reachable: _Mask = fits_kind & (segments.stream == events.stream[event])
-    private: _Mask = segments.pool != 0
+    reachable: Mask = fits_kind & (segments.stream == events.stream[event])
+    private: Mask = segments.pool != 0
     if pool >= 0:
         reachable &= segments.pool == pool
         return reachable
@@ -110,7 +108,7 @@ def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> _Mask:
     return reachable & private if served and private.any() else default
 
 
-def _largest_after_pending(layout: Layout, own: _Mask) -> int:
+def _largest_after_pending(layout: Layout, own: Mask) -> int:
     """Return the largest free block after all pending frees, merged with adjacent free blocks.
 
     Includes blocks that were already free: before a request fails, PyTorch waits for pending frees and

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 import numpy as np
-import numpy.typing as npt
 
-from cudakit.core.memory.snapshot import Annotation, DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import Annotation, DeviceTrace, Ids, Ints, Snapshot
 from cudakit.torch_rules.actions import Action
-
-_Ints = npt.NDArray[np.int64]
 
 _FEWEST_STEPS = 3
 _DIGITS = "0123456789"
@@ -23,7 +20,7 @@ _MOST_ALLOCATIONS = 1 << 17
 _SAME = 0.9
 
 
-def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
+def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     """Return how the steps were found, and the moments between steps; "none" and no moments otherwise."""
     name, moments = step_bounds(snapshot, trace)
     if len(moments) >= _FEWEST_STEPS:
@@ -37,7 +34,7 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
     return "none", np.zeros(0, np.int64)
 
 
-def _periods(trace: DeviceTrace) -> _Ints:
+def _periods(trace: DeviceTrace) -> Ints:
     """Return one moment per period of the sequence of allocating stacks."""
     event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MOST_ALLOCATIONS:]
     stack = trace.events.stack[event]
@@ -49,7 +46,7 @@ def _periods(trace: DeviceTrace) -> _Ints:
     return event[starts] + 1
 
 
-def _period(stack: npt.NDArray[np.int32]) -> int:
+def _period(stack: Ids) -> int:
     """Return the shortest period of a sequence; 0 if there is none.
 
     A period of 1 does not count: a single stack that repeats is a loop that fills a list, not a step.
@@ -68,23 +65,21 @@ def _period(stack: npt.NDArray[np.int32]) -> int:
     return 0
 
 
-def _repeats(stack: npt.NDArray[np.int32], lag: int) -> bool:
+def _repeats(stack: Ids, lag: int) -> bool:
     after_warm_up = stack[len(stack) // 4 :]
     if lag >= len(after_warm_up):
         return False
     return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _SAME
 
 
-def _shortest(stack: npt.NDArray[np.int32], lag: int) -> int:
+def _shortest(stack: Ids, lag: int) -> int:
     """Return the shortest divisor of a lag that is a period."""
     divisors = (d for d in range(2, min(lag, 64) + 1) if lag % d == 0)
     shorter = [lag // d for d in divisors if _repeats(stack, lag // d)]
     return min(shorter, default=lag)
 
 
-def active_annotation(
-    snapshot: Snapshot, trace: DeviceTrace
-) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tuple[str, ...]]:
     """Return the innermost open range at each event, as an index into the returned names; 0 is none.
 
     An end closes the innermost open range of its name, because ranges can overlap or lack an end.
@@ -104,7 +99,7 @@ def active_annotation(
     return np.array([0, *innermost], np.int32)[since], tuple(names)
 
 
-def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, _Ints]:
+def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     """Return the name of the annotation that marks steps, and the moments between steps.
 
     A step is a range whose number rises (``step 7``, ``ProfilerStep#7``), else the outermost range that
@@ -188,14 +183,14 @@ class _OpenRanges:
         return self._names[self._by_age[0]] if self._by_age else ""
 
 
-def _moments(trace: DeviceTrace, times: list[int]) -> _Ints:
+def _moments(trace: DeviceTrace, times: list[int]) -> Ints:
     distinct = np.unique(np.array(times, np.int64))
     return np.unique(np.searchsorted(non_decreasing(trace.events.time_us), distinct)).astype(
         np.int64
     )
 
 
-def non_decreasing(time_us: _Ints) -> _Ints:
+def non_decreasing(time_us: Ints) -> Ints:
     """Return the running maximum of times, because a wall clock can go back."""
     return np.maximum.accumulate(time_us) if len(time_us) else time_us
 

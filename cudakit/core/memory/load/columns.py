@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
-from cudakit.core.memory.snapshot import Blocks, BlockState, Events, SegmentKind, Segments
+from cudakit.core.memory.snapshot import (
+    Addresses,
+    Blocks,
+    BlockState,
+    Codes,
+    Events,
+    Ids,
+    Ints,
+    Mask,
+    SegmentKind,
+    Segments,
+)
 from cudakit.errors import SnapshotError
 from cudakit.torch_rules.actions import Action
 
@@ -72,20 +82,20 @@ def read_events(
     return events, warnings
 
 
-def is_range(address: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def is_range(address: Ints, size: Ints) -> Mask:
     """Return which addresses (signed, wrapped) and sizes are a possible range of memory."""
     valid = (address >= 0) & (address <= _MOST_ADDRESS)
     return valid & (size >= 0) & (size <= MOST_BYTES)
 
 
-def _refuse_impossible_total(size: npt.NDArray[np.int64]) -> None:
+def _refuse_impossible_total(size: Ints) -> None:
     if (total := float(size.sum(dtype=np.float64))) > _MOST_TRACE_BYTES:
         raise SnapshotError(
             f"the sizes in a trace add up to {total:.0e} bytes: the file is damaged"
         )
 
 
-def _event_warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]) -> Warnings:
+def _event_warnings(broken: Mask, action: Codes) -> Warnings:
     found = []
     if n := int(np.count_nonzero(broken)):
         found.append(f"{n:,} trace entries without a valid address or size were skipped")
@@ -93,8 +103,6 @@ def _event_warnings(broken: npt.NDArray[np.bool_], action: npt.NDArray[np.uint8]
         found.append(f"{n:,} trace entries with an unknown action were skipped")
     return tuple(found)
 
-
-_Sizes: TypeAlias = npt.NDArray[np.int64]
 
 # Limit of the sum of all segments or blocks: more than any machine has, and float64 is exact up to it.
 _MOST_STATE_BYTES = 1 << 53
@@ -109,7 +117,7 @@ _STATES = {
 _UNKNOWN_STATE = 255
 
 
-def segment_devices(tree: Tree, segments: Handles) -> npt.NDArray[np.int64]:
+def segment_devices(tree: Tree, segments: Handles) -> Ints:
     """Return the device of each segment; 0 if the file does not record it."""
     return tree.integers(tree.column(segments, "device"))[0]
 
@@ -167,16 +175,14 @@ def _read_blocks(
     return blocks, _block_warnings(tables.codes(states, _STATES, _UNKNOWN_STATE))
 
 
-def _requested(
-    tree: Tree, handles: Handles, history: Handles, size: _Sizes, state: npt.NDArray[np.uint8]
-) -> _Sizes:
+def _requested(tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes) -> Ints:
     requested, known = tree.integers(tree.column(handles, "requested_size"))
     used, has_used = tree.integers(_optional_column(tree, history, "real_size"))
     found = np.where(known, requested, np.where(has_used, used, size))
     return np.where(state == BlockState.INACTIVE, 0, np.clip(found, 0, size))
 
 
-def _block_warnings(state: npt.NDArray[np.uint8]) -> Warnings:
+def _block_warnings(state: Codes) -> Warnings:
     if n := int(np.count_nonzero(state == _UNKNOWN_STATE)):
         return (f"{n:,} blocks with an unknown state count as free",)
     return ()
@@ -199,12 +205,8 @@ def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
 
 
 def _block_addresses(
-    tree: Tree,
-    handles: Handles,
-    segments: Segments,
-    segment: npt.NDArray[np.int32],
-    size: _Sizes,
-) -> npt.NDArray[np.uint64]:
+    tree: Tree, handles: Handles, segments: Segments, segment: Ids, size: Ints
+) -> Addresses:
     """Return addresses; without recorded ones (before torch 2.1), blocks follow each other without gaps."""
     address, known = tree.integers(tree.column(handles, "address"))
     before = np.cumsum(size) - size
@@ -213,7 +215,7 @@ def _block_addresses(
     return np.where(known, address.view(np.uint64), segments.address[segment] + offset)
 
 
-def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
+def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> Ints:
     size, known = tree.integers(tree.column(handles, key))
     if not known.all():
         raise SnapshotError(f"a {what} has no {key}: the file is damaged or no memory snapshot")
@@ -225,7 +227,7 @@ def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> _Sizes:
     return size
 
 
-def _refuse_impossible_range(address: npt.NDArray[np.int64], size: _Sizes, *, what: str) -> None:
+def _refuse_impossible_range(address: Ints, size: Ints, *, what: str) -> None:
     wrong = ~is_range(address, size)
     if wrong.any():
         first = int(address.view(np.uint64)[wrong][0])

@@ -6,18 +6,20 @@ structures use for it, and invalid segments are skipped instead of rejecting the
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.load.columns import Warnings, is_range
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
-from cudakit.core.memory.snapshot import Blocks, BlockState, SegmentKind, Segments
-
-_Ints: TypeAlias = npt.NDArray[np.int64]
-_Known: TypeAlias = npt.NDArray[np.bool_]
+from cudakit.core.memory.snapshot import (
+    Blocks,
+    BlockState,
+    Codes,
+    Ints,
+    Mask,
+    SegmentKind,
+    Segments,
+)
 
 _ADDRESS = ("address", "addr")
 _SIZE = ("size", "total_size")
@@ -59,7 +61,7 @@ def read_host_state(
     return segments, blocks, warnings + state_warnings
 
 
-def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints, Warnings]:
+def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, Warnings]:
     """Return the segments with a valid address and size, by address."""
     address, has_address = _integers(tree, handles, _ADDRESS)
     size, has_size = _integers(tree, handles, _SIZE)
@@ -70,7 +72,7 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, _Ints, _Ints
     return handles[kept], address[kept], size[kept], (warning,) if left else ()
 
 
-def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], Warnings]:
+def _states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
     in_use, has_use = _integers(tree, handles, _IN_USE)
     active, has_active = _integers(tree, handles, _ACTIVE)
     has_state = has_use | has_active
@@ -84,7 +86,7 @@ def _states(tree: Tree, handles: Handles) -> tuple[npt.NDArray[np.uint8], Warnin
     return state.astype(np.uint8), (warning,) if n else ()
 
 
-def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[_Ints, _Known]:
+def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints, Mask]:
     return tree.integers(_first(tree, handles, keys))
 
 

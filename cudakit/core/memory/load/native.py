@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.load._pickled import PickledTree
 from cudakit.core.memory.load.machine import convert_argument
 from cudakit.core.memory.load.tree import Handles, check_subtree, expansion_error, kind_error
+from cudakit.core.memory.snapshot import Ids, Ints, Mask
 
 # The kinds of containers, as ``PickledTree.kind`` names them.
 _LIST = "a list"
@@ -63,7 +63,7 @@ class NativeTree:
     def is_list(self, handle: int) -> bool:
         return self._nodes.kind(handle) == _LIST
 
-    def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
+    def children(self, lists: Handles) -> tuple[Ints, Handles]:
         lists = _aligned(lists)
         counts = np.empty(len(lists), np.int64)
         with _kind_errors(_LIST):
@@ -80,12 +80,12 @@ class NativeTree:
             self._nodes.column(_aligned(dicts), found, key)
         return found
 
-    def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def integers(self, handles: Handles) -> tuple[Ints, Mask]:
         numbers, known = np.empty(len(handles), np.int64), np.empty(len(handles), np.bool_)
         self._nodes.integers(_aligned(handles), numbers, known)
         return numbers, known
 
-    def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
+    def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
         self._nodes.intern(_aligned(handles), ids, nodes)
         # The copy lets the larger array be freed.

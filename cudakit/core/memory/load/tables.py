@@ -7,13 +7,12 @@ from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.load.tree import Handles, Tree, expansion_error
+from cudakit.core.memory.snapshot import Codes, Ids, Ints
 from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
-_Ids = npt.NDArray[np.int32]
 
 # Call stacks share frames, so that their text is longer than the file; in real snapshots by less than this
 # factor.
@@ -36,24 +35,22 @@ class Tables:
         self.stacks: dict[tuple[int, ...], int] = {(): 0}  # frame ids, innermost first
         self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
 
-    def text_ids(self, handles: Handles) -> _Ids:
+    def text_ids(self, handles: Handles) -> Ids:
         """Return the ids of texts; missing values and other types count as the empty text."""
         return self._ids(handles, self.texts, self.decode_texts)
 
-    def stack_ids(self, handles: Handles) -> _Ids:
+    def stack_ids(self, handles: Handles) -> Ids:
         """Return the ids of call stacks, which are lists of frame dictionaries; a missing one is empty.
 
         Raises SnapshotError if the text of all call stacks is much longer than the file.
         """
         return self._ids(handles, self.stacks, self._decode_stacks)
 
-    def pool_ids(self, handles: Handles) -> _Ids:
+    def pool_ids(self, handles: Handles) -> Ids:
         """Return the ids of pools, which are pairs of integers; a missing one is the default pool."""
         return self._ids(handles, self.pools, self._decode_pools)
 
-    def codes(
-        self, handles: Handles, words: Mapping[str, int], default: int
-    ) -> npt.NDArray[np.uint8]:
+    def codes(self, handles: Handles, words: Mapping[str, int], default: int) -> Codes:
         """Return the code of each word, and the default for any other value."""
         ids, representatives = self._tree.intern(handles)
         known = [words.get(word, default) for word in self.decode_texts(representatives)]
@@ -66,7 +63,7 @@ class Tables:
 
     def _ids(
         self, handles: Handles, table: dict[_T, int], decode: Callable[[Handles], list[_T]]
-    ) -> _Ids:
+    ) -> Ids:
         local_ids, representatives = self._tree.intern(handles)
         global_ids = [table.setdefault(item, len(table)) for item in decode(representatives)]
         return np.array(global_ids, np.int32)[local_ids] if global_ids else local_ids
@@ -89,7 +86,7 @@ class Tables:
         if self._characters > max(_MOST_EXPANSION * self._size_bytes, 1 << 20):
             raise expansion_error(self._size_bytes)
 
-    def _frame_ids(self, handles: Handles) -> _Ids:
+    def _frame_ids(self, handles: Handles) -> Ids:
         return self._ids(handles, self.frames, self._decode_frames)
 
     def _decode_frames(self, handles: Handles) -> list[Frame]:
@@ -122,7 +119,7 @@ class StreamNumbers:
         """The raw handle of each stream, by number."""
         return tuple(self._numbers)
 
-    def number(self, raw: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def number(self, raw: Ints) -> Ids:
         """Return the number of each raw stream handle."""
         values, first, inverse = np.unique(raw, return_index=True, return_inverse=True)
         for value in values[np.argsort(first)].tolist():

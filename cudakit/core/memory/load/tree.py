@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory.snapshot import Ids, Ints, Mask
 from cudakit.errors import SnapshotError
 
 Handles: TypeAlias = npt.NDArray[np.uint64]
@@ -45,7 +46,7 @@ class Tree(Protocol):
     def is_list(self, handle: int) -> bool:
         """Return whether the node is a list or a tuple."""
 
-    def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
+    def children(self, lists: Handles) -> tuple[Ints, Handles]:
         """Return the length of each list, and the items of all lists, concatenated; handle 0 is empty.
 
         Raises SnapshotError if there are more items than the file has bytes.
@@ -54,14 +55,14 @@ class Tree(Protocol):
     def column(self, dicts: Handles, key: str) -> Handles:
         """Return the value of a key in each dictionary; 0 if the dictionary lacks the key."""
 
-    def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def integers(self, handles: Handles) -> tuple[Ints, Mask]:
         """Return integers of -2**63 to 2**64-1, and which nodes are such integers.
 
         Values from 2**63 on wrap: view them as uint64. Booleans are 0 and 1. All other nodes, and handle 0,
         give 0 and False.
         """
 
-    def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
+    def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         """Return an id per node, equal for nodes of equal content, and one node per id.
 
         Ids count from 0 in the order of their first nodes; handle 0 has its own id.
@@ -94,7 +95,7 @@ class ObjectTree:
     def is_list(self, handle: int) -> bool:
         return isinstance(self._objects[handle], (list, tuple))
 
-    def children(self, lists: Handles) -> tuple[npt.NDArray[np.int64], Handles]:
+    def children(self, lists: Handles) -> tuple[Ints, Handles]:
         found = [self._objects[i] if i else () for i in lists.tolist()]
         for item in found:
             if not isinstance(item, (list, tuple)):
@@ -112,7 +113,7 @@ class ObjectTree:
         present = np.fromiter((key in item for item in found), np.bool_, len(found))
         return np.where(present, self._add([item.get(key) for item in found]), np.uint64(0))
 
-    def integers(self, handles: Handles) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def integers(self, handles: Handles) -> tuple[Ints, Mask]:
         found: list[Any] = [self._objects[i] if i else None for i in handles.tolist()]
         known = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in found]
         values = (
@@ -122,7 +123,7 @@ class ObjectTree:
         wrapped = np.fromiter(values, np.uint64, len(found)).view(np.int64)
         return wrapped, np.array(known, np.bool_)
 
-    def intern(self, handles: Handles) -> tuple[npt.NDArray[np.int32], Handles]:
+    def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         contents = _ContentKeys()
         first: dict[object, int] = {}
         representatives: list[int] = []

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from cudakit.core.memory.present import call_sites, segments, summary
-from cudakit.core.memory.present.rows import device_name, moment_name
+from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
 
 
 def report(result: MemoryResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
-    several = len(result.devices) > 1
-    nodes: list[Node] = []
-    if several:
-        nodes.append(summary.overview(result.devices))
-    for device in result.devices:
-        sections = tuple(_sections(device, top))
-        name = f"{device.file}: {device_name(device)}"
-        nodes += [Section(name, sections)] if several else sections
-    files = result.files
-    shown = files[0].name if len(files) == 1 else f"{len(files)} files"
-    return Document(f"GPU memory of {shown}", tuple(nodes))
+    devices = result.devices
+    overview = (summary.overview(devices),) if len(devices) > 1 else ()
+    parts = per_device(
+        (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
+    )
+    return Document(f"GPU memory of {files_name(result.files)}", (*overview, *parts))
 
 
 def brief(result: MemoryResult) -> tuple[str, ...]:
@@ -59,9 +54,7 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Section(f"By {facet.name.replace('_', ' ')} {when}", (call_sites.facet(facet, top),))
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
-    yield Section(
-        f"Segments {when}", (segments.segments(device, top), *segments.layout_columns(device))
-    )
+    yield Section(f"Segments {when}", (segments.segments(device, top),))
     yield Section("Layout at the end", (segments.layout(device),))
     yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
     yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value
 from cudakit.core.memory.present.summary import growth_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
-from cudakit.document import (
-    Bytes,
-    Count,
-    Node,
-    Note,
-    Ratio,
-    Seconds,
-    Table,
-    Text,
-    Value,
-)
+from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable
 
 

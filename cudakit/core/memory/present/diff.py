@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.rows import device_name, limited, stack_value, table
+from cudakit.core.memory.present.rows import device_name, limited, per_device, stack_value, table
 from cudakit.core.memory.present.summary import call_site
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
@@ -25,12 +25,11 @@ from cudakit.units import Unavailable, format_bytes, format_ratio
 
 def report(result: DiffResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
-    nodes: list[Node] = []
-    for device in result.devices:
-        sections: tuple[Node, ...] = (_answer(device), _totals(device), *_moments(device, top))
-        several = len(result.devices) > 1
-        nodes += [Section(device_name(device), sections)] if several else sections
-    return Document(f"GPU memory: {result.before.name} → {result.after.name}", tuple(nodes))
+    parts = per_device(
+        (device_name(device), (_answer(device), _totals(device), *_moments(device, top)))
+        for device in result.devices
+    )
+    return Document(f"GPU memory: {result.before.name} → {result.after.name}", parts)
 
 
 def _answer(device: DeviceDiff) -> Note:

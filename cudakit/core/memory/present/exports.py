@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.memory.analyze.call_sites import StackTable
+from cudakit.core.memory.analyze.steps import non_decreasing
 from cudakit.core.memory.present.rows import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
+from cudakit.core.memory.snapshot import Ints
 from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
-
-_Ints = npt.NDArray[np.int64]
 
 # Allocations of at least this share of the peak are slices, so that there are at most 200 tracks. Smaller
 # ones are in the curves only.
@@ -77,12 +77,12 @@ def frame_text(frame: Frame) -> str:
     return f"{place} {frame.name}".strip()
 
 
-def _masked_outside_trace(event: _Ints, n: int) -> _Ints:
+def _masked_outside_trace(event: Ints, n: int) -> Ints:
     """Mask event indices before and after the trace."""
     return np.ma.masked_array(event, (event < 0) | (event >= n))
 
 
-def _times(device: DeviceMemory, event: _Ints) -> _Ints:
+def _times(device: DeviceMemory, event: Ints) -> Ints:
     """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
     n = len(times)
@@ -173,16 +173,16 @@ def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
     yield _slices(device, clock)
 
 
-def _clock(device: DeviceMemory) -> _Ints:
+def _clock(device: DeviceMemory) -> Ints:
     """Return a time for each event in microseconds from 0 on, or its index if the file has no times."""
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
         return np.arange(len(times), dtype=np.int64)
-    non_decreasing: _Ints = np.maximum.accumulate(times)
-    return non_decreasing - non_decreasing[:1]
+    times = non_decreasing(times)
+    return times - times[:1]
 
 
-def _slices(device: DeviceMemory, clock: _Ints) -> Columns:
+def _slices(device: DeviceMemory, clock: Ints) -> Columns:
     found, snapshot = device.replay.allocations, device.snapshot
     n = len(clock)
     large = found.size >= max(int(device.peak.active_bytes * _LEAST_SHARE), 1)

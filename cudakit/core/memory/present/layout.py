@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.present.layout_pieces import (
     IN_USE,
@@ -29,7 +28,7 @@ from cudakit.core.memory.present.layout_rows import (
     largest_segments,
     rows,
 )
-from cudakit.core.memory.snapshot import take
+from cudakit.core.memory.snapshot import Ints, take
 from cudakit.document import Columns
 from cudakit.document.picture import (
     Caption,
@@ -68,8 +67,8 @@ class _Contents:
 
     spans: Mapping[int, Spans]  # by segment
     tooltips: Mapping[int, Pieces]  # by segment
-    used_bytes: npt.NDArray[np.int64]
-    units: npt.NDArray[np.int64]
+    used_bytes: Ints
+    units: Ints
 
 
 def memory_layout(columns: Sequence[Columns]) -> Figure:
@@ -91,7 +90,7 @@ def memory_layout(columns: Sequence[Columns]) -> Figure:
     return Figure("layout", (_legend(pieces, sizes), *drawn, *captions))
 
 
-def _contents(pieces: Pieces, groups: Sequence[Group], sizes: npt.NDArray[np.int64]) -> _Contents:
+def _contents(pieces: Pieces, groups: Sequence[Group], sizes: Ints) -> _Contents:
     units = np.zeros(len(sizes), np.int64)
     for group in groups:
         for segment in group.segments:
@@ -108,7 +107,7 @@ def _by_segment(arrays: _Parts) -> dict[int, _Parts]:
     return {int(i): take(arrays, arrays.segment == i) for i in np.unique(arrays.segment)}
 
 
-def _legend(pieces: Pieces, sizes: npt.NDArray[np.int64]) -> Legend:
+def _legend(pieces: Pieces, sizes: Ints) -> Legend:
     totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
     free = int(sizes.sum()) - sum(totals.values())
     used = (_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
@@ -178,7 +177,7 @@ def _paths(spans: Spans | None) -> list[Shape]:
     ]
 
 
-def _dashes(lows: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> str:
+def _dashes(lows: Ints, widths: Ints) -> str:
     steps = lows - np.concatenate(([0], (lows + widths)[:-1]))
     return "M0 .5" + "".join(
         f"m{step} 0h{width}" for step, width in zip(steps.tolist(), widths.tolist(), strict=True)
@@ -204,7 +203,7 @@ def _tooltips(pieces: Pieces | None, scale: float) -> list[Shape]:
     ]
 
 
-def _remarks(sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]) -> Iterator[str]:
+def _remarks(sizes: Ints, chosen: Ints) -> Iterator[str]:
     """Yield how the drawing differs from the data."""
     threshold = int(sizes.max(initial=0) * NARROWEST)
     if (sizes[chosen] < threshold).any():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.snapshot import concatenated, take
+from cudakit.core.memory.snapshot import Ints, concatenated, take
 from cudakit.document import Columns
-
-_Indices: TypeAlias = npt.NDArray[np.int64]
 
 IN_USE: Final = 0
 ROUNDING: Final = 1
@@ -30,10 +28,10 @@ _TOLERANCE = 1e-6
 class Pieces:
     """Parts of segments with one use, in bytes; ``start`` is the offset in the segment."""
 
-    segment: _Indices
-    start: _Indices
-    size: _Indices
-    use: _Indices
+    segment: Ints
+    start: Ints
+    size: Ints
+    use: Ints
 
     def __len__(self) -> int:
         return len(self.segment)
@@ -43,13 +41,13 @@ class Pieces:
 class Spans:
     """Parts of segments with one use, in whole drawing units; a thin part can overlap a wider one."""
 
-    segment: _Indices
-    low: _Indices
-    high: _Indices
-    use: _Indices
+    segment: Ints
+    low: Ints
+    high: Ints
+    use: Ints
 
 
-def pieces_of(blocks: Columns, segment_sizes: _Indices) -> Pieces:
+def pieces_of(blocks: Columns, segment_sizes: Ints) -> Pieces:
     """Divide blocks into requested bytes and rounding. Free blocks have no pieces.
 
     ``blocks`` has the arrays ``segment``, ``offset``, ``size``, ``requested`` and ``state``; parts
@@ -75,7 +73,7 @@ def pieces_of(blocks: Columns, segment_sizes: _Indices) -> Pieces:
     return _inside(whole, segment_sizes)
 
 
-def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> _Indices:
+def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> Ints:
     """Sum the bytes of one use in each segment."""
     chosen = pieces.use == use
     # float64 is exact up to 2**53 bytes.
@@ -101,7 +99,7 @@ def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
     return concatenated(wide, _merged(take(pieces, ~thick), low[~thick].astype(np.int64)))
 
 
-def _inside(pieces: Pieces, segment_sizes: _Indices) -> Pieces:
+def _inside(pieces: Pieces, segment_sizes: Ints) -> Pieces:
     pieces = take(pieces, (pieces.segment >= 0) & (pieces.segment < len(segment_sizes)))
     limit = segment_sizes[pieces.segment]
     start = np.clip(pieces.start, 0, limit)
@@ -109,7 +107,7 @@ def _inside(pieces: Pieces, segment_sizes: _Indices) -> Pieces:
     return take(Pieces(pieces.segment, start, size, pieces.use), size > 0)
 
 
-def _merged(thin: Pieces, unit: _Indices) -> Spans:
+def _merged(thin: Pieces, unit: Ints) -> Spans:
     """Assign one use to each unit, then join adjacent units of the same use."""
     order = np.lexsort((thin.use, unit, thin.segment))
     thin, unit = take(thin, order), unit[order]
@@ -129,7 +127,7 @@ def _merged(thin: Pieces, unit: _Indices) -> Spans:
     return Spans(segment[firsts], unit[firsts], unit[ends] + 1, use[firsts])
 
 
-def _changes(*keys: _Indices) -> _Indices:
+def _changes(*keys: Ints) -> Ints:
     """Return 0 and the indices at which any of the sorted keys changes."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 
+from cudakit.core.memory.snapshot import Ints
 from cudakit.document import Columns
 from cudakit.units import format_bytes
 
@@ -57,13 +57,13 @@ class Group:
         return sum(segment.size_bytes for segment in self.segments)
 
 
-def largest_segments(columns: Columns, *, most: int) -> npt.NDArray[np.int64]:
+def largest_segments(columns: Columns, *, most: int) -> Ints:
     """Return the indices of the largest segments, the lower address first among equals."""
     address, size = columns.arrays["address"], columns.arrays["size"]
     return np.lexsort((address, -size.astype(np.int64)))[:most]
 
 
-def grouped(columns: Columns, chosen: npt.NDArray[np.int64]) -> list[Group]:
+def grouped(columns: Columns, chosen: Ints) -> list[Group]:
     """Group segments by pool, stream and kind, the largest group first.
 
     Widths are relative to the largest segment of all groups.

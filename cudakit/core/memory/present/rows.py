@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
-from cudakit.core.memory.result import DeviceDiff, DeviceMemory
-from cudakit.document import Column, Frame, Stack, Table, Text, Value
+from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
+from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of Column
@@ -32,6 +32,17 @@ def pool_name(pool: tuple[int, int]) -> str:
     if pool == (0, 0):
         return "default"
     return f"graph {pool[0]},{pool[1]}" if pool[0] else f"MemPool {pool[0]},{pool[1]}"
+
+
+def files_name(files: Sequence[FileFacts]) -> str:
+    """Return the name of the only file, or the number of files."""
+    return files[0].name if len(files) == 1 else f"{len(files)} files"
+
+
+def per_device(parts: Iterable[tuple[str, Iterable[Node]]]) -> tuple[Node, ...]:
+    """Return the nodes of the only device; of several (name, nodes), a section for each."""
+    sections = tuple(Section(name, tuple(nodes)) for name, nodes in parts)
+    return sections[0].nodes if len(sections) == 1 else sections
 
 
 def stack_value(frames: tuple[Frame, ...], site: int) -> Value:

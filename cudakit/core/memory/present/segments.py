@@ -59,11 +59,7 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
                 ("segments", "number", lambda pin: Count(pin.segments)),
                 ("blocks", "number", lambda pin: Count(pin.blocks)),
                 ("block bytes", "number", lambda pin: Bytes(pin.bytes)),
-                (
-                    "call stack of the blocks",
-                    "stack",
-                    lambda pin: stack_value(pin.stack, pin.site),
-                ),
+                ("call stack of the blocks", "stack", lambda pin: stack_value(pin.stack, pin.site)),
             ),
             found.pins,
             top,
@@ -98,7 +94,13 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
 
 def layout(device: DeviceMemory) -> View:
     """Draw each segment with its blocks; a terminal lists the segments with most free memory."""
-    return View("memory-layout", ("segments", "blocks"), memory_layout, _emptiest_segments(device))
+    # The picture gets its columns from the device: names of Columns would repeat for several devices.
+    return View(
+        "memory-layout",
+        (),
+        lambda _: memory_layout(layout_columns(device)),
+        _emptiest_segments(device),
+    )
 
 
 def _emptiest_segments(device: DeviceMemory) -> Table:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.replay.lifetimes import MatchedLifetimes
 from cudakit.core.memory.replay.segments import SegmentHistory
-from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.core.memory.snapshot import Addresses, DeviceTrace, Ids, Ints, Mask, Snapshot
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import recorded_divisions
 from cudakit.torch_rules.sizes import rounded_array
-
-_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +22,18 @@ class Allocations:
     number of events, is after it.
     """
 
-    address: npt.NDArray[np.uint64]
-    requested: _Ints  # bytes
-    size: _Ints  # bytes of the block; computed by rules if ``size_known`` is False
-    size_known: npt.NDArray[np.bool_]
-    begin: _Ints
-    free_requested: _Ints
-    end: _Ints
-    stream: npt.NDArray[np.int32]
-    pool: npt.NDArray[np.int32]
-    stack: npt.NDArray[np.int32]
-    source: _Ints  # event of the stream and stack; -1: from the final block
-    live_block: _Ints  # index into the final Blocks; -1: freed
+    address: Addresses
+    requested: Ints  # bytes
+    size: Ints  # bytes of the block; computed by rules if ``size_known`` is False
+    size_known: Mask
+    begin: Ints
+    free_requested: Ints
+    end: Ints
+    stream: Ids
+    pool: Ids
+    stack: Ids
+    source: Ints  # event of the stream and stack; -1: from the final block
+    live_block: Ints  # index into the final Blocks; -1: freed
 
     def __len__(self) -> int:
         return len(self.address)
@@ -81,9 +78,7 @@ def allocations_of(
     )
 
 
-def _pools(
-    trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes
-) -> npt.NDArray[np.int32]:
+def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes) -> Ids:
     """Return the pool of each allocation: the one of its event (torch 2.12), else of its segment."""
     recorded = matched.source >= 0
     event = np.where(recorded, matched.source, len(trace.events))
@@ -97,10 +92,10 @@ def _pools(
 class Curves:
     """Bytes at every moment: arrays of n + 1 items, defined as in ``torch.cuda.memory_stats``."""
 
-    requested: _Ints  # requested bytes, in use and pending free
-    allocated: _Ints  # block sizes, until the free is requested
-    active: _Ints  # block sizes, in use and pending free
-    reserved: _Ints  # segments
+    requested: Ints  # requested bytes, in use and pending free
+    allocated: Ints  # block sizes, until the free is requested
+    active: Ints  # block sizes, in use and pending free
+    reserved: Ints  # segments
 
 
 def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
@@ -115,7 +110,7 @@ def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
     )
 
 
-def _sum_of_intervals(n: int, begin: _Ints, end: _Ints, amount: _Ints) -> _Ints:
+def _sum_of_intervals(n: int, begin: Ints, end: Ints, amount: Ints) -> Ints:
     """Return at every moment the sum of the amounts whose interval contains it.
 
     An interval includes the moments from after event ``begin`` to before event ``end``.

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.replay.segments import SegmentLifetimes
-from cudakit.core.memory.snapshot import Snapshot, take
+from cudakit.core.memory.snapshot import Addresses, Ints, Mask, Snapshot, take
 from cudakit.torch_rules.settings import recorded_max_split
 from cudakit.torch_rules.sizes import MOST_SMALL
-
-_Ints = npt.NDArray[np.int64]
 
 
 def with_unsplit_sizes(
@@ -39,7 +36,7 @@ def with_unsplit_sizes(
     return replace(allocations, size=size)
 
 
-def _inside(address: npt.NDArray[np.uint64], segments: SegmentLifetimes) -> npt.NDArray[np.bool_]:
+def _inside(address: Addresses, segments: SegmentLifetimes) -> Mask:
     """Return which addresses were ever in one of these segments."""
     if not len(segments):
         return np.zeros(len(address), np.bool_)
@@ -49,7 +46,7 @@ def _inside(address: npt.NDArray[np.uint64], segments: SegmentLifetimes) -> npt.
     return (place >= 0) & (address < reach[np.maximum(place, 0)])
 
 
-def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> _Ints:
+def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> Ints:
     """Return the sizes of large blocks, including remainders that were not split off.
 
     The allocator splits a free block of the large pool only if more than 1 MiB remains, and always merges
@@ -82,7 +79,7 @@ def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int)
     return _with_ends_shown_later(blocks, np.array(size, np.int64))
 
 
-def _with_ends_shown_later(blocks: Allocations, size: _Ints) -> _Ints:
+def _with_ends_shown_later(blocks: Allocations, size: Ints) -> Ints:
     """Extend blocks from before the trace to a block that was later allocated up to 1 MiB after them."""
     by_address = np.argsort(blocks.address, kind="stable")
     address, begin = blocks.address[by_address], blocks.begin[by_address]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLifetimes
-from cudakit.core.memory.snapshot import SegmentKind
+from cudakit.core.memory.snapshot import Addresses, Ints, Mask, SegmentKind
 from cudakit.torch_rules.sizes import MOST_SMALL
-
-_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +20,26 @@ class Layout:
     """
 
     segments: SegmentLifetimes
-    allocation: _Ints  # of each block in use: its index in Allocations
-    block_segment: _Ints
-    block_offset: _Ints  # bytes from the segment's start
-    block_size: _Ints
-    block_requested: _Ints
-    block_pending: npt.NDArray[np.bool_]  # pending free
-    free_segment: _Ints
-    free_offset: _Ints
-    free_size: _Ints
+    allocation: Ints  # of each block in use: its index in Allocations
+    block_segment: Ints
+    block_offset: Ints  # bytes from the segment's start
+    block_size: Ints
+    block_requested: Ints
+    block_pending: Mask  # pending free
+    free_segment: Ints
+    free_offset: Ints
+    free_size: Ints
 
-    def free_by_segment(self) -> _Ints:
+    def free_by_segment(self) -> Ints:
         """Return the free bytes of each segment."""
         return _sum_by(self.free_segment, self.free_size, len(self.segments))
 
-    def used_by_segment(self) -> _Ints:
+    def used_by_segment(self) -> Ints:
         """Return the bytes in use or pending free of each segment."""
         return _sum_by(self.block_segment, self.block_size, len(self.segments))
 
 
-def live_at(allocations: Allocations, moment: int) -> _Ints:
+def live_at(allocations: Allocations, moment: int) -> Ints:
     """Return the indices of allocations in use or pending free at a moment, by address."""
     live = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
     return live[np.argsort(allocations.address[live], kind="stable")]
@@ -72,8 +69,8 @@ def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) ->
 
 
 def _positions_in_segments(
-    segments: SegmentLifetimes, address: npt.NDArray[np.uint64], size: _Ints
-) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
+    segments: SegmentLifetimes, address: Addresses, size: Ints
+) -> tuple[Ints, Ints, Mask]:
     """Return the segment of each block, its offset in bytes, and whether it lies inside the segment."""
     if not len(segments):
         nowhere = np.zeros(len(address), np.int64)
@@ -86,7 +83,7 @@ def _positions_in_segments(
     return segment, offset.astype(np.int64), inside
 
 
-def _with_kinds(segments: SegmentLifetimes, segment: _Ints, size: _Ints) -> SegmentLifetimes:
+def _with_kinds(segments: SegmentLifetimes, segment: Ints, size: Ints) -> SegmentLifetimes:
     """Set unknown kinds of expandable segments according to the sizes of their blocks."""
     kind = segments.kind.copy()
     unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
@@ -96,8 +93,8 @@ def _with_kinds(segments: SegmentLifetimes, segment: _Ints, size: _Ints) -> Segm
 
 
 def _free_blocks(
-    segments: SegmentLifetimes, segment: _Ints, offset: _Ints, size: _Ints
-) -> tuple[_Ints, _Ints, _Ints]:
+    segments: SegmentLifetimes, segment: Ints, offset: Ints, size: Ints
+) -> tuple[Ints, Ints, Ints]:
     """Return the free blocks: the gaps before each block, and after the last block of each segment."""
     n = len(segments)
     edge = np.arange(n, dtype=np.int64)
@@ -114,5 +111,5 @@ def _free_blocks(
     return all_segments[real], previous_end[real], gap[real]
 
 
-def _sum_by(index: _Ints, amount: _Ints, n: int) -> _Ints:
+def _sum_by(index: Ints, amount: Ints, n: int) -> Ints:
     return np.bincount(index, weights=amount, minlength=n).astype(np.int64)

@@ -11,10 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.memory.snapshot import Blocks, BlockState, Events
+from cudakit.core.memory.snapshot import Addresses, Blocks, BlockState, Codes, Events, Ints, Mask
 from cudakit.torch_rules.actions import Action
-
-_Ints = npt.NDArray[np.int64]
 
 # The steps of a lifetime, in their order.
 BEGIN, REQUEST, COMPLETE = 0, 1, 2
@@ -27,31 +25,26 @@ BEFORE_TRACE = -1  # as an event index: before the first recorded event
 class LifetimeSteps:
     """Events of lifetimes, sorted by address, then by time."""
 
-    event: _Ints
-    address: npt.NDArray[np.uint64]
-    step: npt.NDArray[np.uint8]
-    size: _Ints
+    event: Ints
+    address: Addresses
+    step: Codes
+    size: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
     """Lifetimes, by address; a step that was not recorded is -1."""
 
-    first: _Ints  # index of the first step
-    last: _Ints  # index of the last step
-    begin: _Ints  # event
-    request: _Ints  # event
-    complete: _Ints  # event
-    newest: npt.NDArray[np.bool_]  # the last lifetime at its address
-    oldest: npt.NDArray[np.bool_]  # the first lifetime at its address
+    first: Ints  # index of the first step
+    last: Ints  # index of the last step
+    begin: Ints  # event
+    request: Ints  # event
+    complete: Ints  # event
+    newest: Mask  # the last lifetime at its address
+    oldest: Mask  # the first lifetime at its address
 
 
-def sorted_by_address(
-    event: _Ints,
-    address: npt.NDArray[np.uint64],
-    step: npt.NDArray[np.uint8],
-    size: _Ints,
-) -> LifetimeSteps:
+def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
     """Sort steps, which are in order of time, by address; keeps the order of time per address."""
     by_address = _stable_by_address(address)
     return LifetimeSteps(event[by_address], address[by_address], step[by_address], size[by_address])
@@ -79,7 +72,7 @@ def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
     )
 
 
-def _events(steps: LifetimeSteps, lifetime: _Ints, step: int, n: int) -> _Ints:
+def _events(steps: LifetimeSteps, lifetime: Ints, step: int, n: int) -> Ints:
     """Return the event of one kind of step in each lifetime; -1: not recorded."""
     event = np.full(n, -1, np.int64)
     here = steps.step == step
@@ -87,7 +80,7 @@ def _events(steps: LifetimeSteps, lifetime: _Ints, step: int, n: int) -> _Ints:
     return event
 
 
-def _stable_by_address(address: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+def _stable_by_address(address: Addresses) -> npt.NDArray[np.intp]:
     if not len(address):
         return np.zeros(0, np.intp)
     # Addresses of a device share their upper bits, and blocks are multiples of 512 bytes. If the remaining
@@ -139,13 +132,13 @@ def allocation_steps(events: Events) -> LifetimeSteps:
 class MatchedLifetimes:
     """Lifetimes, matched with the blocks of the final state."""
 
-    address: npt.NDArray[np.uint64]
-    requested: _Ints
-    begin: _Ints
-    free_requested: _Ints
-    end: _Ints
-    source: _Ints  # event of the first recorded step; -1: none
-    block: _Ints  # index into the final Blocks; -1: freed
+    address: Addresses
+    requested: Ints
+    begin: Ints
+    free_requested: Ints
+    end: Ints
+    source: Ints  # event of the first recorded step; -1: none
+    block: Ints  # index into the final Blocks; -1: freed
     counts: Contradictions
 
 
@@ -192,11 +185,8 @@ def match_final_blocks(
 
 
 def _final_blocks(
-    address: npt.NDArray[np.uint64],
-    lifetimes: Lifetimes,
-    blocks: Blocks,
-    live: npt.NDArray[np.intp],
-) -> tuple[_Ints, npt.NDArray[np.bool_]]:
+    address: Addresses, lifetimes: Lifetimes, blocks: Blocks, live: npt.NDArray[np.intp]
+) -> tuple[Ints, Mask]:
     """Return the final block of each lifetime, -1 for none, and a mask of the lifetimes with a block."""
     block = np.full(len(address), -1, np.int64)
     if not len(live):
@@ -207,7 +197,7 @@ def _final_blocks(
     return block, is_open
 
 
-def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[_Ints, int]:
+def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
     """Return the event at which each lifetime begins, and how many lack their allocation."""
     lost = (lifetimes.begin < 0) & ~lifetimes.oldest
     begin = lifetimes.begin.copy()  # -1 is BEFORE_TRACE
@@ -217,8 +207,8 @@ def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[_Ints, int]:
 
 
 def _requests(
-    lifetimes: Lifetimes, blocks: Blocks, block: _Ints, end: _Ints, n: int
-) -> tuple[_Ints, int]:
+    lifetimes: Lifetimes, blocks: Blocks, block: Ints, end: Ints, n: int
+) -> tuple[Ints, int]:
     """Return the event at which each free was requested, and how many requests are missing."""
     missing = lifetimes.request < 0
     # The first free of an address may have been requested before the trace.
@@ -238,11 +228,8 @@ def _requests(
 
 
 def _begins_of_unmatched(
-    address: npt.NDArray[np.uint64],
-    lifetimes: Lifetimes,
-    blocks: Blocks,
-    unmatched: npt.NDArray[np.intp],
-) -> tuple[_Ints, int]:
+    address: Addresses, lifetimes: Lifetimes, blocks: Blocks, unmatched: npt.NDArray[np.intp]
+) -> tuple[Ints, int]:
     begin = np.full(len(unmatched), BEFORE_TRACE, np.int64)
     newest = np.flatnonzero(lifetimes.newest)
     if not len(newest) or not len(unmatched):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.replay.lifetimes import (
     BEFORE_TRACE,
@@ -18,12 +17,20 @@ from cudakit.core.memory.replay.lifetimes import (
     split_into_lifetimes,
 )
 from cudakit.core.memory.replay.mapped_ranges import UNKNOWN_POOL, MappedRange, mapped_ranges
-from cudakit.core.memory.snapshot import DeviceTrace, SegmentKind, Segments, concatenated, take
+from cudakit.core.memory.snapshot import (
+    Addresses,
+    Codes,
+    DeviceTrace,
+    Ids,
+    Ints,
+    Mask,
+    SegmentKind,
+    Segments,
+    concatenated,
+    take,
+)
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.sizes import SMALL_SEGMENT
-
-_Ints = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +40,14 @@ class SegmentLifetimes:
     ``begin`` and ``end`` are event indices, as in ``Allocations``.
     """
 
-    address: npt.NDArray[np.uint64]
-    size: _Ints
-    stream: npt.NDArray[np.int32]
-    pool: npt.NDArray[np.int32]
-    kind: npt.NDArray[np.uint8]
-    expandable: npt.NDArray[np.bool_]
-    begin: _Ints
-    end: _Ints
+    address: Addresses
+    size: Ints
+    stream: Ids
+    pool: Ids
+    kind: Codes
+    expandable: Mask
+    begin: Ints
+    end: Ints
 
     def __len__(self) -> int:
         return len(self.address)
@@ -56,11 +63,11 @@ class SegmentHistory:
 
     final: Segments  # the final state
     final_begin: (
-        _Ints  # by final segment: the event that allocated it; BEFORE_TRACE for expandable segments
+        Ints  # by final segment: the event that allocated it; BEFORE_TRACE for expandable segments
     )
     plain: SegmentLifetimes  # segments that are not expandable
     mapped: SegmentLifetimes  # mapped ranges of expandable segments; pool -1: unknown
-    reserved: _Ints  # bytes at every moment: n + 1 items
+    reserved: Ints  # bytes at every moment: n + 1 items
     contradictions: int  # number of contradicting segment events
 
     def at(self, moment: int) -> SegmentLifetimes:
@@ -71,7 +78,7 @@ class SegmentHistory:
         """Return the expandable segments at a moment: adjacent mapped ranges, joined."""
         return _joined_ranges(self.mapped.at(moment))
 
-    def pool_at(self, address: npt.NDArray[np.uint64], event: _Ints) -> npt.NDArray[np.int32]:
+    def pool_at(self, address: Addresses, event: Ints) -> Ids:
         """Return the pool of the segment that contains each address at an event.
 
         The pool of a segment that is not in the final state is unknown and counts as the default pool.
@@ -115,7 +122,7 @@ def _segment_steps(trace: DeviceTrace) -> LifetimeSteps:
     return sorted_by_address(event, events.address[event], step[event], events.size[event])
 
 
-def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes) -> _Ints:
+def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes) -> Ints:
     """Return the final segment of each lifetime; -1 if the segment was released."""
     plain = np.flatnonzero(~segments.expandable)
     address = segments.address[plain]
@@ -129,7 +136,7 @@ def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifet
 
 
 def _plain_segments(
-    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final: _Ints
+    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
 ) -> SegmentLifetimes:
     """Return the lifetimes of all segments that are not expandable."""
     events, segments, n = trace.events, trace.segments, len(trace.events)
@@ -170,7 +177,7 @@ def _final_lifetimes(segments: Segments, n: int) -> SegmentLifetimes:
 
 
 def _contradictions(
-    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final: _Ints
+    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
     twice = ((lifetimes.begin < 0) & ~lifetimes.oldest) | (
@@ -185,7 +192,7 @@ def _contradictions(
     return int(sum(np.count_nonzero(found) for found in (twice, differ, resized)))
 
 
-def _reserved_curve(trace: DeviceTrace) -> _Ints:
+def _reserved_curve(trace: DeviceTrace) -> Ints:
     """Return the reserved bytes at every moment, computed back from the final state."""
     action, size = trace.events.action, trace.events.size
     grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
@@ -229,7 +236,7 @@ def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     )
 
 
-def _continues(ranges: SegmentLifetimes, stop: npt.NDArray[np.uint64]) -> _Mask:
+def _continues(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
     """Return for each range but the first whether it is joined with the previous range."""
     pool, kind = ranges.pool, ranges.kind
     same_pool = pool[1:] == pool[:-1]
@@ -237,7 +244,7 @@ def _continues(ranges: SegmentLifetimes, stop: npt.NDArray[np.uint64]) -> _Mask:
     same_kind = kind[1:] == kind[:-1]
     same_kind |= (kind[1:] == SegmentKind.UNKNOWN) | (kind[:-1] == SegmentKind.UNKNOWN)
     adjacent = (ranges.address[1:] == stop[:-1]) & (ranges.stream[1:] == ranges.stream[:-1])
-    continues: _Mask = adjacent & same_pool & same_kind
+    continues: Mask = adjacent & same_pool & same_kind
     return continues
 
 

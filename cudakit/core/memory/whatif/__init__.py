@@ -84,10 +84,7 @@ def _traces_to_replay(
     """Return the traces with events of all GPUs, or of one device. Raises what ``what_if`` does."""
     known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     if device == HOST:
-        raise UsageError(
-            "--what-if cannot replay pinned host memory",
-            hint="remove --device host",
-        )
+        raise UsageError("--what-if cannot replay pinned host memory", hint="remove --device host")
     of_device = [
         pair
         for pair in known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cudakit.core.memory.present.rows import table
+from cudakit.core.memory.present.rows import files_name, per_device, table
 from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
 from cudakit.core.memory.whatif.verdict import when_short
 from cudakit.document import (
@@ -26,15 +26,10 @@ from cudakit.units import Unavailable, format_bytes, format_count
 
 def report(result: WhatIfResult) -> Document:
     """Return the report, the answer first."""
-    nodes: list[Node] = []
-    for device in result.devices:
-        sections = tuple(_sections(device))
-        several = len(result.devices) > 1
-        name = f"{device.file}: cuda:{device.device}"
-        nodes += [Section(name, sections)] if several else sections
-    files = result.files
-    shown = files[0].name if len(files) == 1 else f"{len(files)} files"
-    return Document(f"GPU memory of {shown} under other settings", tuple(nodes))
+    parts = per_device(
+        (f"{device.file}: cuda:{device.device}", _sections(device)) for device in result.devices
+    )
+    return Document(f"GPU memory of {files_name(result.files)} under other settings", parts)
 
 
 def brief(result: WhatIfResult) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
-from cudakit.core.memory.snapshot import DeviceTrace, Events, Snapshot
+from cudakit.core.memory.snapshot import DeviceTrace, Events, Ids, Ints, Mask, Snapshot
 from cudakit.core.memory.whatif.releases import Release, releases_of
 from cudakit.torch_rules.actions import Action
 
@@ -129,9 +129,7 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     )
 
 
-def _requests(
-    sizes: npt.NDArray[np.int64], streams: npt.NDArray[np.int32], pools: npt.NDArray[np.int32]
-) -> Iterator[Request]:
+def _requests(sizes: Ints, streams: Ids, pools: Ids) -> Iterator[Request]:
     return zip(sizes.tolist(), streams.tolist(), pools.tolist(), strict=True)
 
 
@@ -179,9 +177,7 @@ def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
     return bool((events.stack[allocated] != events.stack[freed]).any())
 
 
-def _waits_end(
-    allocations: Allocations, wait_streams: tuple[int, ...], n: int
-) -> npt.NDArray[np.bool_]:
+def _waits_end(allocations: Allocations, wait_streams: tuple[int, ...], n: int) -> Mask:
     marked = np.zeros(n, np.bool_)
     marked[
         allocations.end[(np.array(wait_streams, np.int64) != NO_WAIT) & (allocations.end < n)]

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cudakit.core.memory.replay.allocations import Curves
-from cudakit.core.memory.snapshot import Events
+from cudakit.core.memory.snapshot import Events, Mask
 from cudakit.torch_rules.actions import Action
-
-_Mask = npt.NDArray[np.bool_]
 
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 _GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
@@ -38,7 +35,7 @@ class Release:
 def releases_of(
     events: Events,
     curves: Curves,
-    waits_end: _Mask,
+    waits_end: Mask,
     *,
     garbage_collects: bool,
     frees_have_stacks: bool,
@@ -68,7 +65,7 @@ def releases_of(
     return tuple(releases)
 
 
-def _ranges_of(chosen: _Mask) -> Iterator[tuple[int, int]]:
+def _ranges_of(chosen: Mask) -> Iterator[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
@@ -86,7 +83,7 @@ def _request_after(events: Events, after: int) -> int | None:
 def _first_of_request(
     events: Events,
     curves: Curves,
-    is_release: _Mask,
+    is_release: Mask,
     bounds: tuple[int, int, int],
     known_to_fit: int,
 ) -> int:
@@ -115,15 +112,15 @@ def _first_of_request(
     return after if unknown_stack or fitted_before or of_deleted_pool else first_of_request
 
 
-def _before_default(private: _Mask) -> _Mask:
+def _before_default(private: Mask) -> Mask:
     """Mark private pools released before the default pool: a request releases in the reverse order."""
     default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
-    marked: _Mask = private & default_follows
+    marked: Mask = private & default_follows
     return marked
 
 
 def _release(
-    events: Events, is_release: _Mask, first: int, after: int, request: int | None
+    events: Events, is_release: Mask, first: int, after: int, request: int | None
 ) -> Release:
     released = np.flatnonzero(is_release[first:after]) + first
     pools = np.maximum(events.pool[released], 0)  # -1: older files do not record the pool

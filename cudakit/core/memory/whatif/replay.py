@@ -126,7 +126,7 @@ class _Replay:
         for number in self._program.held:
             self._alloc(BEFORE_TRACE, number)
         for number in self._program.pending_before:
-            self._free(BEFORE_TRACE, number)
+            self._free(number)
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
         if self._program.peak_event < 0:
@@ -134,22 +134,27 @@ class _Replay:
         return self._totals("current")
 
     def _run_steps(self) -> None:
-        steps: dict[Step, Callable[[int, int], None]] = {
-            Step.ALLOC: self._alloc,
-            Step.FREE: self._free,
-            Step.COMPLETE_FREE: self._complete_free,
-            Step.FAILED_ALLOC: self._failed_alloc,
-            Step.RELEASE_POOL: self._release_pool,
-            Step.EMPTY_POOL: self._empty_pool,
-            Step.EMPTY_CACHE: self._empty_cache,
-        }
-        peak_event = self._program.peak_event
         for event, step, number in self._program.steps:
-            steps[step](event, number)
-            if event == peak_event:
+            self._run_step(event, step, number)
+            if event == self._program.peak_event:
                 self._at_peak = self._totals("current")
 
-    # Steps: each method gets the event and the number of the step.
+    def _run_step(self, event: int, step: Step, number: int) -> None:
+        match step:
+            case Step.ALLOC:
+                self._alloc(event, number)
+            case Step.FREE:
+                self._free(number)
+            case Step.COMPLETE_FREE:
+                self._complete_free(number)
+            case Step.FAILED_ALLOC:
+                self._failed_alloc(number)
+            case Step.RELEASE_POOL:
+                self._release_pool(number)
+            case Step.EMPTY_POOL if number in self._pools:
+                self._allocator.empty_pool(self._pools[number])
+            case Step.EMPTY_CACHE:
+                self._allocator.empty_cache()
 
     def _alloc(self, event: int, number: int) -> None:
         try:
@@ -158,7 +163,7 @@ class _Replay:
             self._ooms += 1
             raise _OutOfMemory(Shortage(event, self._program.requests[number][0])) from None
 
-    def _free(self, event: int, number: int) -> None:  # noqa: ARG002
+    def _free(self, number: int) -> None:
         ptr, wait_stream = self._live.pop(number), self._program.wait_streams[number]
         if wait_stream == NO_WAIT or not ptr:
             self._allocator.free(ptr)
@@ -166,12 +171,12 @@ class _Replay:
         self._allocator.free(ptr, _FIRST_WAIT_STREAM + wait_stream)
         self._waiting[number] = self._device.recorded_count(_FIRST_WAIT_STREAM + wait_stream)
 
-    def _complete_free(self, event: int, number: int) -> None:  # noqa: ARG002
+    def _complete_free(self, number: int) -> None:
         wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[number]
         self._device.complete(wait_stream, self._waiting.pop(number, 0))
         self._allocator.process_events()
 
-    def _failed_alloc(self, event: int, number: int) -> None:  # noqa: ARG002
+    def _failed_alloc(self, number: int) -> None:
         """Repeat a request that failed in the recording. If it succeeds, free it: its lifetime is unknown."""
         try:
             ptr = self._request(number)
@@ -180,18 +185,11 @@ class _Replay:
         else:
             self._allocator.free(ptr)
 
-    def _release_pool(self, event: int, pool: int) -> None:  # noqa: ARG002
+    def _release_pool(self, pool: int) -> None:
         if pool in self._pools and pool not in self._released:
             self._released.add(pool)
             self._allocator.end_allocate_to_pool(self._pools[pool])
             self._allocator.release_pool(self._pools[pool])
-
-    def _empty_pool(self, event: int, pool: int) -> None:  # noqa: ARG002
-        if pool in self._pools:
-            self._allocator.empty_pool(self._pools[pool])
-
-    def _empty_cache(self, event: int, number: int) -> None:  # noqa: ARG002
-        self._allocator.empty_cache()
 
     def _request(self, number: int) -> int:
         size, stream, pool = self._program.requests[number]

@@ -113,7 +113,8 @@ def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
     if baseline.shortage is not None:
         return f"{subject} run to the end either"
     if baseline.ooms:
-        return f"{subject} let the failed requests succeed"
+        requests = "request" if baseline.ooms == 1 else "requests"
+        return f"{subject} let the failed {requests} succeed"
     worse = [outcome for outcome in tried if _rank(outcome) > _rank(baseline)]
     if len(tried) == 1 and worse:
         return _worse(baseline, tried[0])

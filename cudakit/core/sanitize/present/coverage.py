@@ -52,7 +52,7 @@ def _recorded(result: SanitizeResult) -> Iterator[Note]:
     number = len(result.processes)
     across = f" in {number:,} processes" if number > 1 else ""
     analyzed = f"{_counted('event', gaps)} not analyzed" if gaps else "all events analyzed"
-    yield Note("info", f"recorded {_joined(work) or 'no work'}{across}; {analyzed}")
+    yield Note("info", f"recorded {_merged(work) or 'no work'}{across}; {analyzed}")
     if accesses := _accesses(seen):
         yield Note("info", f"accesses of kernels: {', '.join(accesses)}")
     yield from _exactness(seen)
@@ -124,7 +124,7 @@ def _nonzero(*amounts: tuple[str, int]) -> list[str]:
     return [_counted(name, number) for name, number in amounts if number]
 
 
-def _joined(items: Sequence[str]) -> str:
+def _merged(items: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 

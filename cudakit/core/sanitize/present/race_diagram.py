@@ -47,13 +47,13 @@ def diagram(found: FoundRace, number: int) -> tuple[Node, ...]:
 def _steps(found: FoundRace) -> Iterator[Step]:
     earlier, later = _lane_names(found)
     if found.last_sync:
-        yield from _synchronised(found.last_sync, earlier, later)
+        yield from _sync_steps(found.last_sync, earlier, later)
     previous = _operation(found.previous, earlier)
     yield previous
     yield _operation(found.current, later, after=previous)
 
 
-def _synchronised(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
+def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
     until, lane, wait = {
         SyncKind.EVENT: ("event record", later, "wait for the event"),
         SyncKind.HOST: ("all work so far", _HOST, "host wait"),

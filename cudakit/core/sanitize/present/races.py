@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from cudakit.core.sanitize.hints import stream_words
+from cudakit.core.sanitize.hints import short_stream_name
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.result import FoundRace, Memory, Side
@@ -48,7 +48,7 @@ _HOW: Final = {
 }
 
 
-def accessed(side: Side) -> str:
+def describe_access(side: Side) -> str:
     """Return the access of a side: ``writes 4.00 MiB at 0x7f2c40400000``."""
     size, at = format_bytes(side.size_bytes), f"{side.address:#x}"
     does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
@@ -60,7 +60,7 @@ def accessed(side: Side) -> str:
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
 
 
-def how_known(found: FoundRace) -> str:
+def describe_precision(found: FoundRace) -> str:
     """Return the precision of both accesses."""
     if found.previous.known is found.current.known is Known.EXACT:
         return "both accesses are exact"
@@ -70,7 +70,7 @@ def how_known(found: FoundRace) -> str:
     )
 
 
-def memory_words(memory: Memory) -> str:
+def describe_memory(memory: Memory) -> str:
     """Return an allocation in words: ``64.0 MiB at 0x7f2c40000000, device memory``."""
     return f"{format_bytes(memory.size_bytes)} at {memory.address:#x}, {_HOW[memory.how]}"
 
@@ -107,10 +107,10 @@ def _facts(found: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, 
     across = found.current.device != found.previous.device
     for when, side in (("earlier", found.previous), ("later", found.current)):
         device = f" of cuda:{side.device}" if across else ""
-        yield when, Text(f"{_what(side)}{device}; {accessed(side)}")
+        yield when, Text(f"{_what(side)}{device}; {describe_access(side)}")
         yield "called at", _stack(side)
     yield "both access", Text(_bytes(found))
-    yield "confidence", Text(f"{found.confidence.value}: {how_known(found)}")
+    yield "confidence", Text(f"{found.confidence.value}: {describe_precision(found)}")
     yield from _memory(found)
     yield "last wait", Text(_last_wait(found))
     if several_processes:
@@ -143,12 +143,12 @@ def _memory(found: FoundRace) -> Iterator[tuple[str, Value]]:
     if memory is None:
         yield "memory", Unavailable("not allocated by CUDA, or allocated before recording began")
         return
-    yield "memory", Text(memory_words(memory))
+    yield "memory", Text(describe_memory(memory))
     yield "allocated at", Stack(memory.stack, memory.site)
 
 
 def _last_wait(found: FoundRace) -> str:
     if found.last_sync:
         return found.last_sync.sentence
-    a, b = stream_words(found.previous), stream_words(found.current)
+    a, b = short_stream_name(found.previous), short_stream_name(found.current)
     return f"none: {b} never waited for {a}" if a != b else "none"

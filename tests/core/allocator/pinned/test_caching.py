@@ -237,7 +237,7 @@ def test_failed_reserve_error_names_its_setting() -> None:
 
 
 def test_registration_is_refused_without_upstream_support(host: Host) -> None:
-    with pytest.raises(Unsupported, match="cannot register memory"):
+    with pytest.raises(Unsupported, match="cannot register host memory"):
         CachingHostAllocator(host, Settings(pinned_use_cuda_host_register=True))
 
 

@@ -191,10 +191,10 @@ def test_successful_step_reports_observation(machine: Machine, name: str, step: 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
 def test_failed_step_has_hint_as_fix(machine: Machine, name: str, step: str) -> None:
-    found = run_check(name, machine(self_test=(Step(step, "cuda:0: it broke", "mend it"),)))
+    found = run_check(name, machine(self_test=(Step(step, "cuda:0: it broke", "repair it"),)))
 
     assert found.status is FAIL
-    assert (found.summary, found.fix) == ("cuda:0: it broke", ("mend it",))
+    assert (found.summary, found.fix) == ("cuda:0: it broke", ("repair it",))
 
 
 def test_steps_after_failed_one_are_unknown(machine: Machine) -> None:

@@ -17,7 +17,7 @@ from cudakit.core.memory.present import report
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
 from cudakit.document import Document, Note, Section, Table
-from cudakit.render import console
+from cudakit.render import console, html
 
 ROOT = Path(__file__).parents[4]
 
@@ -82,6 +82,14 @@ def test_caption_counts_omitted_rows_unless_top_is_0() -> None:
 def captions(result: MemoryResult, top: int) -> list[str]:
     sections = [node for node in report(result, top=top).nodes if isinstance(node, Section)]
     return [node.caption for part in sections for node in part.nodes if isinstance(node, Table)]
+
+
+def test_page_of_several_devices_draws_the_layout_of_each() -> None:
+    result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
+    page = html.render(report(result))
+
+    for device in result.devices:
+        assert all(f"{address:#x}: " in page for address in device.layout.segments.address.tolist())
 
 
 def test_report_begins_with_the_finding_the_holder_and_the_next_step() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from core.sanitize.made import (
+from core.sanitize.sample_races import (
     DEFAULT,
     EVENT,
     OTHER,

@@ -3,10 +3,9 @@
  * OVERVIEW OF THE READER
  *
  * A memory snapshot is a pickle of lists and dictionaries, often a million small dictionaries with
- * the same keys. pickle.load needs about a kilobyte of Python objects per dictionary, and it calls
- * whatever function the file names. This reader does neither: it accepts plain data only, creates no
- * Python object per node, and answers queries on whole columns ("the key `size` of these 10^6
- * dictionaries as an int64 array").
+ * the same keys. pickle.load creates Python objects for all of them, and calls any function that the
+ * file names. This reader does neither: it accepts plain data only, creates no Python object per node,
+ * and answers queries on whole columns ("the key `size` of these 10^6 dictionaries as an int64 array").
  *
  *     bytes --machine.c, scalars.c--> Tree --queries.c, intern.c--> numpy arrays
  *                                       \____________module.c_____________/

@@ -1,4 +1,4 @@
-"""Hand-made races in the form of the engine's, with the names and stacks of their numbers."""
+"""Build races as the engine returns them, with tables for their names and call stacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READABLE = {
     "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
 }
 
-# The numbers of streams and of stacks below.
+# Numbers of the streams and of the call stacks below.
 DEFAULT, SIDE, OTHER, OWN = 1, 7, 9, 11
 PREFETCH, STEP, RECORD, WAIT, MADE = 1, 2, 3, 4, 5
 
@@ -145,7 +145,7 @@ def race(
     last_sync: Sync | None = EVENT,
     approximate: bool = False,
 ) -> Race:
-    """Return a race; by default, of a prefetched batch that a kernel reads too early."""
+    """Return a race; by default a kernel reads a prefetched batch too early."""
     current, previous = current or kernel(), previous or work()
     lo, hi = max(current.lo, previous.lo), min(current.hi, previous.hi)
     return Race(kind, confidence, lo, hi, current, previous, allocation, last_sync, approximate)
@@ -172,7 +172,7 @@ def side(operation: Operation) -> Side:
 
 
 def report_of(*races: Race, report: Report | None = None, process: int = 4242) -> Report:
-    """Return a report of races of one process, or add them to one."""
+    """Return a report with the races of one process, or add them to a report."""
     report = report or Report(demangle=readable)
     report.add(process, races, stacks=STACKS, streams=STREAMS)
     return report

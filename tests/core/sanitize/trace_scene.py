@@ -34,12 +34,12 @@ LEGACY, BLOCKING = StreamFlag.LEGACY, StreamFlag.BLOCKING
 NON_BLOCKING, PER_THREAD = StreamFlag.NON_BLOCKING, StreamFlag.PER_THREAD
 
 SIZE = 256
-HOST = 0x10_0000  # where memory of the host begins
+HOST = 0x10_0000  # first address of host memory
 DEVICE = 0x7F00_0000_0000
 
 
 def place(buffer: str | int) -> int:
-    """Return the address of a buffer; host buffers have names in capitals."""
+    """Return the address of a buffer; host buffers have upper-case names."""
     if isinstance(buffer, int):
         return buffer
     base = HOST if buffer.isupper() else DEVICE
@@ -73,13 +73,13 @@ class Scene:
     def kernel(self, stream: int, *accesses: Access, name: str = "k", **where: Any) -> list[Race]:
         return self.call(Launch(stream, name), *accesses, **where)
 
-    def R(self, stream: int, *buffers: str | int, size: int = SIZE, **where: Any) -> list[Race]:  # noqa: N802 - as scenarios are written
+    def R(self, stream: int, *buffers: str | int, size: int = SIZE, **where: Any) -> list[Race]:  # noqa: N802 - the notation of the scenarios
         return self.touch(stream, buffers, READ, size, **where)
 
-    def W(self, stream: int, *buffers: str | int, size: int = SIZE, **where: Any) -> list[Race]:  # noqa: N802 - as scenarios are written
+    def W(self, stream: int, *buffers: str | int, size: int = SIZE, **where: Any) -> list[Race]:  # noqa: N802 - the notation of the scenarios
         return self.touch(stream, buffers, WRITE, size, **where)
 
-    def A(self, stream: int, *buffers: str | int, size: int = SIZE) -> list[Race]:  # noqa: N802 - as scenarios are written
+    def A(self, stream: int, *buffers: str | int, size: int = SIZE) -> list[Race]:  # noqa: N802 - the notation of the scenarios
         return self.touch(stream, buffers, READ | WRITE | ATOMIC, size)
 
     def touch(
@@ -96,7 +96,7 @@ class Scene:
         known: Known = Known.ASSUMED,
         **where: Any,
     ) -> list[Race]:
-        """Launch a kernel of which only the pointers among its arguments are known."""
+        """Launch a kernel whose accesses are assumed from its pointer arguments."""
         los = [place(pointer) for pointer in pointers]
         return self.kernel(
             stream, *(Access(lo, end or lo + 4096, READ | WRITE, known) for lo in los), **where

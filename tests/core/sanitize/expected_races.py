@@ -1,7 +1,7 @@
-"""The races that an engine must report, by brute force, from nothing but the order of operations.
+"""Compute by brute force which races the engine must report, from the order of the operations alone.
 
-For each byte, a race hides those that follow from it: once reported, the later side counts as ordered after
-the earlier one. Of the rest, an access is reported against the last operation of each stream.
+For each byte, a race hides its consequences: once it is reported, the later side counts as ordered after the
+earlier one. The remaining accesses are reported against the last operation of each stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudakit.core.sanitize.races import Race
 from cudakit.trace.events import Access, Event
 from cudakit.trace.kinds import Mode
 
-# The later and the earlier side: the call, and the node of the graph.
+# The later and the earlier side: the call and the graph node of each.
 Pair: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -44,12 +44,12 @@ class Touch:
 
 @dataclass
 class Byte:
-    """All accesses to one byte, each with those that it is, or counts as, ordered after."""
+    """All accesses to one byte, each with the accesses that happen before it or count as such."""
 
     past: dict[Touch, set[Touch]] = field(default_factory=dict)
 
     def add(self, new: Touch) -> set[Touch]:
-        """Return the accesses that must be reported."""
+        """Add an access; return the accesses that it must be reported against."""
         known = {old for old in self.past if new.comes_after(old)}
         known |= {older for old in known for older in self.past[old]}
         races = {old for old in self.past if old not in known and new.conflicts_with(old)}
