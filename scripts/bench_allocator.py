@@ -1,10 +1,11 @@
-"""Measure what an allocation and its free cost, cudakit's beside those of torch, CuPy and CUDA, in one run.
+"""Benchmark an allocation and its free in cudakit, PyTorch, CuPy and CUDA, in one run.
 
     python scripts/bench_allocator.py [-o FILE.json] [--rounds N]
 
-A figure is the median of rounds, in nanoseconds per pair of an allocation and its free; in each round all
-take a turn, so that what else the machine does meets all alike. What is not installed is said and left out;
-without a GPU cudakit's own run on a simulated device. Exits with 1 where one of the limits is passed.
+A figure is the median of all rounds, in nanoseconds per pair of an allocation and its free. In each round
+every benchmark runs once, so that other load of the machine affects all alike. Missing libraries are named
+and skipped. Without a GPU only cudakit runs, on a simulated device. Exits with 1 if a ratio exceeds its
+limit.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ LIVE = 512
 FEW, MANY = 100, 100_000
 MOST_TRACE_ENTRIES = 100_000
 
-# Does so many pairs.
+# Runs a number of pairs.
 Loop = Callable[[int], None]
 
 
 class Limit(NamedTuple):
-    """The most that one figure may be of another."""
+    """The maximum ratio of one figure to another."""
 
     figure: str
     of: str
@@ -68,7 +69,7 @@ def pairs_of(alloc: Callable[[int], Any], free: Callable[[Any], object], size: i
 
 
 def drops_of(make: Callable[[int], object]) -> Loop:
-    """Make a loop for who frees when nobody has the object any more."""
+    """Return a loop for libraries that free memory when its object is deleted."""
 
     def loop(count: int) -> None:
         for _ in range(count):
@@ -96,7 +97,7 @@ def own(device: int | str) -> Iterator[tuple[str, Loop]]:
 
 
 def churn(allocator: Any) -> Loop:
-    """Make a loop that replaces one of many live blocks each time, of sizes from 512 bytes to 16 MiB."""
+    """Return a loop that replaces one of many live blocks each time, with 512 bytes to 16 MiB."""
     rng = random.Random(1)
     alloc, free = allocator.alloc, allocator.free
     sizes = [int(512 * 2 ** rng.uniform(0, 15)) for _ in range(PAIRS)]
@@ -113,7 +114,7 @@ def churn(allocator: Any) -> Loop:
 
 
 def scatter(allocator: Any, count: int) -> None:
-    """Leave so many free blocks of some sizes, between live ones."""
+    """Create ``count`` free blocks of several sizes between live ones."""
     held = [allocator.alloc(512 * (1 + number % 4)) for number in range(2 * count)]
     for ptr in held[::2]:
         allocator.free(ptr)
@@ -150,7 +151,7 @@ def with_bindings() -> Iterator[tuple[str, Loop]]:
 
 
 def keep_memory(driver: Any) -> None:
-    """Let the pool of the device give nothing back at a synchronization, as all the others do."""
+    """Make the device's pool keep its memory at a synchronization, as the other allocators do."""
     _, device = driver.cuCtxGetDevice()
     _, pool = driver.cuDeviceGetDefaultMemPool(device)
     threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
@@ -181,8 +182,8 @@ def buffers_of(resource: Any, stream: Any) -> Loop:
     return loop
 
 
-def contenders(device: int | str) -> Iterator[tuple[str, Loop]]:
-    """Make everybody ready to run; who cannot is named on the standard error."""
+def benchmarks(device: int | str) -> Iterator[tuple[str, Loop]]:
+    """Yield the benchmarks; missing libraries are named on stderr."""
     yield from own(device)
     if isinstance(device, str):
         return
@@ -190,7 +191,7 @@ def contenders(device: int | str) -> Iterator[tuple[str, Loop]]:
         try:
             yield from peer()
         except (ImportError, cudakit.MissingDependency) as error:
-            print(f"left out, {peer.__name__.replace('_', ' ')}: {error}", file=sys.stderr)
+            print(f"skipped, {peer.__name__.replace('_', ' ')}: {error}", file=sys.stderr)
 
 
 def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[float]]:
@@ -206,12 +207,12 @@ def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def where() -> int | str:
-    """Return the number of the device, or a simulated one."""
+def find_device() -> int | str:
+    """Return the device ordinal, or the name of a simulated device."""
     try:
         cudakit.CachingAllocator(0).close()
     except cudakit.CudakitError as error:
-        print(f"no GPU, so on a simulated one ({error})", file=sys.stderr)
+        print(f"no GPU: using a simulated device ({error})", file=sys.stderr)
         return "sim:h200"
     return 0
 
@@ -233,8 +234,8 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=25)
     options = parser.parse_args()
-    device = where()
-    rounds = measure(dict(contenders(device)), options.rounds)
+    device = find_device()
+    rounds = measure(dict(benchmarks(device)), options.rounds)
     medians = {name: statistics.median(times) for name, times in rounds.items()}
     known = [limit for limit in LIMITS if limit.figure in medians and limit.of in medians]
     ratios = {limit: medians[limit.figure] / medians[limit.of] for limit in known}
@@ -250,8 +251,8 @@ def main() -> int:
     for name, median in medians.items():
         print(f"{name:36} {median:8.0f} ns  {median / medians[OWN]:6.2f} of {OWN}")
     for limit, ratio in ratios.items():
-        verdict = "kept" if ratio <= limit.most else "PASSED"
-        print(f"{limit.figure} / {limit.of}: {ratio:.2f}, at most {limit.most:g}: {verdict}")
+        verdict = "ok" if ratio <= limit.most else "EXCEEDED"
+        print(f"{limit.figure} / {limit.of}: {ratio:.2f}, limit {limit.most:g}: {verdict}")
     return int(any(ratio > limit.most for limit, ratio in ratios.items()))
 
 

@@ -1,18 +1,18 @@
 """Compare cudakit's caching allocator with PyTorch's: the same operations through both, on one GPU.
 
-    python scripts/compare_allocator.py                 # all scenarios, and long random runs
-    python scripts/compare_allocator.py --only 23 101   # these
-    python scripts/compare_allocator.py --dry-run       # ours alone, on a device in memory: needs no GPU
+    python scripts/compare_allocator.py                 # all scenarios and the long random runs
+    python scripts/compare_allocator.py --only 23 101   # only these scenarios
+    python scripts/compare_allocator.py --dry-run       # cudakit's only, in memory, without a GPU
 
-At every check of a scenario all of torch.cuda.memory_stats must be equal key by key, and the snapshots but
-for addresses, handles and times: segments, blocks, states, pools, the trace, the settings. Both begin with
-an empty cache. Best fit depends on the order of addresses, which the driver chooses: where the two differ,
-ours is run once more with the addresses that PyTorch got, and the table says so. A pool that is brought back
-to a checkpoint goes through its segments, in PyTorch, in the order of a hash set of pointers, another one in
-every process: there alone the trace is compared segment by segment, and peaks may be those of any order.
+At each check of a scenario, all numbers of torch.cuda.memory_stats must be equal, and the snapshots except
+for addresses, handles and times: segments, blocks, states, pools, trace, settings. Both allocators begin with
+an empty cache. The best fit depends on the order of addresses, which the driver chooses: if the two runs
+differ, cudakit's allocator runs again at PyTorch's addresses, and the table says so. When a pool is restored
+to a checkpoint, PyTorch iterates over its segments in the order of a hash set of pointers: there the trace is
+compared segment by segment, and peaks may be those of any order.
 
-Prints a row for each scenario, what differs beneath it, and the sums; -o FILE keeps them as JSON. Exits with
-1 where something differs, or is not what the scenario expects.
+Prints a row for each scenario with its differences, and the totals; -o FILE writes them as JSON. Exits with 1
+if anything differs from PyTorch or from the expectation of the scenario.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))  # the scenarios are the tests' own
+sys.path.append(str(ROOT / "tests"))  # the scenarios are part of the tests
 
-from allocator_scenarios.canonical import Addresses  # noqa: E402 it is found by the line above
+from allocator_scenarios.canonical import Addresses  # noqa: E402 found by the line above
 from allocator_scenarios.catalog import SCENARIOS  # noqa: E402
 from allocator_scenarios.compare import Verdict, as_row, judge  # noqa: E402
 from allocator_scenarios.cudakit_subject import Ours, in_memory  # noqa: E402
@@ -44,7 +44,7 @@ def main() -> int:
     chosen = [s for s in SCENARIOS if not options.only or s.number in options.only]
     if not chosen:
         numbers = ", ".join(str(n) for n in sorted({s.number for s in SCENARIOS}))
-        sys.exit(f"there is no such scenario; there are {numbers}")
+        sys.exit(f"unknown scenario; known numbers: {numbers}")
     ours, theirs, about = alone() if options.dry_run else both()
     verdicts = []
     for scenario in chosen:
@@ -62,7 +62,9 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare cudakit's allocator with PyTorch's.")
     parser.add_argument("--only", type=int, nargs="+", default=[], metavar="N")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
-    parser.add_argument("--dry-run", action="store_true", help="ours alone, without a GPU")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run cudakit's allocator only, without a GPU"
+    )
     return parser.parse_args()
 
 
@@ -79,7 +81,7 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     from cudakit.gpu.cuda.device import Cuda
 
     if found := [name for name in VARIABLES if name in os.environ]:
-        sys.exit(f"PyTorch must begin with its defaults: unset {', '.join(found)}")
+        sys.exit(f"PyTorch must run with default settings: unset {', '.join(found)}")
     gpu = Cuda(0)
     theirs, work = Torch(gpu), WorkOnGpu(gpu)
 

@@ -1,4 +1,4 @@
-"""Snapshots without what differs from run to run: addresses, handles, numbers of pools, times.
+"""Snapshots in a canonical form, without addresses, handles, pool numbers and times.
 
 A segment is called by its place in the order in which segments were taken from the device, as the trace tells
 it; an address is a segment and an offset in it. A reservation of virtual memory is one such segment.
@@ -32,7 +32,7 @@ UNCOMPARED_SETTING = "PYTORCH_CUDA_ALLOC_CONF"  # PyTorch keeps the last string,
 
 @dataclass(slots=True)
 class Names:
-    """What handles and pools are called."""
+    """The names of streams and pools."""
 
     streams: Mapping[int, str]
     pools: Mapping[tuple[int, int], str]
@@ -47,7 +47,7 @@ class Names:
 
 @dataclass(slots=True)
 class Seen:
-    """A snapshot, comparable."""
+    """A snapshot in canonical form."""
 
     segments: list[dict[str, Any]]  # in the order in which they were taken
     trace: list[dict[str, Any]]
@@ -58,19 +58,19 @@ class Seen:
 
 @dataclass(slots=True)
 class Addresses:
-    """Where segments and reservations were put, in turn."""
+    """The addresses of segments and reserved ranges, in order of allocation."""
 
     segments: list[int] = field(default_factory=list)
     reservations: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of addresses."""
         return len(self.segments) + len(self.reservations)
 
 
 @dataclass(slots=True)
 class _Places:
-    """Where memory is that is held, while a trace is followed."""
+    """The addresses of segments while a trace is followed."""
 
     reservation_bytes: int
     held: dict[int, tuple[str, int]] = field(default_factory=dict)  # begin: name, end
@@ -78,7 +78,7 @@ class _Places:
     addresses: Addresses = field(default_factory=Addresses)
 
     def know(self, segments: list[dict[str, Any]], entries: list[dict[str, Any]]) -> None:
-        """Know the segments that there were before the trace begins."""
+        """Add the segments that existed before the trace."""
         told = {entry.get("addr") for entry in entries if entry["action"] in BEGINNINGS}
         for number, segment in enumerate(segments):
             begin = segment["address"]
@@ -97,7 +97,7 @@ class _Places:
         return name, address - begin
 
     def follow(self, entry: Mapping[str, Any]) -> Place:
-        """Return where an entry of the trace is."""
+        """Return the canonical address of a trace entry."""
         action, address = entry["action"], entry.get("addr", 0)
         if action in ("snapshot", "oom"):
             return "", 0
@@ -125,14 +125,14 @@ class _Places:
         self.mapped[address - offset] = self.mapped.get(address - offset, 0) + size
 
     def _unmap(self, begin: int, size: int) -> None:
-        """Forget a reservation of which nothing is mapped any more: it is given back."""
+        """Remove a reserved range without mapped pages."""
         self.mapped[begin] = self.mapped.get(begin, 0) - size
         if not self.mapped[begin]:
             self.held.pop(begin, None)
 
 
 def named(statistics: Mapping[str, int], names: Names) -> dict[str, int]:
-    """Call the private pools of statistics by their names; those of scenarios before are left out."""
+    """Replace private pool ids in statistics by names; omit the pools of earlier scenarios."""
     ids = {f"{BY_POOL}{a}_{b}.": f"{BY_POOL}{name}." for (a, b), name in names.pools.items()}
     found = {}
     for name, number in statistics.items():
@@ -146,7 +146,7 @@ def named(statistics: Mapping[str, int], names: Names) -> dict[str, int]:
 
 
 def canonical(snapshot: Mapping[str, Any], names: Names, device: int = 0) -> Seen:
-    """Bring a snapshot into a form that is equal for the same behaviour."""
+    """Return a snapshot in a form that is equal for equal behaviour."""
     places = _Places(names.reservation_bytes)
     entries = snapshot["device_traces"][device] if snapshot["device_traces"] else []
     own = [segment for segment in snapshot["segments"] if segment["device"] == device]
@@ -205,7 +205,7 @@ def _entry(entry: Mapping[str, Any], place: Place, names: Names) -> dict[str, An
 
 
 def _completed_in_any_order(trace: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Sort frees that were completed at one time: the order of streams is that of a hash map in PyTorch."""
+    """Sort frees that completed together: PyTorch iterates over streams in a hash map."""
     for action, entries in groupby(trace, key=lambda entry: entry["action"]):
         if action == "free_completed":
             yield from sorted(entries, key=lambda entry: entry["at"])
@@ -214,7 +214,7 @@ def _completed_in_any_order(trace: list[dict[str, Any]]) -> Iterator[dict[str, A
 
 
 def segment_by_segment(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort what brought a pool back to a state by segment: what it frees first, and what it divides then.
+    """Sort the entries of a restore by segment: first the frees, then the splits.
 
     In which order PyTorch does either is that of a hash set of pointers to its own blocks, and so another one
     in every process (c10/cuda/CUDACachingAllocator.cpp, get_private_pool_head_blocks). What happens to one
@@ -229,7 +229,7 @@ def segment_by_segment(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _freed_and_divided(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Part the entries of a return to a state: all is freed before the first segment is divided."""
+    """Split the entries of a restore: all blocks are freed before the first segment is split."""
     divided = (number for number, entry in enumerate(entries) if entry["action"] == "alloc")
     first = next(divided, len(entries))
     yield entries[:first]
@@ -239,7 +239,7 @@ def _freed_and_divided(entries: list[dict[str, Any]]) -> Iterator[list[dict[str,
 def _keys(
     snapshot: Mapping[str, Any], segments: list[dict[str, Any]], entries: list[dict[str, Any]]
 ) -> dict[str, set[str]]:
-    """Return the keys of everything, without those that only some entries of a trace have."""
+    """Return the keys of segments, blocks and entries, except those of some trace entries only."""
     blocks = [block for segment in segments for block in segment["blocks"]]
     return {
         "snapshot": set(snapshot),

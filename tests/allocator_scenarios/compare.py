@@ -23,7 +23,7 @@ MOST_SHOWN = 12  # differences of one kind at a check
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The state of a subject at a check, and what of it is not as expected."""
+    """The state of a subject at a check, and the failed expectations."""
 
     check: Check
     statistics: dict[str, int]
@@ -61,7 +61,7 @@ def _checks(scenario: Scenario, subject: Subject) -> Iterator[Taken]:
 def wrong(
     check: Check, before: Mapping[str, int], now: Mapping[str, int], seen: Seen
 ) -> Iterator[str]:
-    """Say what is not as a check has it."""
+    """Yield the failed expectations of a check."""
     for short, change in check.changes.items():
         name = full_name(short)
         if now[name] - before[name] != change:
@@ -77,7 +77,7 @@ def wrong(
 
 
 def layout(seen: Seen) -> Layout:
-    """Return the size and the state of every block, segment by segment."""
+    """Return the size and the state of each block, by segment."""
     return [
         [(block["size"], block["state"]) for block in segment["blocks"]]
         for segment in seen.segments
@@ -85,7 +85,7 @@ def layout(seen: Seen) -> Layout:
 
 
 def differences(ours: list[Taken], theirs: list[Taken]) -> Iterator[str]:
-    """Say what differs between two runs: the check, what it is, ours and theirs."""
+    """Yield the differences between two runs: the check and both values."""
     if len(ours) != len(theirs):
         yield f"{len(ours)} checks against {len(theirs)}"
     for own, other in zip(ours, theirs, strict=False):
@@ -99,7 +99,7 @@ def _first(found: list[str]) -> list[str]:
 
 
 def _at_a_check(own: Taken, other: Taken) -> Iterator[Iterator[str]]:
-    """Compare what there is, one kind after the other."""
+    """Compare two states, one kind of value after the other."""
     yield _mappings("fact", own.check.facts, other.check.facts)
     yield _mappings("setting", own.seen.settings, other.seen.settings, extra_is_fine=True)
     yield _lacking(own.seen.keys, other.seen.keys)
@@ -109,7 +109,7 @@ def _at_a_check(own: Taken, other: Taken) -> Iterator[Iterator[str]]:
 
 
 def _known_to(other: Mapping[str, int], own: Mapping[str, int]) -> dict[str, int]:
-    """Leave out what each private pool has reserved, where PyTorch says nothing of it (before 2.15)."""
+    """Omit the reserved bytes of private pools if PyTorch does not report them (before 2.15)."""
     knows = any(name.startswith(BY_POOL) for name in other)
     return {name: n for name, n in own.items() if knows or not name.startswith(BY_POOL)}
 
@@ -154,7 +154,7 @@ NOWHERE = Addresses()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One row of the table."""
+    """The result of a scenario: one row of the table."""
 
     number: int
     name: str
@@ -165,7 +165,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """What the table says."""
+        """The word for the result in the table."""
         if self.problems:
             return f"{len(self.problems)} problems"
         if self.not_compared:
@@ -179,7 +179,7 @@ def judge(
     ours: Callable[[Addresses], Subject],
     theirs: Subject | None,
 ) -> Verdict:
-    """Run a scenario on both, PyTorch's first, and compare.
+    """Run a scenario on both allocators, PyTorch's first, and compare.
 
     Where they differ, ours is run again with its segments at the addresses that PyTorch got.
     """
@@ -208,7 +208,7 @@ def judge(
 
 
 def as_row(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON has it."""
+    """Return a verdict for JSON."""
     return {
         "number": verdict.number,
         "name": verdict.name,
@@ -233,5 +233,5 @@ def _failed(scenario: Scenario, who: str, error: Exception) -> Verdict:
 
 
 def _addresses(taken: list[Taken]) -> Addresses:
-    """Return where segments were put, as the longest trace has it."""
+    """Return the addresses of segments from the longest trace."""
     return max((at.seen.addresses for at in taken), key=len, default=NOWHERE)

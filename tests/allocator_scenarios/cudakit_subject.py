@@ -22,7 +22,7 @@ from cudakit.torch_rules.settings import parse_config
 
 
 class Calls:
-    """Gives segments, and counts how often it is asked."""
+    """An upstream that counts its calls."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -38,7 +38,7 @@ class Calls:
 
 
 class Ours:
-    """cudakit's allocator, as compatible as it is: what is free after waiting is not looked for again."""
+    """cudakit's allocator in PyTorch's mode: without ``search_again``."""
 
     def __init__(self, upstream: Upstream, work: Work, *, name: str = "cudakit") -> None:
         self.name = name
@@ -163,7 +163,7 @@ class Ours:
     # Pools and captures, by number.
 
     def _forget_pools(self) -> None:
-        """Begin without any."""
+        """Begin without streams or pools."""
         self.capturing = False
         self._pools: dict[int, MemPool] = {}
         self._calls: dict[int, Calls] = {}
@@ -237,7 +237,7 @@ class Ours:
         return self.allocator.holds_exactly(self._graphs[graph], live)
 
     def _drop_all(self) -> None:
-        """Let every pool and every graph go."""
+        """Close every pool and graph."""
         for held in (*self._pools.values(), *self._graphs.values()):
             held.close()
 
@@ -287,7 +287,7 @@ class Ours:
 
 
 def in_memory(addresses: Addresses | None = None, *, rising: bool = True) -> Ours:
-    """Make our allocator on a device in memory; its segments have given, rising or falling addresses."""
+    """Return cudakit's allocator on a device in memory, with given, rising or falling addresses."""
     device = InMemory(rising=rising)
     upstream = Placed(device, addresses) if addresses else device
     return Ours(upstream, WorkInMemory(device), name="in memory")

@@ -1,4 +1,4 @@
-"""Expandable segments: scenarios beside number 41, of how they grow and shrink."""
+"""Expandable segments: scenarios of mapping and unmapping, beside number 41."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def folded(s: Subject) -> Steps:
 
 
 def fold(entries: list[dict[str, Any]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the segments and the blocks that a trace leaves."""
+    """Return the segments and blocks at the end of a trace."""
     segments: dict[int, int] = {}
     blocks: dict[int, int] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Scenarios 13 to 22: no memory, and what is tried before that is said."""
+"""Scenarios 13 to 22: out of memory, and the attempts before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allocator_scenarios.scenario import (
 
 
 def limit_to(s: Subject, size_bytes: int) -> None:
-    """Limit what may be reserved, with room for a fraction that is rounded."""
+    """Limit the reserved bytes, with a margin for rounding of the fraction."""
     s.limit((size_bytes + MIB) / s.total_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Scenarios 35 to 42: pools that are made, and checkpoints of them."""
+"""Scenarios 35 to 42: private pools and their checkpoints."""
 
 from __future__ import annotations
 

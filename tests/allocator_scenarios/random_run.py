@@ -1,4 +1,4 @@
-"""A long run of random operations: several streams, sizes of every kind, settings that change."""
+"""Long runs of random operations on several streams, with all kinds of sizes and changes of settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WEIGHTS = {
 
 
 class Run:
-    """One run, in phases: with a limit no stream is busy, since memory may be given back at any time."""
+    """One run, in phases: with a limit no stream is busy, since memory may be released at any time."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Run:
         getattr(self.subject, self.rng.choice(("empty_cache", "reset_peaks", "reset_sums")))()
 
     def phase(self) -> None:
-        """Change the settings, and begin or end a limit."""
+        """Change the settings, and set or remove a limit."""
         self.settle_all()
         self.limited = self.rng.random() < 0.5
         # A MiB more: the fraction is rounded, and segments are whole MiB.
@@ -123,7 +123,7 @@ class Run:
         self.subject.configure(",".join(filter(None, (settings, self.always))))
 
     def pooled(self) -> None:
-        """Allocate and free in a pool; nothing waits for events there, on which PyTorch's versions differ."""
+        """Allocate and free in a pool, without pending frees, in which PyTorch's versions differ."""
         if self.limited:
             return
         self.subject.free(self.subject.alloc(512))  # which looks at events
@@ -142,7 +142,7 @@ class Run:
         self.look()
 
     def look(self) -> None:
-        """Have events looked at now, before another stream has any that are done.
+        """Process events now, before another stream has completed events.
 
         What several streams have done at once PyTorch completes in the order of a hash map, which shows in
         the peaks and sums of pieces and in the last request of a free block.

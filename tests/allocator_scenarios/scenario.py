@@ -1,4 +1,4 @@
-"""Scenarios: operations on an allocator, and what must be true between them, whoever allocates."""
+"""Scenarios: operations on any allocator, and checks between them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-DEFAULT = ""  # the name of the default stream
-STREAMS = ("s1", "s2", "s3", "s4")  # by rising handles, in which order allocators keep them
+DEFAULT = ""  # the default stream
+STREAMS = ("s1", "s2", "s3", "s4")  # in order of their handles, in which allocators keep them
 
 
 class CannotRun(Exception):
-    """This subject has nothing to run a scenario with; the reason is said."""
+    """This subject cannot run a scenario, for the reason in the message."""
 
 
 class Subject(Protocol):
-    """An allocator with nothing in its cache, and streams for it.
+    """An allocator with an empty cache, and streams for it.
 
-    A stream has done all its work, unless it is ``busy``. What is called a pool or a graph is named by the
-    scenario.
+    A stream is idle unless it is ``busy``. The scenario names pools and graphs.
     """
 
     name: str
@@ -30,37 +29,37 @@ class Subject(Protocol):
 
     # --- memory
     def alloc(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:
-        """Allocate; ``raw`` bypasses tensors where there are any."""
+        """Allocate; with ``raw`` not through tensors."""
         ...
 
     def attempt(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:
-        """Allocate, or return 0 where memory is out."""
+        """Allocate, or return 0 if out of memory."""
         ...
 
     def refusal(self, size_bytes: int, stream: str = DEFAULT) -> str:
-        """Return what is said when memory is out; nothing where it is not, and then frees what was given."""
+        """Return the out-of-memory message of an allocation; empty if it succeeds, and then free it."""
         ...
 
     def free(self, ptr: int) -> None: ...
     def refuses_to_free(self, ptr: int) -> bool: ...
     def use(self, ptr: int, stream: str) -> None:
-        """Say that a stream uses an allocation (record_stream)."""
+        """Record that a stream uses an allocation (record_stream)."""
         ...
 
     def empty_cache(self) -> None: ...
 
     # --- work
     def busy(self, stream: str) -> None:
-        """Let a stream wait until it is settled, for two seconds at most."""
+        """Keep a stream busy until ``settle``, for two seconds at most."""
         ...
 
     def settle(self, stream: str) -> None: ...
     def join(self, stream: str, other: str) -> None:
-        """Let a stream wait for what another has been given so far."""
+        """Make a stream wait for the current work of another."""
         ...
 
     def work(self, stream: str) -> None:
-        """Give a stream something to do, which is a node in a capture."""
+        """Enqueue work on a stream: a node if it is captured."""
         ...
 
     # --- settings and limits
@@ -71,19 +70,19 @@ class Subject(Protocol):
     def limit(self, fraction: float) -> None: ...
     def fraction(self) -> float: ...
     def limit_error(self, fraction: object) -> str:
-        """Return the name of the error that a fraction raises, or nothing."""
+        """Return the name of the error that a fraction raises; empty if none."""
         ...
 
     def caching(self, *, enabled: bool) -> None: ...
     def on_out_of_memory(self, observer: Callable[[], None]) -> None:
-        """Call a function each time that memory is out, until the end."""
+        """Call a function at each out of memory, until ``end``."""
         ...
 
     # --- pools and captures
     def make_pool(
         self, *, own: bool = False, use_on_oom: bool = False, no_split: bool = False
     ) -> Any:
-        """Make a pool, ``own`` with an allocator of its own."""
+        """Create a pool; with ``own`` it has its own upstream."""
         ...
 
     def pool_facts(self, pool: Any) -> tuple[tuple[int, int], int]:
@@ -91,25 +90,25 @@ class Subject(Protocol):
         ...
 
     def own_calls(self, pool: Any) -> tuple[int, int]:
-        """Return how often the allocator of a pool was asked to allocate and to free."""
+        """Return the numbers of allocations and frees of a pool's own upstream."""
         ...
 
     def inside(self, pool: Any) -> AbstractContextManager[None]: ...
     def drop_pool(self, pool: Any) -> None: ...
     def pool_snapshot(self, pool: Any) -> list[dict[str, Any]]: ...
     def capture(self, stream: str, graph: Any = None) -> AbstractContextManager[Any]:
-        """Capture a stream, into the pool of another graph where one is given; yields the graph."""
+        """Capture a stream, into the pool of ``graph`` if given, and yield the graph."""
         ...
 
     def drop_graph(self, graph: Any) -> None: ...
     def save_pool(self, graph: Any) -> Any: ...
     def restore_pool(self, graph: Any, state: Any, stale: Collection[int]) -> Collection[int]:
-        """Bring a pool back to a state; returns the allocations that are live then."""
+        """Restore a pool, and return its live allocations."""
         ...
 
     def live_set_is(self, graph: Any, live: Collection[int]) -> bool: ...
 
-    # --- what is known
+    # --- statistics and snapshots
     def statistics(self) -> dict[str, int]: ...
     def snapshot(self) -> dict[str, Any]: ...
     def reset_peaks(self) -> None: ...
@@ -138,13 +137,13 @@ Layout: TypeAlias = "list[list[tuple[int, str]]]"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A point at which statistics and a snapshot are taken, and what must hold there.
+    """A point at which statistics and a snapshot are taken and checked.
 
     ``changes`` are those of statistics since the check before: ``segment`` stands for
     ``segment.all.current``, ``segment.small_pool`` for its ``current``, and others for themselves. ``now``
-    are values. ``blocks`` are the size and the state of each block, segment by segment as they were taken;
-    ``facts`` are all true. ``restored``: since the check before, a pool of several segments was brought back
-    to a state, and nothing else was done; in which order it went through the segments is left open.
+    are values. ``blocks`` are the size and the state of each block, by segment in order of allocation.
+    ``facts`` must all be true. ``restored``: since the previous check only a pool of several segments was
+    restored; the order of its segments is ignored.
     """
 
     label: str
@@ -171,8 +170,8 @@ class Scenario:
     name: str
     steps: Callable[[Subject], Steps]
     settings: str = ""
-    without_torch: str = ""  # why PyTorch has no part in it
-    without_memory: str = ""  # why a device in memory cannot carry it
+    without_torch: str = ""  # why PyTorch cannot run it
+    without_memory: str = ""  # why a device in memory cannot run it
 
 
 def scenario(
@@ -183,7 +182,7 @@ def scenario(
     without_torch: str = "",
     without_memory: str = "",
 ) -> Callable[[Callable[[Subject], Steps]], Scenario]:
-    """Make a function a scenario."""
+    """Turn a function into a scenario."""
 
     def make(steps: Callable[[Subject], Steps]) -> Scenario:
         return Scenario(number, name, steps, settings, without_torch, without_memory)
@@ -192,7 +191,7 @@ def scenario(
 
 
 def full_name(statistic: str) -> str:
-    """Return the name in the statistics that a short one stands for."""
+    """Return the full name of a statistic."""
     if statistic.startswith(("num_", "max_")):
         return statistic
     parts = statistic.split(".")

@@ -25,7 +25,7 @@ extern "C" __global__ void gate(volatile unsigned *open, unsigned ticket, unsign
 
 
 class Gate:
-    """A stream of its own, ``lane``, that others wait for."""
+    """A stream, ``lane``, that holds up other streams."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -37,16 +37,16 @@ class Gate:
         self._ticket = 0
 
     def close(self) -> None:
-        """Let the lane wait from now on."""
+        """Block the lane."""
         self._ticket += 1
         self._launch(self._ticket, self.lane)
 
     def pass_through(self, stream: Stream) -> None:
-        """Give a stream a kernel that waits for nothing."""
+        """Launch a kernel that ends at once."""
         self._launch(0, stream)
 
     def open(self) -> None:
-        """Let the lane go on, and wait until it has."""
+        """Unblock the lane, and wait for it."""
         self._open[0] = self._ticket
         self._gpu.sync_stream(self.lane)
 
@@ -64,12 +64,12 @@ class CapturedByDriver:
         self._driver = driver
 
     def begin(self, handle: Any) -> None:
-        """Begin a capture in which the thread may allocate (as PyTorch sees to by other means)."""
+        """Begin a capture during which the thread may allocate."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._call(self._driver.cuStreamBeginCapture, handle, mode)
 
     def end(self, handle: Any) -> None:
-        """End a capture; nobody needs the graph."""
+        """End a capture and destroy its graph."""
         (graph,) = self._call(self._driver.cuStreamEndCapture, handle)
         self._call(self._driver.cuGraphDestroy, graph)
 
@@ -81,20 +81,20 @@ class CapturedByDriver:
 
 
 class GraphInMemory:
-    """The graph of a capture that begins on one stream and takes in those that wait for it."""
+    """The graph of a capture that begins on one stream and includes the streams that wait for it."""
 
     def __init__(self, stream: int) -> None:
         self._terminals: dict[int, set[int]] = {stream: set()}
         self._before: list[set[int]] = []  # of each node
 
     def add(self, stream: int) -> None:
-        """Give a captured stream one more node."""
+        """Add a node to a captured stream."""
         if stream in self._terminals:
             self._before.append(self._terminals[stream])
             self._terminals[stream] = {len(self._before) - 1}
 
     def join(self, stream: int, other: int) -> None:
-        """Let a stream wait for a captured one."""
+        """Make a stream wait for a captured one."""
         if other in self._terminals:
             own = self._terminals.setdefault(stream, set())
             self._terminals[stream] = own | self._terminals[other]
@@ -110,7 +110,7 @@ class GraphInMemory:
 
 
 class Work(Protocol):
-    """What keeps streams busy. A stream that is not busy is done when it is waited for."""
+    """Keeps streams busy. Other streams are idle when synchronized."""
 
     numbers: dict[str, int]  # of the streams, for the allocator
 
@@ -123,7 +123,7 @@ class Work(Protocol):
 
 
 class WorkInMemory:
-    """Streams that are done when somebody says so."""
+    """Streams in memory, which are idle when a scenario settles them."""
 
     def __init__(self, device: InMemory) -> None:
         self._device = device
@@ -152,7 +152,7 @@ class WorkInMemory:
 
 
 class WorkOnGpu:
-    """Streams of a real GPU, and a gate for each."""
+    """Streams of a real GPU, each with a gate that blocks it."""
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu

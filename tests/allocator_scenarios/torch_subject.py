@@ -23,7 +23,7 @@ FREE = CFUNCTYPE(None, c_void_p, c_size_t, c_int, c_void_p)
 
 
 class Calls:
-    """An allocator of segments that counts how often it is asked."""
+    """A pool's upstream that counts its calls."""
 
     def __init__(self) -> None:
         self.made = self.freed = 0
@@ -310,7 +310,7 @@ class Torch:
         return bool(torch._C._cuda_checkPoolLiveAllocations(DEVICE, pool, set(live)))
 
     def _drop_all(self) -> None:
-        """Let every pool and every graph go."""
+        """Close every pool and graph."""
         self._pools.clear()
         for graph in list(self._graphs):
             self.drop_graph(graph)
@@ -320,7 +320,7 @@ class Torch:
         return self._names
 
     def _segments(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
-        """List the segments of a pool, of a whole snapshot: of a part of one, the trace tells otherwise."""
+        """List the segments of a pool from a full snapshot."""
         segments = torch.cuda.memory._snapshot()["segments"]
         return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
 

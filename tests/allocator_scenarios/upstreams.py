@@ -1,4 +1,4 @@
-"""Where allocators get segments without a real device: memory by number, and given addresses."""
+"""Upstreams without a real device: counted memory, and given addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE = 0x7F00_0000_0000
 
 
 class InMemory:
-    """An upstream whose addresses rise or fall; ``finish`` lets a stream do all that it was given."""
+    """An upstream whose addresses rise or fall; ``finish`` completes the work of a stream."""
 
     def __init__(self, capacity_bytes: int = 16 * GIB, *, rising: bool = True) -> None:
         self._capacity = capacity_bytes
@@ -34,20 +34,20 @@ class InMemory:
         return self.back(self.address(size_bytes), size_bytes)
 
     def address(self, size_bytes: int) -> int:
-        """Return an address from which on so much was never given to anybody."""
+        """Return an unused address range."""
         step = -(-size_bytes // GAP) * GAP + GAP
         ptr = self._next if self._rising else self._next - step
         self._next += step if self._rising else -step
         return ptr
 
     def back(self, ptr: int, size_bytes: int) -> int:
-        """Put memory at an address."""
+        """Allocate memory at an address."""
         self.check_room(size_bytes)
         self._held[ptr] = size_bytes
         return ptr
 
     def check_room(self, size_bytes: int) -> None:
-        """Raise CudaError where so much is not left."""
+        """Raise CudaError if too little memory is left."""
         if sum(self._held.values()) + size_bytes > self._capacity:
             raise CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "the device is full")
 
@@ -85,7 +85,7 @@ class InMemory:
 
 
 class PagesInMemory:
-    """The virtual memory of such a device."""
+    """The virtual memory of this device."""
 
     def __init__(self, device: InMemory) -> None:
         self._device = device
@@ -121,7 +121,7 @@ class PagesInMemory:
 
 
 class Placed:
-    """An upstream whose segments have given addresses, in turn; nothing may read or write there.
+    """An upstream whose segments have given addresses, which must not be accessed.
 
     Every call is made, with what the device gave itself.
     """
@@ -147,7 +147,7 @@ class Placed:
 
 
 class PlacedPages:
-    """Virtual memory whose reservations have given addresses."""
+    """Virtual memory whose reserved ranges have given addresses."""
 
     def __init__(self, pages: Any, addresses: Addresses) -> None:
         self._pages = pages
