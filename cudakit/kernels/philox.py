@@ -23,8 +23,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // Returns the block of four words at a position of a sequence.
-__device__ uint4 philox(u64 place, u64 sequence, u64 key) {
-    uint4 at = make_uint4((u32)place, (u32)(place >> 32), (u32)sequence, (u32)(sequence >> 32));
+__device__ uint4 philox(u64 position, u64 sequence, u64 key) {
+    uint4 at = make_uint4((u32)position, (u32)(position >> 32), (u32)sequence, (u32)(sequence >> 32));
     u32 first = (u32)key, second = (u32)(key >> 32);
     #pragma unroll
     for (int round = 0; round < 10; ++round) {
@@ -43,11 +43,11 @@ def philox(first: int, count: int, sequence: int, key: int) -> npt.NDArray[np.ui
 
     The low 64 bits of the counter are the position, the high 64 bits the sequence.
     """
-    place = np.uint64(first) + np.arange(count, dtype=np.uint64)
+    position = np.uint64(first) + np.arange(count, dtype=np.uint64)
     high = np.uint64(sequence)
     words: list[npt.NDArray[Any]] = [
-        place & _LOW,
-        place >> _WORD,
+        position & _LOW,
+        position >> _WORD,
         np.broadcast_to(high & _LOW, count),
         np.broadcast_to(high >> _WORD, count),
     ]

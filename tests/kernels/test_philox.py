@@ -23,14 +23,16 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_vectors_come_out(name: str) -> None:
+def test_philox_published_vectors(name: str) -> None:
     place, sequence, key, words = PUBLISHED[name]
 
     assert philox(place, 1, sequence, key).tolist() == [list(words)]
 
 
 @given(st.integers(0, 2**63), st.integers(1, 50), WORD64, WORD64)
-def test_a_block_depends_on_its_place_only(first: int, count: int, sequence: int, key: int) -> None:
+def test_philox_block_depends_on_position_only(
+    first: int, count: int, sequence: int, key: int
+) -> None:
     blocks = philox(first, count, sequence, key)
     last = philox(first + count - 1, 1, sequence, key)
 

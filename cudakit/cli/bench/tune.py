@@ -221,6 +221,6 @@ def _report(tuned: Tuned, output: OutputOptions, exported: TorchCsv | None) -> R
 def _exit_code(tuned: Tuned) -> ExitCode:
     """Return FINDINGS if a default algorithm computes wrong values."""
     wrong = any(one.wrong for one in tuned.untuned)
-    if wrong or any(not entry.verification.passed for entry in tuned.products):
+    if wrong or any(not entry.verification.passed for entry in tuned.gemms):
         return ExitCode.FINDINGS
     return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

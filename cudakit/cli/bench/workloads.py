@@ -42,7 +42,7 @@ def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
 @mode_option("batch")
 @cache_option("hot")
 @measuring
-def memory(*, effort: Effort, **asked: Any) -> Spec:
+def memory(*, effort: Effort, **options: Any) -> Spec:
     """Measure the bandwidth of kernels that read and write device memory.
 
     The default sizes range from 1/16 of the L2 cache to 1 GiB, and with --gpu sim from 16 KiB to 1 MiB.
@@ -54,7 +54,7 @@ def memory(*, effort: Effort, **asked: Any) -> Spec:
     """
     from cudakit.core.bench.spec import MemorySpec
 
-    return MemorySpec(**given(**asked), **effort)
+    return MemorySpec(**given(**options), **effort)
 
 
 @_benchmark("Bandwidth of copies between host and device, and between GPUs.")
@@ -69,7 +69,7 @@ def memory(*, effort: Effort, **asked: Any) -> Spec:
 @mode_option("host for pageable memory, else isolated")
 @cache_option("rotate for d2d, else hot")
 @measuring
-def copy(*, effort: Effort, **asked: Any) -> Spec:
+def copy(*, effort: Effort, **options: Any) -> Spec:
     """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
     The theoretical peak is that of PCIe, NVLink or device memory. For copies in both directions the bytes of
@@ -83,7 +83,7 @@ def copy(*, effort: Effort, **asked: Any) -> Spec:
     """
     from cudakit.core.bench.spec import CopySpec
 
-    return CopySpec(**given(**asked), **effort)
+    return CopySpec(**given(**options), **effort)
 
 
 @_benchmark("Latency of launches, events, waits and streams.")
@@ -95,7 +95,7 @@ def copy(*, effort: Effort, **asked: Any) -> Spec:
     "stream-synchronize, event-create-destroy, stream-create-destroy.  [default: all]",
 )
 @measuring
-def launch(*, effort: Effort, **asked: Any) -> Spec:
+def launch(*, effort: Effort, **options: Any) -> Spec:
     """Measure the latency of launches and waits, and of the creation of events and streams.
 
     \b
@@ -104,7 +104,7 @@ def launch(*, effort: Effort, **asked: Any) -> Spec:
     """
     from cudakit.core.bench.spec import LaunchSpec
 
-    return LaunchSpec(**given(**asked), **effort)
+    return LaunchSpec(**given(**options), **effort)
 
 
 @_benchmark("Latency of memory allocation and free.")
@@ -116,7 +116,7 @@ def launch(*, effort: Effort, **asked: Any) -> Spec:
 )
 @sizes_option("Bytes of each allocation")
 @measuring
-def alloc(*, effort: Effort, **asked: Any) -> Spec:
+def alloc(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to allocate and free memory.
 
     driver is cuMemAlloc, stream-ordered is cuMemAllocAsync, pinned is host memory, and virtual is memory of
@@ -129,7 +129,7 @@ def alloc(*, effort: Effort, **asked: Any) -> Spec:
     """
     from cudakit.core.bench.spec import AllocSpec
 
-    return AllocSpec(others={"caching": _caching}, **given(**asked), **effort)
+    return AllocSpec(others={"caching": _caching}, **given(**options), **effort)
 
 
 def _caching(gpu: Gpu) -> Allocator:
@@ -167,7 +167,7 @@ def _caching(gpu: Gpu) -> Allocator:
     "[default: all]",
 )
 @measuring
-def graph(*, effort: Effort, **asked: Any) -> Spec:
+def graph(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to create and launch CUDA graphs, and the time that they save.
 
     update changes the parameters of all nodes. first-launch launches a graph that was not uploaded, launch
@@ -181,7 +181,7 @@ def graph(*, effort: Effort, **asked: Any) -> Spec:
     """
     from cudakit.core.bench.spec import GraphSpec
 
-    return GraphSpec(**given(**asked), **effort)
+    return GraphSpec(**given(**options), **effort)
 
 
 @_benchmark("Health check: does this GPU perform as its model should?")

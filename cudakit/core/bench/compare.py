@@ -25,7 +25,7 @@ RESOLUTION = 0.005
 _Interval: TypeAlias = tuple[float, float, float]  # low, median, high
 
 # Settings that make two results incomparable if they differ.
-_CHOSEN = ("library", "workspace_bytes", "asked")
+_COMPARED_SETTINGS = ("library", "workspace_bytes", "asked")
 
 
 class Verdict(Enum):
@@ -226,7 +226,7 @@ def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unav
 def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
     yield from before.environment.unlike(after.environment)
     yield from before.method.unlike(after.method)
-    for name in _CHOSEN:
+    for name in _COMPARED_SETTINGS:
         first, last = before.settings.get(name), after.settings.get(name)
         if first != last:
             yield f"{name.removesuffix('_bytes')}: {first} and {last}"

@@ -59,7 +59,7 @@ class CounterSteps:
         self._moments: list[tuple[float, float]] = []  # s, J
 
     @property
-    def refusal(self) -> Unavailable | None:
+    def missing(self) -> Unavailable | None:
         """The reason why the device has no counter, or None if it has one."""
         return self._seen_j if isinstance(self._seen_j, Unavailable) else None
 
@@ -110,8 +110,8 @@ class EnergyMeter:
 
     def run(self) -> Iterator[float]:
         """Repeat the work, and yield the fraction of the time that has passed."""
-        if refusal := self._steps.refusal:
-            self._found = refusal
+        if missing := self._steps.missing:
+            self._found = missing
             return
         gpu, stream = self._gpu, self._stream
         with ExitStack() as cleanup:

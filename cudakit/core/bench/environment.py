@@ -43,7 +43,7 @@ class Environment:
     """The conditions of a measurement besides the options."""
 
     simulated: bool
-    gpu: str | Unavailable  # name of the product
+    gpu: str | Unavailable  # name of the model
     uuid: str | Unavailable
     pci_bus_id: str | Unavailable
     compute_capability: str | Unavailable

@@ -243,5 +243,5 @@ def _around(
     expected: float, unit: str, shares: tuple[float, float, float | None], source: Source
 ) -> Band:
     warn, fail, above = shares
-    most = None if above is None else above * expected
-    return Band(unit, expected, warn * expected, fail * expected, most, source)
+    highest = None if above is None else above * expected
+    return Band(unit, expected, warn * expected, fail * expected, highest, source)

@@ -85,18 +85,13 @@ def run(
     try:
         with closing(Timer(gpu)) as timer:
             for at, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
-                implementations = case.implementations
+                libraries, variables = case.implementations, run_context.variables
                 method = plan_method(
-                    case.method,
-                    share_s,
-                    len(implementations),
-                    run_context.variables,
-                    simulated=gpu.simulated,
+                    case.method, share_s, len(libraries), variables, simulated=gpu.simulated
                 )
                 part = sub_progress(progress, at, len(cases))
-                outcomes = measure_case(timer, implementations, method, progress=part)
-                pairs = zip(implementations, outcomes, strict=True)
-                measured += [_Measured(case, *pair) for pair in pairs]
+                outcomes = measure_case(timer, libraries, method, progress=part)
+                measured += map(_Measured, [case] * len(libraries), libraries, outcomes)
                 if any(one.interrupted for one in measured):
                     break
             else:
@@ -105,15 +100,9 @@ def run(
         if all(one.outcome is None for one in measured):
             raise
     results = _summarize(machine, measured, complete=complete)
-    return BenchResult(
-        simulated=gpu.simulated,
-        bench=spec.bench,
-        time_ns=begin_ns,
-        complete=complete,
-        warnings=tuple(result_warnings(results, _deviations(measured))),
-        results=results,
-        graphs=graph_costs(results),
-    )
+    warnings = tuple(result_warnings(results, _deviations(measured)))
+    costs = graph_costs(results)
+    return BenchResult(gpu.simulated, spec.bench, begin_ns, complete, warnings, results, costs)
 
 
 def _summarize(

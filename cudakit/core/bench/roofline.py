@@ -217,7 +217,7 @@ def peer_bandwidth(fields: Fields) -> float | Unavailable:
 
     Two devices may be connected by some of the links only.
     """
-    count = fields.get("nvlink_count", Unavailable("NVML was not asked"))
+    count = fields.get("nvlink_count", Unavailable("NVML was not queried"))
     if isinstance(count, Unavailable):
         return Unavailable(f"the number of NVLinks is unknown: {count.reason}")
     if not isinstance(count, int) or count == 0:

@@ -173,7 +173,7 @@ class Oom:
     limited: bool  # a limit of the process refused it: the device had enough free memory
     verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
-    remedies: tuple[str, ...]  # most promising first
+    remedies: tuple[str, ...]  # the surest first
     stack: tuple[Frame, ...]
     site: int
 

@@ -15,8 +15,8 @@ ON_SIM = ("--gpu", "sim")
 MEMORY = ("memory", "--sizes", "64KiB", "--operations", "copy")
 
 
-def refusal(cli: Cli, *arguments: str | Path) -> str:
-    """Run what must be refused in one line and a hint at most, and return that line."""
+def error_of(cli: Cli, *arguments: str | Path) -> str:
+    """Run a command that must fail with one line and at most one hint, and return the line."""
     run = cli("bench", *map(str, arguments))
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
     line, *hint = run.stderr.splitlines()
@@ -27,7 +27,7 @@ def refusal(cli: Cli, *arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         ("--budget", "0", "--budget is 0; it must be a number above 0"),
         ("--budget", "inf", "--budget is inf"),
@@ -43,10 +43,8 @@ def refusal(cli: Cli, *arguments: str | Path) -> str:
         ("--seed", "18446744073709551616", "to 18,446,744,073,709,551,615"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(
-    option: str, value: str, said: str, cli: Cli
-) -> None:
-    assert said in refusal(cli, *MEMORY, *ON_SIM, option, value)
+def test_invalid_numbers_are_rejected(option: str, value: str, message: str, cli: Cli) -> None:
+    assert message in error_of(cli, *MEMORY, *ON_SIM, option, value)
 
 
 @pytest.mark.parametrize("empty", ["", ",", " , "])
@@ -65,22 +63,22 @@ def test_numbers_that_make_no_sense_are_refused(
         ("gemm", "--vs"),
     ],
 )
-def test_an_empty_list_is_not_taken_for_all(bench: str, option: str, empty: str, cli: Cli) -> None:
-    said = refusal(cli, bench, *ON_SIM, option, empty)
+def test_empty_list_is_rejected(bench: str, option: str, empty: str, cli: Cli) -> None:
+    message = error_of(cli, bench, *ON_SIM, option, empty)
 
-    assert option in said
-    assert "is an empty list" in said
+    assert option in message
+    assert "is an empty list" in message
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 400 + ".5", "0.5", "5"])
-def test_sizes_without_end_or_beginning_are_refused(size: str, cli: Cli) -> None:
+def test_invalid_size_ranges_are_rejected(size: str, cli: Cli) -> None:
     run = cli("bench", "memory", *ON_SIM, "--sizes", size)
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "contains no shapes"),
         (b"m,n,k\n", "contains no shapes"),
@@ -96,13 +94,13 @@ def test_sizes_without_end_or_beginning_are_refused(size: str, cli: Cli) -> None
         (b"\n".join(b"4 4 %d" % k for k in range(1, 10_002)), "10,001 cases are too many"),
     ],
 )
-def test_files_of_shapes_that_are_none_are_refused(
-    content: bytes, said: str, cli: Cli, tmp_path: Path
+def test_invalid_shape_files_are_rejected(
+    content: bytes, message: str, cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "shapes"
     file.write_bytes(content)
 
-    assert said in refusal(cli, "gemm", *ON_SIM, "--shapes", file)
+    assert message in error_of(cli, "gemm", *ON_SIM, "--shapes", file)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
@@ -114,12 +112,12 @@ def test_files_of_shapes_that_are_none_are_refused(
         ("compare", "/dev/zero", "/dev/zero"),
     ],
 )
-def test_a_file_without_end_is_refused(arguments: tuple[str, ...], cli: Cli) -> None:
-    assert "/dev/zero is larger than 256 MiB" in refusal(cli, *arguments)
+def test_endless_file_is_rejected(arguments: tuple[str, ...], cli: Cli) -> None:
+    assert "/dev/zero is larger than 256 MiB" in error_of(cli, *arguments)
 
 
-def test_a_shape_of_thousands_of_digits_is_none(cli: Cli) -> None:
-    assert "9..." in refusal(cli, "gemm", *ON_SIM, "9" * 5000)
+def test_shape_with_thousands_of_digits_is_rejected(cli: Cli) -> None:
+    assert "9..." in error_of(cli, "gemm", *ON_SIM, "9" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -131,17 +129,17 @@ def test_a_shape_of_thousands_of_digits_is_none(cli: Cli) -> None:
         ("-o", "a.json", "-o", "b.xyz"),
     ],
 )
-def test_outputs_that_cannot_all_be_written_leave_nothing(
+def test_invalid_outputs_leave_no_file(
     options: tuple[str, ...], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refusal(cli, *MEMORY, *ON_SIM, *options)
+    error_of(cli, *MEMORY, *ON_SIM, *options)
 
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--tune", "--export", "a.txt"), "a.txt has no suffix of a known format"),
         (("--tune", "--export", "-"), "no suffix"),
@@ -150,10 +148,10 @@ def test_outputs_that_cannot_all_be_written_leave_nothing(
         (("--tune", "--tune-time", "inf"), "must be a number above 0"),
     ],
 )
-def test_options_of_tuning_that_contradict_are_refused_at_once(
-    options: tuple[str, ...], said: str, cli: Cli
+def test_contradictory_tuning_options_are_rejected(
+    options: tuple[str, ...], message: str, cli: Cli
 ) -> None:
-    assert said in refusal(cli, "gemm", "8", *ON_SIM, *options)
+    assert message in error_of(cli, "gemm", "8", *ON_SIM, *options)
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says what is free")
@@ -161,18 +159,18 @@ def test_options_of_tuning_that_contradict_are_refused_at_once(
     "arguments",
     [("alloc", "--allocators", "pinned"), ("copy", "--directions", "pageable-d2h")],
 )
-def test_copy_larger_than_host_memory_is_refused(arguments: tuple[str, ...], cli: Cli) -> None:
-    assert "of host memory" in refusal(cli, *arguments, *ON_SIM, "--sizes", "1EiB")
+def test_copy_larger_than_host_memory_is_rejected(arguments: tuple[str, ...], cli: Cli) -> None:
+    assert "of host memory" in error_of(cli, *arguments, *ON_SIM, "--sizes", "1EiB")
 
 
 @pytest.mark.parametrize("direction", ["pageable-h2d", "h2d,pageable-d2h"])
-def test_copies_that_the_host_waits_for_are_in_no_graph(direction: str, cli: Cli) -> None:
-    said = refusal(cli, "copy", *ON_SIM, "--mode", "graph", "--directions", direction)
+def test_pageable_copies_in_graph_mode_are_rejected(direction: str, cli: Cli) -> None:
+    message = error_of(cli, "copy", *ON_SIM, "--mode", "graph", "--directions", direction)
 
-    assert "a graph cannot contain them" in said
+    assert "a graph cannot contain them" in message
 
 
-def test_in_graphs_all_copies_are_those_that_can_be_in_one(cli: Cli) -> None:
+def test_default_directions_in_graph_mode_are_not_pageable(cli: Cli) -> None:
     run = cli("bench", "copy", *ON_SIM, "--mode", "graph", "--sizes", "4KiB", "--json")
 
     directions = [case["axes"]["direction"] for case in json.loads(run.stdout)["results"]]
@@ -190,7 +188,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e400", "NaN", "-Infinity", "9" * 5000])
 @pytest.mark.parametrize("key", ["median_s", "samples_s", "warmup_s"])
-def test_numbers_that_no_float_holds_are_damage(
+def test_result_with_unrepresentable_number_is_damaged(
     key: str, value: str, saved: str, cli: Cli, tmp_path: Path
 ) -> None:
     text, found = re.subn(rf'("{key}": \[?\s*)[^],\s]+', rf"\g<1>{value}", saved, count=1)
@@ -198,13 +196,13 @@ def test_numbers_that_no_float_holds_are_damage(
     file = tmp_path / "b.json"
     file.write_text(text)
 
-    said = refusal(cli, "compare", file, file)
-    assert "is damaged" in said or "number in its JSON is too long" in said
+    message = error_of(cli, "compare", file, file)
+    assert "is damaged" in message or "number in its JSON is too long" in message
 
 
-def test_a_change_of_five_is_ambiguous(saved: str, cli: Cli, tmp_path: Path) -> None:
+def test_fail_on_amount_without_percent_is_ambiguous(saved: str, cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(saved)
 
-    said = refusal(cli, "compare", file, file, "--fail-on", "slower:5")
-    assert "'slower:5' is ambiguous" in said
+    message = error_of(cli, "compare", file, file, "--fail-on", "slower:5")
+    assert "'slower:5' is ambiguous" in message

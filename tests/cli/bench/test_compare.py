@@ -12,7 +12,7 @@ from cudakit.core.bench.result import BenchResult
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 
-REFUSED = Unavailable("fp8 is multiplied in layout tn only")
+REASON = Unavailable("fp8 is multiplied in layout tn only")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def saved(tmp_path: Path) -> dict[str, Path]:
         "simulated": result(gemm(), simulated=True),
         "by cublas": result(gemm(settings={"library": "cublas"})),
         "by cublaslt": result(gemm(settings={"library": "cublaslt"})),
-        "refused": result(gemm(samples=Samples(()), verification=REFUSED)),
+        "refused": result(gemm(samples=Samples(()), verification=REASON)),
     }
     places = {name: tmp_path / f"{name}.json" for name in results}
     for name, place in places.items():
@@ -37,9 +37,7 @@ def saved(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("after", ["same", "slower", "faster"])
-def test_the_verdict_is_on_the_line_of_its_case(
-    after: str, saved: dict[str, Path], cli: Cli
-) -> None:
+def test_compare_shows_verdict_per_case(after: str, saved: dict[str, Path], cli: Cli) -> None:
     run = cli("bench", "compare", saved["before"], saved[after])
 
     assert (run.exit_code, run.stderr) == (0, "")
@@ -61,7 +59,7 @@ def test_the_verdict_is_on_the_line_of_its_case(
         ("wrong", ("slower:5%",), 1),
     ],
 )
-def test_the_exit_code_is_1_where_a_limit_is_exceeded(
+def test_fail_on_gives_exit_code_1(
     after: str, limits: tuple[str, ...], code: int, saved: dict[str, Path], cli: Cli
 ) -> None:
     options = [word for limit in limits for word in ("--fail-on", limit)]
@@ -69,7 +67,9 @@ def test_the_exit_code_is_1_where_a_limit_is_exceeded(
     assert cli("bench", "compare", saved["before"], saved[after], *options).exit_code == code
 
 
-def test_unlike_machines_are_refused_unless_forced(saved: dict[str, Path], cli: Cli) -> None:
+def test_different_machines_are_rejected_without_ignore_mismatch(
+    saved: dict[str, Path], cli: Cli
+) -> None:
     two = (saved["before"], saved["elsewhere"])
     refused, forced = (
         cli("bench", "compare", *two),
@@ -83,14 +83,14 @@ def test_unlike_machines_are_refused_unless_forced(saved: dict[str, Path], cli: 
     assert "The runs differ" in forced.stdout
 
 
-def test_unlike_libraries_are_refused(saved: dict[str, Path], cli: Cli) -> None:
+def test_different_libraries_are_rejected(saved: dict[str, Path], cli: Cli) -> None:
     refused = cli("bench", "compare", saved["by cublas"], saved["by cublaslt"])
 
     assert refused.exit_code == 2
     assert "library: cublas and cublaslt" in refused.stderr
 
 
-def test_case_refused_in_both_runs_is_no_regression(saved: dict[str, Path], cli: Cli) -> None:
+def test_case_unsupported_in_both_runs_is_no_regression(saved: dict[str, Path], cli: Cli) -> None:
     failing = ("--fail-on", "slower")
     both = cli("bench", "compare", saved["refused"], saved["refused"], *failing)
     later = cli("bench", "compare", saved["before"], saved["refused"], *failing)
@@ -108,7 +108,7 @@ def test_measurements_of_suites_are_compared(
     assert cli("bench", "compare", saved["before"], suite, "--fail-on", "slower").exit_code == 1
 
 
-def test_json_and_markdown_hold_the_same(saved: dict[str, Path], cli: Cli) -> None:
+def test_compare_json_and_markdown_agree(saved: dict[str, Path], cli: Cli) -> None:
     two = (saved["before"], saved["slower"])
     plain = json.loads(cli("bench", "compare", *two, "--json").stdout)
     table = cli("bench", "compare", *two, "--markdown").stdout
@@ -120,7 +120,7 @@ def test_json_and_markdown_hold_the_same(saved: dict[str, Path], cli: Cli) -> No
     assert cli("bench", "compare", *two, "--json", "--markdown").exit_code == 2
 
 
-def test_a_simulated_run_says_so(saved: dict[str, Path], cli: Cli) -> None:
+def test_comparison_of_simulated_run_is_labelled(saved: dict[str, Path], cli: Cli) -> None:
     two = (saved["simulated"], saved["simulated"])
 
     assert cli("bench", "compare", *two).stdout.startswith("Simulated: ")
@@ -129,9 +129,7 @@ def test_a_simulated_run_says_so(saved: dict[str, Path], cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("text", ["slow", "slower:", "slower:x%", "same"])
-def test_a_limit_that_is_not_understood_ends_before_anything(
-    text: str, saved: dict[str, Path], cli: Cli
-) -> None:
+def test_invalid_fail_on_is_rejected(text: str, saved: dict[str, Path], cli: Cli) -> None:
     run = cli("bench", "compare", saved["before"], saved["slower"], "--fail-on", text)
 
     assert (run.exit_code, run.stdout) == (2, "")
@@ -139,7 +137,7 @@ def test_a_limit_that_is_not_understood_ends_before_anything(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "cudakit.bench/2"}', "\0"])
-def test_a_file_that_is_no_result_ends_with_2(
+def test_file_without_result_gives_exit_code_2(
     text: str, saved: dict[str, Path], cli: Cli, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.json"

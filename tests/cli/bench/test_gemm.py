@@ -25,7 +25,7 @@ def axes(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
     return [case["axes"] for case in answer(cli, *arguments)["results"]]
 
 
-def test_without_a_shape_a_few_cubes_end_in_a_table(cli: Cli) -> None:
+def test_default_shapes_are_reported(cli: Cli) -> None:
     run = cli(*ON_SIM)
 
     assert (run.exit_code, run.stderr) == (0, "")
@@ -34,7 +34,7 @@ def test_without_a_shape_a_few_cubes_end_in_a_table(cli: Cli) -> None:
     assert max(map(len, run.stdout.splitlines())) <= 100
 
 
-def test_a_result_says_how_which_library_and_how_fast(cli: Cli) -> None:
+def test_result_has_method_library_and_time(cli: Cli) -> None:
     (case,) = answer(cli, "64", "--seed", "7", "--fill", "normal")["results"]
 
     assert case["axes"] == {"dtype": "bf16", "m": 64, "n": 64, "k": 64, "layout": "tn"}
@@ -46,9 +46,7 @@ def test_a_result_says_how_which_library_and_how_fast(cli: Cli) -> None:
     assert case["operations"] == 2 * 64**3
 
 
-def test_shapes_come_from_the_line_and_from_files_in_every_type_and_layout(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_shapes_from_arguments_and_files_are_combined(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "shapes.csv"
     file.write_text("m,n,k,batch\n16,8,4,3\n")
     found = axes(
@@ -60,7 +58,7 @@ def test_shapes_come_from_the_line_and_from_files_in_every_type_and_layout(
     assert found[-1] == {"dtype": "fp64", "m": 16, "n": 8, "k": 4, "layout": "tt", "batch": 3}
 
 
-def test_options_of_gemm_select_measured_products(cli: Cli) -> None:
+def test_options_select_measured_gemms(cli: Cli) -> None:
     options = ("--batch", "2", "--padding", "8", "--epilogue", "relu-bias", "--output-type", "fp32")
     more = ("--workspace", "1MiB", "--deterministic", "--fast-accumulate", "--no-reduced-precision")
     (case,) = answer(cli, "32", *options, *more, "--mode", "host", "--cache", "flush")["results"]
@@ -73,11 +71,11 @@ def test_options_of_gemm_select_measured_products(cli: Cli) -> None:
     assert (case["method"]["mode"], case["method"]["cache"]) == ("host", "flush")
 
 
-def test_repeated_product_is_measured_once(cli: Cli) -> None:
+def test_repeated_gemm_is_measured_once(cli: Cli) -> None:
     assert len(axes(cli, "16", "16x16x16", "--dtype", "bf16,bf16")) == 1
 
 
-def test_all_types_are_eight_and_each_is_verified(cli: Cli) -> None:
+def test_dtype_all_verifies_eight_types(cli: Cli) -> None:
     results = answer(cli, "32", "--dtype", "all")["results"]
 
     assert [case["axes"]["dtype"] for case in results] == [
@@ -86,7 +84,7 @@ def test_all_types_are_eight_and_each_is_verified(cli: Cli) -> None:
     assert all(case["verified"] for case in results)
 
 
-def test_a_rival_is_measured_in_turn_and_stands_beside(cli: Cli) -> None:
+def test_baseline_is_interleaved_and_reported(cli: Cli) -> None:
     own, baseline = answer(cli, "32", "--vs", "cublas")["results"]
     report = cli(*ON_SIM, "32", "--vs", "cublas").stdout
 
@@ -98,17 +96,17 @@ def test_a_rival_is_measured_in_turn_and_stands_beside(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("vs", [["torch,cupy"], ["torch", "--vs", "cupy"]])
-def test_rivals_that_cannot_run_here_have_no_figures_and_say_why(cli: Cli, vs: list[str]) -> None:
-    own, *rivals = answer(cli, "32", "--vs", *vs)["results"]
+def test_unsupported_baselines_have_reason(cli: Cli, vs: list[str]) -> None:
+    own, *others = answer(cli, "32", "--vs", *vs)["results"]
 
     assert own["verified"]
-    assert [rival["contender"] for rival in rivals] == ["torch", "cupy"]
-    for rival in rivals:
-        assert rival["median_s"] is None
-        assert "real GPU" in rival["unavailable"]["median_s"]
+    assert [baseline["contender"] for baseline in others] == ["torch", "cupy"]
+    for baseline in others:
+        assert baseline["median_s"] is None
+        assert "real GPU" in baseline["unavailable"]["median_s"]
 
 
-def test_of_several_combinations_those_that_can_be_are_measured(cli: Cli) -> None:
+def test_supported_combinations_are_measured(cli: Cli) -> None:
     run = cli(*ON_SIM, "32", "--dtype", "bf16,int8", "--epilogue", "bias")
 
     assert run.exit_code == 0
@@ -116,7 +114,7 @@ def test_of_several_combinations_those_that_can_be_are_measured(cli: Cli) -> Non
     assert "Not run: int8: int8 supports only epilogue none" in run.stdout
 
 
-def test_one_combination_alone_that_cannot_be_is_an_error(cli: Cli) -> None:
+def test_single_unsupported_combination_is_an_error(cli: Cli) -> None:
     run = cli(*ON_SIM, "32", "--dtype", "int8", "--epilogue", "bias")
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
@@ -125,13 +123,13 @@ def test_one_combination_alone_that_cannot_be_is_an_error(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("fill", ["zeros", "ones"])
-def test_data_that_costs_no_power_is_warned_of(cli: Cli, fill: str) -> None:
+def test_constant_data_has_warning(cli: Cli, fill: str) -> None:
     (warning,) = answer(cli, "16", "--fill", fill)["warnings"]
 
     assert warning.startswith(f"{fill} draw less power")
 
 
-def test_every_form_of_output_can_be_written(cli: Cli, tmp_path: Path) -> None:
+def test_every_format_is_written(cli: Cli, tmp_path: Path) -> None:
     places = [tmp_path / f"gemm.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
     options = [word for place in places for word in ("-o", str(place))]
     run = cli(*ON_SIM, "16", "32", "--dtype", "bf16,int8", "--epilogue", "bias,none", *options)
@@ -148,7 +146,7 @@ def test_every_form_of_output_can_be_written(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("0",), "dimension of 0"),
         (("4x4",), "4096x1024x8192"),
@@ -171,16 +169,14 @@ def test_every_form_of_output_can_be_written(cli: Cli, tmp_path: Path) -> None:
         (("1000000",), "a shape of 154112 would fit"),
     ],
 )
-def test_invalid_options_are_refused_with_hint(
-    arguments: tuple[str, ...], said: str, cli: Cli
-) -> None:
+def test_invalid_options_error_has_hint(arguments: tuple[str, ...], message: str, cli: Cli) -> None:
     run = cli(*ON_SIM, *arguments)
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
-    assert said in run.stderr
+    assert message in run.stderr
 
 
-def test_presets_are_named_in_the_help(cli: Cli) -> None:
+def test_help_names_presets(cli: Cli) -> None:
     from cudakit.core.bench.workloads.gemm_shapes import PRESETS
 
     shown = cli("bench", "gemm", "--help").stdout

@@ -31,7 +31,7 @@ def written(tmp_path: Path) -> Callable[[BenchResult], dict[str, str]]:
     return write
 
 
-def test_the_name_of_a_file_says_what_it_holds(
+def test_suffix_selects_format(
     written: Callable[[BenchResult], dict[str, str]],
 ) -> None:
     texts = written(result(gemm(), gemm(4096)))
@@ -44,7 +44,7 @@ def test_the_name_of_a_file_says_what_it_holds(
     assert 'class="lanes spread"' in texts["html"]
 
 
-def test_every_file_of_a_simulated_run_says_so(
+def test_files_of_simulated_run_are_labelled(
     written: Callable[[BenchResult], dict[str, str]],
 ) -> None:
     texts = written(result(gemm(environment=machine(simulated=True)), simulated=True))
@@ -74,15 +74,13 @@ def test_case_that_failed_verification_has_no_figure_in_any_file(
 
 
 @pytest.mark.parametrize("name", ["run", "run.xyz", "json", "run.json.gz"])
-def test_a_name_that_says_nothing_is_refused_before_any_file_is_made(
-    name: str, tmp_path: Path
-) -> None:
+def test_unknown_suffix_is_rejected_before_files_are_created(name: str, tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match="no suffix of a known format") as refused,
+        pytest.raises(UsageError, match="no suffix of a known format") as caught,
         open_outputs(output(tmp_path / "run.json", tmp_path / name)),
     ):
         pass
-    assert refused.value.hint == "end the name in .json, .html, .md, .txt, .csv or .nvbench.json"
+    assert caught.value.hint == "end the name in .json, .html, .md, .txt, .csv or .nvbench.json"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,5 +94,5 @@ def test_a_name_that_says_nothing_is_refused_before_any_file_is_made(
         (result(gemm(verification=WRONG), complete=False), ExitCode.FINDINGS),
     ],
 )
-def test_the_exit_code_says_what_became_of_it(made: BenchResult, code: ExitCode) -> None:
+def test_exit_codes(made: BenchResult, code: ExitCode) -> None:
     assert exit_code(made) is code

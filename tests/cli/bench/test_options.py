@@ -29,12 +29,12 @@ MIB = 1 << 20
         ("0", (0,)),  # which the Spec refuses
     ],
 )
-def test_sizes_are_a_list_and_ranges_that_double(text: str, found: tuple[int, ...]) -> None:
+def test_sizes_are_list_and_doubling_ranges(text: str, found: tuple[int, ...]) -> None:
     assert sizes(text) == found
 
 
 @given(st.integers(1, 1 << 50), st.integers(0, 60))
-def test_a_range_begins_with_its_least_and_stays_within(low: int, doublings: int) -> None:
+def test_size_range_starts_at_low_and_stays_within_high(low: int, doublings: int) -> None:
     found = sizes(f"{low}..{low << doublings}")
 
     assert found[0] == low
@@ -45,12 +45,12 @@ def test_a_range_begins_with_its_least_and_stays_within(low: int, doublings: int
 @pytest.mark.parametrize(
     "text", ["", ",", "1MiB..", "..1MiB", "2MiB..1MiB", "0..1MiB", "-1", "x", "1..2..3"]
 )
-def test_sizes_that_are_none_are_refused(text: str) -> None:
+def test_invalid_sizes_are_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"write for example|empty list"):
         sizes(text)
 
 
-def test_names_and_numbers_are_lists_without_doubles() -> None:
+def test_lists_have_no_duplicates() -> None:
     assert names(" read,copy,,read ") == ("read", "copy")
     assert counts("1, 10,1") == (1, 10)
     with pytest.raises(click.BadParameter):
@@ -67,7 +67,7 @@ def test_names_and_numbers_are_lists_without_doubles() -> None:
         ("graph", (*spec.TOPOLOGIES, *spec.STEPS)),
     ],
 )
-def test_the_help_names_all_that_can_be_chosen_and_fits_80_columns(
+def test_help_names_all_choices_and_fits_80_columns(
     command: str, known: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -80,7 +80,7 @@ def test_the_help_names_all_that_can_be_chosen_and_fits_80_columns(
     assert max(map(len, run.stdout.splitlines())) <= 80
 
 
-def test_the_options_that_remedies_name_exist(cli: Cli) -> None:
+def test_options_in_remedies_exist(cli: Cli) -> None:
     source = Path(notes.__code__.co_filename).read_text(encoding="utf-8")
     named = set(re.findall(r"--[a-z]+", source))
     shown = cli("bench", "memory", "--help").stdout + cli("bench", "--help").stdout
@@ -89,7 +89,7 @@ def test_the_options_that_remedies_name_exist(cli: Cli) -> None:
     assert [option for option in named if f"{option} " not in shown] == []
 
 
-def test_without_a_bench_the_help_is_shown_and_the_exit_code_is_2(cli: Cli) -> None:
+def test_bench_without_command_shows_help_with_exit_code_2(cli: Cli) -> None:
     run = cli("bench")
 
     assert (run.exit_code, run.stdout) == (2, "")

@@ -10,9 +10,7 @@ from cudakit.cli.failure import ExitCode
 QUICK = ("bench", "suite", "--quick", "--gpu", "sim")
 
 
-def test_a_quick_check_ends_in_a_verdict_that_says_it_is_simulated(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: Path) -> None:
     places = [tmp_path / f"run.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
     run = cli(*QUICK, *(word for place in places for word in ("-o", place)), "-o", "-")
 
@@ -33,7 +31,7 @@ def test_a_quick_check_ends_in_a_verdict_that_says_it_is_simulated(
     assert len(names) == len(result["bench"]["results"])
 
 
-def test_a_file_of_a_name_that_says_nothing_is_refused_before_anything_is_measured(
+def test_unknown_suffix_is_rejected_before_measurement(
     cli: Cli,
 ) -> None:
     run = cli(*QUICK, "-o", "health.txt")

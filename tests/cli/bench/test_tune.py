@@ -76,7 +76,7 @@ def test_tuning_writes_a_file_that_later_runs_use(tmp_path: Path) -> None:
     assert algorithm.tile == written["products"][0]["winner"]["tile"]
 
 
-def test_the_json_is_that_of_the_file(tmp_path: Path) -> None:
+def test_json_equals_file(tmp_path: Path) -> None:
     place = tmp_path / "tuned.json"
     done = tune("-o", place, "--json")
 
@@ -88,7 +88,7 @@ def test_the_json_is_that_of_the_file(tmp_path: Path) -> None:
     assert product["tried"] <= product["candidates"]
 
 
-def test_a_later_tuning_goes_on_from_a_file(tmp_path: Path) -> None:
+def test_tuning_continues_from_file(tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     tune("-o", first)
     tune("--tuned", first, "-o", second, gemms=(GAINS, EQUAL))
@@ -98,7 +98,7 @@ def test_a_later_tuning_goes_on_from_a_file(tmp_path: Path) -> None:
     assert [product["gemm"]["m"] for product in products[1]] == [GAINS.m, EQUAL.m]
 
 
-def test_algorithms_of_other_settings_are_left_alone(tmp_path: Path) -> None:
+def test_algorithms_of_other_settings_are_not_used(tmp_path: Path) -> None:
     place = tmp_path / "tuned.json"
     tune("-o", place)
     used = run("--tuned", place, settings=GemmSettings(deterministic=True))
@@ -107,7 +107,7 @@ def test_algorithms_of_other_settings_are_left_alone(tmp_path: Path) -> None:
     assert f"{place} has no algorithm for 1 of 1 GEMMs" in used.stderr
 
 
-def test_products_that_a_file_has_nothing_for_are_said_and_those_it_has_are_not(
+def test_gemms_without_tuned_algorithm_are_counted(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "tuned.json"
@@ -118,11 +118,11 @@ def test_products_that_a_file_has_nothing_for_are_said_and_those_it_has_are_not(
     assert f"{place} has no algorithm for 1 of 2 GEMMs" in some.stderr
 
 
-def test_without_any_of_it_things_are_measured_as_always() -> None:
+def test_gemm_without_tuned_file_has_no_warning() -> None:
     assert run().measured[0].algorithms == {}
 
 
-def test_reports_are_written_as_files_too(tmp_path: Path) -> None:
+def test_tuning_reports_are_written_as_files(tmp_path: Path) -> None:
     places = [tmp_path / f"tuned.{end}" for end in ("md", "html")]
     tune("-o", places[0], "-o", places[1], gemms=(EQUAL,))
 
@@ -143,7 +143,7 @@ def elsewhere(plain: Any) -> None:
     plain["machine"]["gpu"] = "NVIDIA H100"
 
 
-def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
+def test_tuning_of_other_gpu_is_rejected(tmp_path: Path) -> None:
     place = tmp_path / "tuned.json"
     tune("-o", place, gemms=(EQUAL,))
     damaged(elsewhere)(place)
@@ -154,7 +154,7 @@ def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--tune-time", "3"), "needs --tune"),
         (("--tune-iterations", "30"), "needs --tune"),
@@ -169,17 +169,17 @@ def test_a_tuning_of_another_gpu_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_tuning_options_leave_no_file(
-    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((UsageError, InputError), match=said) as refused:
+    with pytest.raises((UsageError, InputError), match=message) as caught:
         run(*arguments)
 
-    assert refused.value.exit_code == ExitCode.USAGE
+    assert caught.value.exit_code == ExitCode.USAGE
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_exists_is_not_replaced_unless_forced(tmp_path: Path) -> None:
+def test_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     place = tmp_path / "tuned.json"
     place.write_text("mine")
     with pytest.raises(CudakitError, match="exists"):

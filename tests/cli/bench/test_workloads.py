@@ -30,7 +30,7 @@ VERIFIED = {"memory", "copy"}
 
 
 @pytest.mark.parametrize("bench", SMALL)
-def test_a_bench_ends_in_a_table_that_says_it_is_simulated(bench: str, cli: Cli) -> None:
+def test_simulated_bench_reports_table(bench: str, cli: Cli) -> None:
     run = cli("bench", bench, *ON_SIM, *SMALL[bench])
 
     assert (run.exit_code, run.stderr) == (0, "")
@@ -42,7 +42,7 @@ def test_a_bench_ends_in_a_table_that_says_it_is_simulated(bench: str, cli: Cli)
 
 
 @pytest.mark.parametrize("bench", SMALL)
-def test_the_json_of_a_bench_has_every_sample_and_how_it_was_made(bench: str, cli: Cli) -> None:
+def test_json_has_samples_and_method(bench: str, cli: Cli) -> None:
     arguments = ("bench", bench, *ON_SIM, *SMALL[bench], "--json", "--seed", "7")
     result = json.loads(cli(*arguments).stdout)
 
@@ -74,7 +74,7 @@ def test_options_select_measured_cases(cli: Cli) -> None:
     assert len(case["samples_s"]) >= 12
 
 
-def test_files_are_written_and_can_be_compared(cli: Cli, tmp_path: Path) -> None:
+def test_written_files_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     places = [tmp_path / f"run.{end}" for end in ("json", "csv", "md", "html", "nvbench.json")]
     options = [word for place in places for word in ("-o", place)]
     arguments = ("bench", "copy", *ON_SIM, *SMALL["copy"], *options)
@@ -94,7 +94,7 @@ def test_files_are_written_and_can_be_compared(cli: Cli, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("memory", "--operations", "fly"), 2, "choose from read, write"),
         (("memory", "--sizes", "0"), 2, "64MiB"),
@@ -112,27 +112,27 @@ def test_files_are_written_and_can_be_compared(cli: Cli, tmp_path: Path) -> None
         (("launch", "--gpu", "none"), 2, "auto, cuda"),
     ],
 )
-def test_invalid_options_are_refused_with_hint(
-    arguments: tuple[str, ...], code: int, said: str, cli: Cli
+def test_invalid_options_error_has_hint(
+    arguments: tuple[str, ...], code: int, message: str, cli: Cli
 ) -> None:
     gpu = () if "--gpu" in arguments else ("--gpu", "sim")
     run = cli("bench", *arguments, *gpu)
 
     assert (run.exit_code, run.stdout) == (code, "")
-    assert said in run.stderr
+    assert message in run.stderr
 
 
 @pytest.mark.skipif(
     any(Path(place).exists() for place in ("/dev/nvidiactl", "/dev/dxg")), reason="there is a GPU"
 )
-def test_without_a_gpu_nothing_is_simulated_in_its_place(cli: Cli) -> None:
+def test_missing_gpu_is_not_replaced_by_simulation(cli: Cli) -> None:
     run = cli("bench", "launch")
 
     assert (run.exit_code, run.stdout) == (ExitCode.ENVIRONMENT, "")
     assert "--gpu sim" in run.stderr
 
 
-def test_files_stay_where_nobody_reads_the_report(command: list[str], tmp_path: Path) -> None:
+def test_files_are_complete_if_report_is_not_read(command: list[str], tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     arguments = ["bench", "launch", *ON_SIM, *SMALL["launch"], "-o", str(target), "-o", "-"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as child:
@@ -144,7 +144,7 @@ def test_files_stay_where_nobody_reads_the_report(command: list[str], tmp_path: 
     assert json.loads(target.read_text())["complete"] is True
 
 
-def test_ctrl_c_keeps_what_was_measured(command: list[str], tmp_path: Path) -> None:
+def test_ctrl_c_keeps_results_so_far(command: list[str], tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     terminal, side = pty.openpty()
     arguments = ["bench", "copy", "--gpu", "sim", "--directions", "d2h", "--sizes", "4KiB,64MiB"]
@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_what_was_measured(command: list[str], tmp_path: Path) -> N
 SMALL_COPIES = ("--sizes", "64KiB", "--warmup", "0")
 
 
-def test_two_gpus_copy_to_each_other_without_being_asked(cli: Cli) -> None:
+def test_default_directions_include_peers(cli: Cli) -> None:
     run = cli("bench", "copy", "--gpu", "sim:h200x2", *SMALL_COPIES, "--json")
 
     cases = json.loads(run.stdout)["results"]
@@ -187,14 +187,14 @@ def test_two_gpus_copy_to_each_other_without_being_asked(cli: Cli) -> None:
     assert all(case["verified"] and case["limit"] for case in cases)
 
 
-def test_one_gpu_has_no_peer_and_says_so_in_a_line(cli: Cli) -> None:
+def test_peer_directions_need_two_gpus(cli: Cli) -> None:
     run = cli("bench", "copy", "--gpu", "sim", "--directions", "peer", *SMALL_COPIES)
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
     assert "needs two GPUs, but CUDA has only one" in run.stderr
 
 
-def test_pageable_memory_is_timed_by_the_host_and_the_report_says_so(cli: Cli) -> None:
+def test_pageable_copies_have_host_time(cli: Cli) -> None:
     run = cli("bench", "copy", "--gpu", "sim", "--directions", "h2d,pageable-h2d", *SMALL_COPIES)
 
     assert run.exit_code == ExitCode.OK

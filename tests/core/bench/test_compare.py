@@ -54,12 +54,12 @@ def measured(draw: st.DrawFn) -> Samples:
 
 
 @given(measured(), measured())
-def test_the_other_way_round_the_verdict_is_the_opposite(first: Samples, last: Samples) -> None:
+def test_swapped_runs_have_opposite_verdict(first: Samples, last: Samples) -> None:
     assert verdict(last, first).verdict is OPPOSITE[verdict(first, last).verdict]
 
 
 @given(measured())
-def test_a_run_is_the_same_as_itself(samples: Samples) -> None:
+def test_run_is_same_as_itself(samples: Samples) -> None:
     found = verdict(samples, samples)
 
     assert found.verdict is Verdict.SAME
@@ -78,7 +78,7 @@ def test_beyond_both_intervals_it_is_never_the_same(
 
 
 @given(measured(), measured())
-def test_the_change_lies_in_its_interval(first: Samples, last: Samples) -> None:
+def test_change_is_inside_its_interval(first: Samples, last: Samples) -> None:
     found = verdict(first, last)
 
     assert not isinstance(found.change, Unavailable)
@@ -105,7 +105,7 @@ def test_intervals_that_overlap_without_holding_both_medians_are_ambiguous() -> 
     assert "overlap" in found.reason
 
 
-def test_a_lower_clock_alone_is_not_slower_and_is_said() -> None:
+def test_lower_clock_alone_is_ambiguous() -> None:
     found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01, clock_hz=1.9e9 / 1.1))
 
     assert found.verdict is Verdict.AMBIGUOUS
@@ -119,14 +119,14 @@ def test_slower_at_the_same_clock_is_slower_in_cycles_too() -> None:
     assert (found.verdict, found.cycles_change) == (Verdict.SLOWER, pytest.approx(0.1))
 
 
-def test_with_clocks_of_one_run_only_the_times_decide() -> None:
+def test_times_decide_if_one_run_has_no_clock() -> None:
     found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01))
 
     assert found.verdict is Verdict.SLOWER
     assert isinstance(found.cycles_change, Unavailable)
 
 
-def test_a_case_without_figures_is_ambiguous_and_says_which_run() -> None:
+def test_case_without_time_is_ambiguous_with_reason() -> None:
     found = compare_case(gemm(), gemm(verification=WRONG))
 
     assert found.verdict is Verdict.AMBIGUOUS
@@ -145,7 +145,7 @@ def test_a_case_without_figures_is_ambiguous_and_says_which_run() -> None:
         ({"method": Method("graph", "rotate")}, "mode: isolated and graph"),
     ],
 )
-def test_unlike_runs_are_refused_unless_forced(changes: dict[str, Any], words: str) -> None:
+def test_different_runs_are_rejected_without_force(changes: dict[str, Any], words: str) -> None:
     before, after = result(gemm(), gemm(4096)), result(gemm(), gemm(4096, **changes))
 
     with pytest.raises(InputError, match="not comparable") as caught:
@@ -155,7 +155,7 @@ def test_unlike_runs_are_refused_unless_forced(changes: dict[str, Any], words: s
     assert any(words in line for line in compare(before, after, force=True).differences)
 
 
-def test_runs_without_a_common_case_are_refused_even_if_forced() -> None:
+def test_runs_without_common_case_are_rejected() -> None:
     with pytest.raises(InputError, match=r"no common case: gemm m=8192 .* and launch"):
         compare(result(gemm()), result(launch()), force=True)
 
@@ -168,7 +168,7 @@ def test_cases_of_one_run_only_are_named() -> None:
     assert found.only_after == ("gemm m=4096 n=4096 k=4096 dtype=bf16",)
 
 
-def test_a_peer_is_another_case() -> None:
+def test_baseline_is_separate_case() -> None:
     found = compare(result(gemm(), gemm(library="torch")), result(gemm()))
 
     assert [label(entry) for entry in found.cases] == ["gemm m=8192 n=8192 k=8192 dtype=bf16"]
@@ -179,7 +179,7 @@ def comparison(before: Samples, after: Samples) -> Comparison:
     return compare(result(case(before)), result(case(after)))
 
 
-def test_fail_on_finds_what_is_slower_by_more_than_the_threshold() -> None:
+def test_fail_on_finds_cases_above_threshold() -> None:
     slower = comparison(spread(1.0, 0.001), spread(1.06, 0.001))
 
     assert len(parse_fail_on("slower:5%").found(slower)) == 1
@@ -213,6 +213,6 @@ def test_fail_on_is_read(text: str, expected: FailOn) -> None:
 @pytest.mark.parametrize(
     "text", ["", "slow", "same", "slower:", "slower:x", "slower:-5%", "slower:inf", "5%"]
 )
-def test_invalid_fail_on_is_refused(text: str) -> None:
+def test_invalid_fail_on_error(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on"):
         parse_fail_on(text)

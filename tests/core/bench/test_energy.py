@@ -38,7 +38,7 @@ def test_power_is_measured_between_counter_steps(watts: float, phase_s: float) -
 
 
 def test_device_without_energy_counter_runs_no_work() -> None:
-    refusal = Unavailable("the GPU does not count energy")
+    reason = Unavailable("the GPU does not count energy")
     gpu, worked = Sim(), []
     meter = EnergyMeter(
         gpu,
@@ -48,11 +48,11 @@ def test_device_without_energy_counter_runs_no_work() -> None:
         run_s=1e-3,
         min_s=LEAST_S,
         now_s=lambda: 0.0,
-        read_j=lambda: refusal,
+        read_j=lambda: reason,
     )
 
     assert list(meter.run()) == []
-    assert meter.per_run_j() == refusal
+    assert meter.per_run_j() == reason
     assert worked == []
 
 

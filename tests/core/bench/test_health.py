@@ -12,7 +12,7 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.render import json
 from cudakit.units import Unavailable
 
-REFUSED = Unavailable("cublaslt does not offer it on this GPU")
+REASON = Unavailable("cublaslt does not offer it on this GPU")
 
 
 def suite(*cases: CaseResult, **changes: Any) -> SuiteResult:
@@ -22,12 +22,12 @@ def suite(*cases: CaseResult, **changes: Any) -> SuiteResult:
     )
 
 
-def refused() -> CaseResult:
-    made = gemm(samples=Samples((), converged=False), limit=REFUSED, verification=REFUSED)
-    return replace(made, median_s=REFUSED)
+def unsupported() -> CaseResult:
+    made = gemm(samples=Samples((), converged=False), limit=REASON, verification=REASON)
+    return replace(made, median_s=REASON)
 
 
-def test_every_figure_is_judged_and_the_worst_is_the_verdict() -> None:
+def test_health_is_that_of_worst_figure() -> None:
     low, wrong = gemm(rate=720e12), gemm(verification=WRONG)
 
     assert suite(gemm(), launch()).health == "pass"
@@ -38,13 +38,13 @@ def test_every_figure_is_judged_and_the_worst_is_the_verdict() -> None:
     assert isinstance(found.figures[2].reached, Unavailable)
 
 
-def test_no_sample_is_a_failure_and_what_the_gpu_cannot_do_is_not() -> None:
+def test_case_without_sample_fails_and_unsupported_case_does_not() -> None:
     assert figure(gemm(samples=Samples(()))).health == "fail"
-    assert figure(refused()).health == REFUSED
-    assert suite(gemm(), refused()).health == "pass"
+    assert figure(unsupported()).health == REASON
+    assert suite(gemm(), unsupported()).health == "pass"
 
 
-def test_figure_without_expectation_is_not_judged() -> None:
+def test_figure_without_expected_value_is_not_assessed() -> None:
     made = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
 
     found = suite(made)
@@ -52,7 +52,7 @@ def test_figure_without_expectation_is_not_judged() -> None:
     assert found.figures[0].health == Unavailable("no clock")
 
 
-def test_a_simulated_gpu_is_not_judged_unless_it_computes_wrong_values() -> None:
+def test_simulated_gpu_is_assessed_only_for_wrong_values() -> None:
     simulated = machine(simulated=True)
 
     found = suite(gemm(environment=simulated, rate=1e9), launch(environment=simulated))
@@ -64,14 +64,14 @@ def test_a_simulated_gpu_is_not_judged_unless_it_computes_wrong_values() -> None
 
 def test_causes_are_those_of_the_cases_that_are_out_of_band() -> None:
     capped = machine(power_limit_w=400.0)
-    said = "the power limit is 400 W instead of the default 700 W"
+    message = "the power limit is 400 W instead of the default 700 W"
 
     assert suite(gemm(), launch(environment=capped)).causes == ()
-    assert suite(gemm(rate=5e14, environment=capped), launch()).causes == (said,)
+    assert suite(gemm(rate=5e14, environment=capped), launch()).causes == (message,)
 
 
-def test_the_json_holds_judgements_and_the_measurement() -> None:
-    plain = json.render(suite(gemm(rate=720e12), refused()))
+def test_json_has_health_and_measurement() -> None:
+    plain = json.render(suite(gemm(rate=720e12), unsupported()))
 
     assert '"schema": "cudakit.suite/1"' in plain
     assert '"schema": "cudakit.bench/1"' in plain
@@ -95,7 +95,7 @@ def known(found: Band | Unavailable) -> Band:
     ("rate", "health"),
     [(793e12, "pass"), (745e12, "pass"), (720e12, "warn"), (600e12, "fail"), (940e12, "warn")],
 )
-def test_a_rate_is_judged_by_its_share_of_what_was_measured(rate: float, health: str) -> None:
+def test_health_of_rate_depends_on_share_of_measured_rate(rate: float, health: str) -> None:
     found = known(band(gemm()))
 
     assert (found.expected, found.source) == (793e12, "measured")
@@ -114,7 +114,7 @@ def test_a_rate_is_judged_by_its_share_of_what_was_measured(rate: float, health:
         (launch(), "launch"),
     ],
 )
-def test_a_figure_has_the_name_of_its_axis(made: CaseResult, name: str) -> None:
+def test_figure_is_named_after_axis_value(made: CaseResult, name: str) -> None:
     assert figure_of(made) == name
 
 
@@ -128,11 +128,11 @@ def test_a_figure_has_the_name_of_its_axis(made: CaseResult, name: str) -> None:
         (case("memory", operation="triad"), 4377e9),
     ],
 )
-def test_an_h200_has_its_own_rates(made: CaseResult, expected: float) -> None:
+def test_h200_has_measured_rates(made: CaseResult, expected: float) -> None:
     assert known(band(made)).expected == expected
 
 
-def test_of_other_models_a_share_of_the_datasheet_is_expected_in_a_wider_band() -> None:
+def test_other_models_have_derived_rates_with_wider_band() -> None:
     made = gemm(environment=L4)
     found = known(band(made))
     datasheet = 989.4e12
@@ -145,7 +145,7 @@ def test_of_other_models_a_share_of_the_datasheet_is_expected_in_a_wider_band() 
     assert found.health_of(1.3 * found.expected) == "pass"
 
 
-def test_without_a_limit_nothing_is_expected_and_the_reason_is_said() -> None:
+def test_case_without_peak_has_reason_instead_of_expected_value() -> None:
     made = gemm(environment=L4, limit=Unavailable("the memory clock is unknown"))
 
     assert band(made) == Unavailable("the memory clock is unknown")
@@ -153,7 +153,7 @@ def test_without_a_limit_nothing_is_expected_and_the_reason_is_said() -> None:
     assert isinstance(band(case("sort", direction="up")), Unavailable)
 
 
-def test_a_latency_has_a_bound_on_any_machine_and_less_is_better() -> None:
+def test_latency_has_upper_bound() -> None:
     for environment in (machine(), L4):
         found = known(band(launch(environment=environment)))
 
@@ -168,7 +168,7 @@ def test_a_latency_has_a_bound_on_any_machine_and_less_is_better() -> None:
     assert isinstance(band(replace(launch(), axes={"call": "stream-create-destroy"})), Unavailable)
 
 
-def test_a_figure_is_its_rate_or_else_its_time() -> None:
+def test_figure_is_rate_or_time() -> None:
     assert reached(gemm(rate=790e12)) == (pytest.approx(790e12, rel=1e-3), "FLOP/s")
     assert reached(case("copy", direction="h2d"))[1] == "B/s"
     assert reached(launch()) == (launch().median_s, "s")

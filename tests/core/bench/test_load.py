@@ -61,11 +61,11 @@ def test_samples_are_read_back_to_the_last_bit(times: list[float]) -> None:
     assert from_plain(BenchResult, json.loads(render(made))) == made
 
 
-def test_a_key_of_a_newer_version_is_left_alone(file: Callable[[object], Path]) -> None:
+def test_unknown_key_is_ignored(file: Callable[[object], Path]) -> None:
     assert load_result(file(plain(at="results.0.colour", value="blue"))) == result(gemm())
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_missing_result_file_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         load_result(tmp_path / "none.json")
 
@@ -97,14 +97,14 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
         (plain(at="results.0.unavailable", value=3) | {"bench": 1}, "bench should be a text"),
     ],
 )
-def test_file_without_result_is_refused_with_place(
+def test_file_without_result_error_names_position(
     content: object, words: str, file: Callable[[object], Path]
 ) -> None:
     with pytest.raises(InputError, match=words):
         load_result(file(content))
 
 
-def test_a_missing_key_is_named(file: Callable[[object], Path]) -> None:
+def test_missing_key_error_names_key(file: Callable[[object], Path]) -> None:
     made = plain()
     del made["results"][0]["samples_s"]
 
@@ -112,20 +112,20 @@ def test_a_missing_key_is_named(file: Callable[[object], Path]) -> None:
         load_result(file(made))
 
 
-def test_a_newer_schema_asks_for_its_cudakit(file: Callable[[object], Path]) -> None:
+def test_newer_schema_error_has_hint(file: Callable[[object], Path]) -> None:
     with pytest.raises(InputError, match=r"cudakit\.bench/2") as caught:
         load_result(file({"schema": "cudakit.bench/2"}))
     assert "the version of cudakit that wrote" in caught.value.hint
 
 
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_bytes(b"\x80\x04\xff")
 
     with pytest.raises(InputError, match="not a text file"):
         load_result(tmp_path / "bench.json")
 
 
-def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(b"\xef\xbb\xbf4 4 4\r\n")
 
@@ -139,7 +139,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         read_text(tmp_path, hint="")
 
 
-def test_binary_content_is_refused_with_hint(tmp_path: Path) -> None:
+def test_binary_content_error_has_hint(tmp_path: Path) -> None:
     file = tmp_path / "image"
     file.write_bytes(b"\x89PNG\xff")
 

@@ -28,7 +28,7 @@ def test_samples_without_clocks_have_no_cycles() -> None:
     assert Samples((2.0, 3.0)).cycles == ()
 
 
-def test_samples_with_unmatched_clock_are_refused() -> None:
+def test_samples_with_missing_clocks_are_rejected() -> None:
     with pytest.raises(ValueError, match="1 clocks for 2 times"):
         Samples((2.0, 3.0), (5.0,))
 
@@ -179,9 +179,7 @@ def runs(*, count: int, between: float, within: float, seed: int) -> list[np.nda
 
 
 @pytest.mark.parametrize(("between", "within"), [(0.003, 0.0001), (0.001, 0.003), (0.0, 0.003)])
-def test_two_runs_agree_within_their_intervals_in_nine_of_ten_pairs(
-    between: float, within: float
-) -> None:
+def test_intervals_of_two_runs_overlap_in_nine_of_ten_pairs(between: float, within: float) -> None:
     made = runs(count=800, between=between, within=within, seed=3)
     middles = [float(np.median(one)) for one in made]
     halves = [(high - low) / 2 for low, high in (ci_over_rounds(one, (40,) * 5) for one in made)]

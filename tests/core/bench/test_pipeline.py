@@ -55,7 +55,7 @@ def test_result_records_environment_method_and_limit() -> None:
     assert 0 < one.ratio_to_limit < 1
 
 
-def test_case_larger_than_memory_is_refused_before_allocation() -> None:
+def test_case_larger_than_memory_is_rejected_before_allocation() -> None:
     with closing(Sim(capacity_bytes=8 << 20)) as gpu:
         with pytest.raises(
             InputError, match="memory operation=copy size_bytes=4194304 needs"
@@ -194,14 +194,14 @@ def test_baselines_are_interleaved_and_have_own_results() -> None:
 
 def test_baseline_with_wrong_values_has_no_figures_and_ours_stay() -> None:
     with closing(Sim()) as gpu:
-        own, rival = run(SPEC, gpu, cases=[against(ByAnother(spoiled=(0, 0)))]).results
+        own, baseline = run(SPEC, gpu, cases=[against(ByAnother(spoiled=(0, 0)))]).results
 
     assert own.verified
-    assert isinstance(rival.median_s, Unavailable)
-    assert "1 words are wrong" in rival.median_s.reason
+    assert isinstance(baseline.median_s, Unavailable)
+    assert "1 words are wrong" in baseline.median_s.reason
 
 
-def test_refused_baseline_is_left_out_with_reason() -> None:
+def test_unsupported_baseline_has_reason() -> None:
     with closing(Sim()) as gpu:
         baselines = (ByAnother(offered=False), ByAnother(library="third"))
         own, unable, able = run(SPEC, gpu, cases=[against(*baselines)]).results
@@ -211,18 +211,18 @@ def test_refused_baseline_is_left_out_with_reason() -> None:
     assert own.method.interleaved == able.method.interleaved == ("cudakit", "third")
 
 
-def test_baselines_are_measured_if_own_workload_is_refused() -> None:
+def test_baselines_are_measured_if_own_workload_is_unsupported() -> None:
     with closing(Sim()) as gpu:
         unable = ByAnother(library="ours", offered=False)
-        own, rival = run(SPEC, gpu, cases=[against(ByAnother(), workload=unable)]).results
+        own, baseline = run(SPEC, gpu, cases=[against(ByAnother(), workload=unable)]).results
 
     assert own.library == "cudakit"
     assert isinstance(own.median_s, Unavailable)
-    assert rival.verified
-    assert rival.method.interleaved == ()
+    assert baseline.verified
+    assert baseline.method.interleaved == ()
 
 
-def test_first_refusal_is_raised_if_all_are_refused() -> None:
+def test_unsupported_is_raised_if_no_library_supports_case() -> None:
     unable = ByAnother(library="ours", offered=False)
     with closing(Sim()) as gpu, pytest.raises(Unsupported, match="ours copies nothing"):
         run(SPEC, gpu, cases=[against(ByAnother(offered=False), workload=unable)])
@@ -233,7 +233,7 @@ def test_budget_covers_interleaved_baselines() -> None:
     with closing(busy_device(unlike)) as gpu:
         rule = Rule(precision=1e-9)
         cases = [
-            Case(Busy(gpu), Method("isolated", "hot", rule=rule), baselines=(BusyRival(gpu),))
+            Case(Busy(gpu), Method("isolated", "hot", rule=rule), baselines=(BusyBaseline(gpu),))
             for _ in range(2)
         ]
         run(LaunchSpec(budget_s=4.0), gpu, cases=cases)
@@ -243,5 +243,5 @@ def test_budget_covers_interleaved_baselines() -> None:
 
 
 @dataclass
-class BusyRival(Busy):
+class BusyBaseline(Busy):
     library: str = "other"

@@ -143,7 +143,7 @@ def test_flush_precedes_each_execution_untimed(timer: Timer) -> None:
 
 
 @pytest.mark.parametrize("mode", ["batch", "graph"])
-def test_flush_within_batch_or_graph_is_refused(timer: Timer, mode: Mode) -> None:
+def test_flush_within_batch_or_graph_is_rejected(timer: Timer, mode: Mode) -> None:
     copy = Copy()
 
     with pytest.raises(UsageError, match=f"executions of a {mode}") as caught:

@@ -25,7 +25,7 @@ PROMISED = (
 )
 
 
-def test_the_json_has_every_promised_key() -> None:
+def test_json_has_documented_keys() -> None:
     plain = json.loads(render(result(gemm(), launch())))
 
     assert plain["schema"] == "cudakit.bench/1"
@@ -54,7 +54,7 @@ def test_figures_of_wrong_values_are_withheld_and_say_why() -> None:
     assert case.verification == WRONG
 
 
-def test_the_detail_of_a_failed_verification_is_the_reason() -> None:
+def test_failed_verification_detail_is_the_reason() -> None:
     case = gemm(verification=Verification(False, 0.1, 0.01, "float64", "3 values are not written"))
 
     assert case.median_s == Unavailable("wrong results: 3 values are not written")
@@ -67,14 +67,14 @@ def test_latency_is_measured_without_verification() -> None:
     assert case.median_s == pytest.approx(2.1e-6, rel=0.01)
 
 
-def test_without_samples_there_are_no_figures() -> None:
+def test_case_without_samples_has_no_time() -> None:
     case = gemm(samples=Samples((), discarded=7))
 
     assert case.median_s == Unavailable("all samples were discarded")
     assert (case.discarded, case.converged) == (7, False)
 
 
-def test_the_ratio_is_that_of_the_limit_at_the_measured_clock() -> None:
+def test_ratio_uses_limit_at_measured_clock() -> None:
     case = gemm(rate=790e12, verification=RIGHT)
 
     # 4096 operations a clock on 132 SMs: 948.9 TFLOP/s at 1755 MHz, 989.4 at 1830 MHz.
@@ -82,7 +82,7 @@ def test_the_ratio_is_that_of_the_limit_at_the_measured_clock() -> None:
     assert case.ratio_to_datasheet == pytest.approx(790 / 989.4, rel=0.01)
 
 
-def test_a_case_that_took_no_time_has_no_rate() -> None:
+def test_case_with_zero_time_has_no_rate() -> None:
     case = gemm(samples=Samples((0.0,) * 10))
 
     assert case.ratio_to_limit == case.per_second(1) == Unavailable("the measured time is 0")

@@ -74,7 +74,7 @@ def test_bandwidths_are_those_of_the_datasheets() -> None:
     assert link_bandwidth(ALL) == pytest.approx(63e9, rel=0.01)
 
 
-def test_a_large_product_of_matrices_is_bound_by_arithmetic() -> None:
+def test_large_gemm_is_bound_by_arithmetic() -> None:
     found = limit_of(Work(2 * 8192**3, "bf16", 6 * 8192**2), 1.755e9)
 
     assert found.bound == "arithmetic"
@@ -84,14 +84,14 @@ def test_a_large_product_of_matrices_is_bound_by_arithmetic() -> None:
     assert found.seconds == found.measured_s
 
 
-def test_a_small_one_is_bound_by_memory_whatever_the_clock() -> None:
+def test_small_gemm_is_bound_by_memory_at_any_clock() -> None:
     found = limit_of(Work(2 * 64 * 8192**2, "bf16", 2 * 8192**2), 1.2e9)
 
     assert found.bound == "memory"
     assert found.measured_s == found.datasheet_s
 
 
-def test_a_copy_from_the_host_is_bound_by_the_link() -> None:
+def test_host_copy_is_bound_by_link() -> None:
     found = limit_of(Work(bytes_moved=2**30, link_bytes=2**30))
 
     assert found.bound == "link"
@@ -99,14 +99,14 @@ def test_a_copy_from_the_host_is_bound_by_the_link() -> None:
     assert isinstance(found.operations_per_s, Unavailable)
 
 
-def test_without_a_measured_clock_the_limit_is_that_of_the_datasheet() -> None:
+def test_limit_without_measured_clock_uses_datasheet() -> None:
     found = limit_of(Work(1e15, "bf16"))
 
     assert found.measured_s == NOT_MEASURED
     assert found.seconds == found.datasheet_s
 
 
-def test_a_bandwidth_that_is_not_needed_may_be_unknown() -> None:
+def test_unneeded_bandwidth_may_be_unknown() -> None:
     found = limit_of(Work(1e15, "bf16"), memory_clock_rate_khz=0, pcie_width_max=0)
 
     assert found.bound == "arithmetic"
@@ -136,7 +136,7 @@ def test_limit_with_unknown_fact_is_unavailable(
     assert reason in found.reason
 
 
-def test_a_product_in_fp64_uses_tensor_cores_where_there_are_some() -> None:
+def test_fp64_gemm_uses_tensor_cores_if_available() -> None:
     assert matrix_kind("fp64", {"compute_capability": "9.0"}) == "fp64_tensor"
     assert matrix_kind("fp64", {"compute_capability": "8.9"}) == "fp64"
     assert matrix_kind("fp8_e5m2", {"compute_capability": "9.0"}) == "fp8"
@@ -155,7 +155,7 @@ def test_geforce_accumulates_at_half_the_rate_but_not_integers() -> None:
     ("count", "version", "stated"),
     [(4, "1.0", 80), (6, "2.0", 150), (12, "3.0", 300), (18, "4.0", 450), (18, "5.0", 900)],
 )
-def test_a_copy_to_a_peer_is_bound_by_the_nvlinks(count: int, version: str, stated: int) -> None:
+def test_peer_copy_is_bound_by_nvlinks(count: int, version: str, stated: int) -> None:
     work = Work(bytes_moved=2**30, link_bytes=2**30, link="peer")
     found = limit_of(work, nvlink_count=count, nvlink_version=version)
 
@@ -163,7 +163,7 @@ def test_a_copy_to_a_peer_is_bound_by_the_nvlinks(count: int, version: str, stat
     assert found.datasheet_s == pytest.approx(2**30 / (stated * 1e9))
 
 
-def test_peers_without_nvlinks_meet_over_pcie_and_what_is_unknown_is_said() -> None:
+def test_peer_copy_without_nvlinks_is_bound_by_pcie() -> None:
     lost = Unavailable("not supported by this device")
 
     assert peer_bandwidth({**ALL, "nvlink_count": 0}) == link_bandwidth(ALL)
@@ -171,7 +171,7 @@ def test_peers_without_nvlinks_meet_over_pcie_and_what_is_unknown_is_said() -> N
         ({"nvlink_count": lost}, "not supported"),
         ({"nvlink_count": 18, "nvlink_version": "9.0"}, "NVLink 9.0"),
         ({"nvlink_count": 18, "nvlink_version": lost}, "NVLink"),
-        ({}, "NVML was not asked"),
+        ({}, "NVML was not queried"),
     ):
         found = peer_bandwidth({**ALL, **fields})
         assert isinstance(found, Unavailable)
@@ -200,5 +200,5 @@ def test_more_work_never_takes_less_and_twice_everything_takes_twice(
 
 
 @given(works, st.floats(1e8, 3e9), st.floats(1.0, 10.0))
-def test_a_higher_clock_never_takes_longer(work: Work, clock_hz: float, factor: float) -> None:
+def test_limit_decreases_with_clock(work: Work, clock_hz: float, factor: float) -> None:
     assert limit_of(work, clock_hz * factor).seconds <= limit_of(work, clock_hz).seconds

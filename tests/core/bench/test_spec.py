@@ -27,7 +27,7 @@ def test_default_specs_are_valid(spec: Callable[[], Spec]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: MemorySpec(sizes_bytes=(0,)), "--sizes: 0 bytes"),
         (lambda: MemorySpec(sizes_bytes=(1 << 20, -16)), "--sizes: -16 bytes"),
@@ -72,12 +72,12 @@ def test_default_specs_are_valid(spec: Callable[[], Spec]) -> None:
         (lambda: LaunchSpec(rule=Rule(min_samples=0)), "--samples is 0"),
     ],
 )
-def test_invalid_spec_is_refused(make: Callable[[], Spec], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_invalid_spec_is_rejected(make: Callable[[], Spec], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         make()
 
 
-def test_a_refusal_says_what_would_do() -> None:
+def test_spec_error_has_hint() -> None:
     with pytest.raises(InputError) as size:
         MemorySpec(sizes_bytes=(100,))
     with pytest.raises(InputError) as name:

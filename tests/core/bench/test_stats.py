@@ -44,7 +44,7 @@ def neighbours_alike(random: np.random.Generator, n: int, *, likeness: float = 0
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("n", [10, 101, 1500])
-def test_the_interval_covers_the_true_median_at_the_nominal_rate(name: str, n: int) -> None:
+def test_median_ci_has_nominal_coverage(name: str, n: int) -> None:
     draw, median = DISTRIBUTIONS[name]
     random = np.random.default_rng(7)
     intervals = [median_ci(draw(random, n)) for _ in range(1000)]
@@ -54,7 +54,7 @@ def test_the_interval_covers_the_true_median_at_the_nominal_rate(name: str, n: i
     assert 0.93 < covered < (0.985 if n < 100 else 0.975)
 
 
-def test_the_interval_is_at_the_tabulated_ranks() -> None:
+def test_median_ci_has_tabulated_ranks() -> None:
     # Of 20 sorted samples the 6th and the 15th: coverage 95.9 %; the 7th and the 14th have 88.5 %.
     assert median_ci([float(i) for i in range(1, 21)]) == (6.0, 15.0)
 
@@ -89,7 +89,7 @@ def test_order_does_not_move_the_interval_or_the_quantiles(
 
 
 @given(times, st.integers(-20, 20))
-def test_a_change_of_unit_changes_nothing_but_the_unit(values: list[float], exponent: int) -> None:
+def test_statistics_scale_with_unit(values: list[float], exponent: int) -> None:
     scale = 2.0**exponent  # exact
     first = summarize(Samples(tuple(values)))
     last = summarize(Samples(tuple(scale * value for value in values)))
@@ -126,9 +126,7 @@ def test_more_confidence_and_more_dependence_never_narrow_the_interval(
 
 
 @given(times, st.integers(0, 79), st.floats(0, 10))
-def test_a_slower_sample_never_lowers_the_median_or_the_interval(
-    values: list[float], at: int, more: float
-) -> None:
+def test_slower_sample_never_lowers_median_or_ci(values: list[float], at: int, more: float) -> None:
     slower = list(values)
     slower[at % len(values)] += more
     before, after = median_ci(values), median_ci(slower)
@@ -145,7 +143,7 @@ def test_independent_samples_are_hardly_widened() -> None:
     assert np.mean(found) < 1.3
 
 
-def test_the_interval_of_samples_that_follow_one_another_still_covers_the_median() -> None:
+def test_median_ci_of_correlated_samples_covers_median() -> None:
     random = np.random.default_rng(5)
     series = [neighbours_alike(random, 400) for _ in range(200)]
     naive = [median_ci(one) for one in series]
@@ -163,14 +161,14 @@ def test_constant_samples_have_an_interval_of_no_width() -> None:
     assert not found.bimodal
 
 
-def test_one_sample_is_a_summary_too() -> None:
+def test_summary_of_one_sample() -> None:
     found = summarize(Samples((2.0,)))
 
     assert isinstance(found, Summary)
     assert (found.median_s, found.stdev_s, found.ci95_s) == (2.0, 0.0, (2.0, 2.0))
 
 
-def test_a_clock_that_settles_is_a_trend() -> None:
+def test_settling_clock_is_a_trend() -> None:
     random = np.random.default_rng(1)
     noise = 0.002 * random.standard_normal(300)
 
@@ -204,14 +202,14 @@ ONE_GROUP: dict[str, Draw] = {
 
 
 @pytest.mark.parametrize("name", ONE_GROUP)
-def test_one_group_is_not_two(name: str) -> None:
+def test_one_group_is_not_bimodal(name: str) -> None:
     random = np.random.default_rng(0)
 
     assert not any(is_bimodal(ONE_GROUP[name](random)) for _ in range(50))
 
 
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.85])
-def test_two_groups_with_a_valley_between_are_seen(share: float) -> None:
+def test_two_groups_with_valley_are_bimodal(share: float) -> None:
     random = np.random.default_rng(0)
     found = [
         is_bimodal(100 + random.standard_normal(400) + 10 * (random.random(400) < share))

@@ -49,7 +49,7 @@ def asked(cases: tuple[Case, ...]) -> Mapping[str, set[Any]]:
     return found
 
 
-def test_a_quick_check_asks_for_what_says_most_at_full_size() -> None:
+def test_quick_suite_has_fewer_cases_of_full_size() -> None:
     spec = SuiteSpec(quick=True)
     with closing(Measurable()) as gpu:
         cases = suite_cases(spec, gpu, gemm=True)
@@ -64,7 +64,7 @@ def test_a_quick_check_asks_for_what_says_most_at_full_size() -> None:
     assert cases[-1].workload.name == "gemm"
 
 
-def test_a_thorough_check_asks_for_more_in_as_much_time_as_it_takes() -> None:
+def test_full_suite_has_all_cases_without_budget() -> None:
     spec = SuiteSpec()
     with closing(Measurable("h200x2")) as gpu:
         found = asked(suite_cases(spec, gpu, gemm=True))
@@ -74,7 +74,7 @@ def test_a_thorough_check_asks_for_more_in_as_much_time_as_it_takes() -> None:
     assert found["copy"] >= {"both", "pageable-h2d", "peer"}
 
 
-def test_on_a_small_gpu_buffers_and_products_are_smaller() -> None:
+def test_small_gpu_has_smaller_buffers_and_gemms() -> None:
     with closing(Measurable(capacity_bytes=1 << 30)) as gpu:
         cases = suite_cases(SuiteSpec(quick=True), gpu, gemm=True)
 
@@ -82,7 +82,7 @@ def test_on_a_small_gpu_buffers_and_products_are_smaller() -> None:
     assert {case.workload.axes.get("m") for case in cases} == {None, 4096}
 
 
-def test_the_whole_check_runs_on_a_simulated_gpu_and_judges_nothing() -> None:
+def test_suite_on_simulated_gpu_is_not_assessed() -> None:
     with closing(Sim()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
         found = check_health(SuiteSpec(quick=True), gpu, run_context=RunContext())
@@ -104,7 +104,7 @@ class Without(Sim):
         raise MissingDependency(library, purpose="multiplying", requirement="nvmath-python>=1.0,<2")
 
 
-def test_without_a_library_the_rest_is_measured_and_it_is_said_what_to_install() -> None:
+def test_suite_without_cublas_measures_the_rest() -> None:
     with closing(Without()) as gpu:
         found = check_health(SuiteSpec(quick=True), gpu)
 

@@ -47,8 +47,8 @@ def test_clock_reasons_are_causes_without_counters() -> None:
     hot = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
     without_counters = machine(after=replace(hot, slowed_ns={}))
 
-    (said,) = likely_causes([without_counters], LINK)
-    assert "software thermal slowdown" in said
+    (message,) = likely_causes([without_counters], LINK)
+    assert "software thermal slowdown" in message
 
 
 def test_narrow_or_old_pcie_link_is_a_cause() -> None:
@@ -78,9 +78,9 @@ def test_quiet_machine_has_no_warning() -> None:
     ],
 )
 def test_disturbed_machine_has_warning(changes: dict[str, Any], words: str) -> None:
-    (said,) = environment_warnings([machine(**changes)])
+    (message,) = environment_warnings([machine(**changes)])
 
-    assert words in said
+    assert words in message
 
 
 def test_variable_set_to_off_has_no_warning() -> None:

@@ -48,7 +48,7 @@ def test_each_direction_is_measured_and_verified(direction: str, size_bytes: int
         assert gpu.memory_info().free_bytes == free_bytes
 
 
-def test_the_link_bounds_what_crosses_it_and_memory_what_does_not() -> None:
+def test_copies_are_bound_by_link_or_memory() -> None:
     with closing(Sim("h200x2")) as gpu:
         limits = {name: measured(gpu, name).limit for name in DIRECTIONS}
 
@@ -61,7 +61,7 @@ def test_the_link_bounds_what_crosses_it_and_memory_what_does_not() -> None:
     assert rates == dict.fromkeys(DIRECTIONS, 63) | dict.fromkeys(TO_PEERS, 450)
 
 
-def test_both_ways_at_once_move_twice_as_much_in_the_same_time() -> None:
+def test_concurrent_directions_move_twice_the_bytes() -> None:
     with closing(Sim()) as gpu:
         one, both, within = (measured(gpu, name) for name in ("h2d", "both", "d2d"))
 
@@ -73,7 +73,7 @@ def test_both_ways_at_once_move_twice_as_much_in_the_same_time() -> None:
 @pytest.mark.parametrize(
     ("direction", "mode"), [("d2d", "batch"), ("both", "batch"), ("both", "graph")]
 )
-def test_many_copies_go_over_many_buffers(direction: str, mode: str) -> None:
+def test_rotation_uses_many_buffers(direction: str, mode: str) -> None:
     with closing(Sim("jetson")) as gpu:
         case = measured(gpu, direction, mode=mode, cache="rotate", sizes_bytes=(1 << 20,))
 
@@ -111,7 +111,7 @@ def test_pageable_memory_between_events_goes_without_a_blocker() -> None:
     assert (case.method.mode, case.method.blocker) == ("isolated", False)
 
 
-def test_pageable_memory_in_a_graph_is_refused_and_not_among_all_that_can_be_in_one() -> None:
+def test_pageable_memory_in_graph_is_rejected() -> None:
     with pytest.raises(InputError, match="a graph cannot contain them"):
         CopySpec(directions=("h2d", "pageable-h2d"), mode="graph")
     with closing(Sim()) as gpu:
@@ -120,7 +120,7 @@ def test_pageable_memory_in_a_graph_is_refused_and_not_among_all_that_can_be_in_
     assert [case.workload.axes["direction"] for case in cases] == ["h2d", "d2h", "both", "d2d"]
 
 
-def test_a_peer_is_another_device_and_both_ways_at_once_take_no_longer() -> None:
+def test_peer_copies_run_concurrently() -> None:
     with closing(Sim("h200x2", ordinal=1)) as gpu:
         one, both = measured(gpu, "peer"), measured(gpu, "peer-both")
 
@@ -159,7 +159,7 @@ def test_every_direction_that_the_machine_has_is_measured_unless_some_are_named(
 
 
 @pytest.mark.parametrize("direction", TO_PEERS)
-def test_without_another_device_there_is_no_peer(direction: str) -> None:
+def test_peer_copy_needs_second_device(direction: str) -> None:
     with closing(Sim()) as gpu, pytest.raises(Unsupported, match="needs two GPUs"):
         measured(gpu, direction)
 
@@ -204,7 +204,7 @@ def test_copies_that_stop_after_the_first_check_are_found_out(direction: str, co
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_copy_that_is_not_whole_has_no_figures(direction: str) -> None:
+def test_incomplete_copy_withholds_time(direction: str) -> None:
     with closing(Dropping("h200x2")) as gpu:
         case = measured(gpu, direction)
 

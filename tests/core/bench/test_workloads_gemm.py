@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.bench.products import Run, Spoil, Spoiled
+from core.bench.spoiled_blas import Run, Spoil, Spoiled
 
 from cudakit.core.bench.case import check_fit
 from cudakit.core.bench.method import Rule
@@ -70,7 +70,7 @@ def test_every_layout_with_padding_batch_and_bias_on_any_data(layout: Any, fill:
     assert case.method.fill == fill
 
 
-def test_axes_name_what_is_not_usual_only() -> None:
+def test_axes_omit_defaults() -> None:
     def axes(gemm: Gemm) -> list[str]:
         return [*GemmWorkload(gemm, GemmSettings(), "cublaslt", "uniform").axes]
 
@@ -96,7 +96,7 @@ def test_buffers_that_are_rotated_are_each_computed_and_verified() -> None:
     assert case.method.buffer_sets > 8
 
 
-def test_the_record_says_which_library_and_algorithm_ran() -> None:
+def test_settings_record_library_and_algorithm() -> None:
     settings = GemmSettings(workspace_bytes=1 << 20, deterministic=True)
     with closing(Sim()) as gpu:
         (case,) = results(gpu, settings=settings, shapes={SMALL: "a layer"})
@@ -109,7 +109,7 @@ def test_the_record_says_which_library_and_algorithm_ran() -> None:
     assert case.settings["shape"] == "a layer"
 
 
-def test_an_algorithm_that_is_given_is_used() -> None:
+def test_given_algorithm_is_used() -> None:
     with closing(Sim()) as gpu:
         with closing(gpu.blas()) as blas:
             last = [*blas.algorithms(SMALL, GemmSettings())][-1]
@@ -120,7 +120,7 @@ def test_an_algorithm_that_is_given_is_used() -> None:
     assert second.settings["algorithm"] == describe_algorithm(last) != first.settings["algorithm"]
 
 
-def test_an_algorithm_is_written_without_what_is_zero() -> None:
+def test_algorithm_description_omits_zeros() -> None:
     assert describe_algorithm(Algorithm(id=66, tile=20, stages=0, split_k=3)) == (
         "id 66, tile 20, split-k 3"
     )
@@ -162,7 +162,7 @@ def later_runs_do_nothing(run: Run) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp8_e4m3", "int8"])
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (first_element, "row 0, column 0 is"),
         (last_element, "row 47, column 31 is"),
@@ -172,7 +172,7 @@ def later_runs_do_nothing(run: Run) -> None:
         (later_runs_do_nothing, ""),
     ],
 )
-def test_wrong_product_has_no_figures(dtype: str, spoil: Spoil, said: str) -> None:
+def test_wrong_gemm_withholds_time(dtype: str, spoil: Spoil, message: str) -> None:
     gemm = Gemm(dtype=dtype, m=48, n=32, k=64, padding=16)
     with closing(Spoiled(spoil)) as gpu:
         (case,) = results(gpu, gemm)
@@ -180,7 +180,7 @@ def test_wrong_product_has_no_figures(dtype: str, spoil: Spoil, said: str) -> No
     assert isinstance(case.median_s, Unavailable)
     assert not verified(case).passed
     # Of whole numbers no error is allowed, so that it alone says enough.
-    assert said in case.median_s.reason
+    assert message in case.median_s.reason
     assert case.samples_s == ()
 
 
@@ -191,14 +191,14 @@ def test_nan_is_wrong() -> None:
     assert isinstance(case.median_s, Unavailable)
 
 
-def test_a_value_that_is_wrong_beyond_zeros_is_found() -> None:
+def test_wrong_value_among_zeros_is_found() -> None:
     with closing(Spoiled(first_element)) as gpu:
         (case,) = results(gpu, fill="zeros")
 
     assert isinstance(case.median_s, Unavailable)
 
 
-def test_one_buffer_set_of_many_that_is_wrong_is_found() -> None:
+def test_one_wrong_buffer_set_is_found() -> None:
     seen: list[Ptr] = []
 
     def third_of_them(run: Run) -> None:
@@ -214,7 +214,7 @@ def test_one_buffer_set_of_many_that_is_wrong_is_found() -> None:
     assert isinstance(case.median_s, Unavailable)
 
 
-def test_a_matrix_of_a_batch_that_is_wrong_is_found() -> None:
+def test_wrong_matrix_of_batch_is_found() -> None:
     gemm = replace(SMALL, batch=3)
     with closing(Spoiled(last_element)) as gpu:
         (case,) = results(gpu, gemm)
@@ -225,34 +225,40 @@ def test_a_matrix_of_a_batch_that_is_wrong_is_found() -> None:
 # --- who takes turns, and who cannot
 
 
-def test_a_rival_takes_turns_and_has_the_same_data_in_buffers_of_its_own() -> None:
+def test_baseline_is_interleaved_with_equal_data_in_own_buffers() -> None:
     places: set[Ptr] = set()
     with closing(Spoiled(lambda run: places.add(run.at.a))) as gpu:
-        own, rival = results(gpu, baselines=("cublas",))
+        own, baseline = results(gpu, baselines=("cublas",))
         assert gpu.opened == ["cublaslt", "cublas"]
 
-    assert (own.library, rival.library) == ("cudakit", "cublas")
-    assert (own.name, own.axes) == (rival.name, rival.axes)
-    assert own.method.interleaved == rival.method.interleaved == ("cudakit", "cublas")
-    assert len(own.samples_s) == len(rival.samples_s)
-    assert rival.settings["library"] == "cublas"
-    assert verified(own).error == verified(rival).error
+    assert (own.library, baseline.library) == ("cudakit", "cublas")
+    assert (own.name, own.axes) == (baseline.name, baseline.axes)
+    assert own.method.interleaved == baseline.method.interleaved == ("cudakit", "cublas")
+    assert len(own.samples_s) == len(baseline.samples_s)
+    assert baseline.settings["library"] == "cublas"
+    assert verified(own).error == verified(baseline).error
     assert len(places) == 2
 
 
-def test_product_refused_by_one_library_is_result_with_reason() -> None:
+def test_gemm_unsupported_by_one_library_has_reason() -> None:
     with closing(Spoiled(refusing=["cublas"])) as gpu:
         free_bytes = gpu.memory_info().free_bytes
-        own, rival = results(gpu, baselines=("cublas",))
+        own, baseline = results(gpu, baselines=("cublas",))
         assert gpu.memory_info().free_bytes == free_bytes
 
     assert own.verified
     assert own.method.interleaved == ()
-    why = Unavailable("cublas is not to be had")
-    figures = (rival.median_s, rival.ci95_s, rival.ratio_to_limit, rival.statistics, rival.limit)
+    why = Unavailable("cublas is not available")
+    figures = (
+        baseline.median_s,
+        baseline.ci95_s,
+        baseline.ratio_to_limit,
+        baseline.statistics,
+        baseline.limit,
+    )
     assert set(figures) == {why}
-    assert rival.verification == why
-    assert rival.settings["library"] == "cublas"
+    assert baseline.verification == why
+    assert baseline.settings["library"] == "cublas"
 
 
 def test_refusal_at_first_execution_is_a_refusal() -> None:
@@ -269,20 +275,20 @@ def test_refusal_at_first_execution_is_a_refusal() -> None:
     assert measured.verified
 
 
-def test_a_rival_that_cannot_be_captured_is_left_out_of_graphs_with_the_reason() -> None:
+def test_baseline_that_cannot_be_captured_is_unsupported() -> None:
     def refuse(run: Run) -> None:
         if run.library == "cublas" and run.captured:
             raise Unsupported("no captures", hint="take another")
 
     with closing(Spoiled(refuse)) as gpu:
-        own, rival = results(gpu, mode="graph", baselines=("cublas",))
+        own, baseline = results(gpu, mode="graph", baselines=("cublas",))
 
     assert own.verified
     assert own.method.interleaved == ()
-    assert rival.median_s == Unavailable("no captures")
+    assert baseline.median_s == Unavailable("no captures")
 
 
-def test_of_several_products_those_that_can_be_are_measured() -> None:
+def test_supported_gemms_are_measured() -> None:
     with closing(Spoiled(refusing=["fp64"])) as gpu:
         result = run(spec(Gemm(dtype="fp64", m=8, n=8, k=8), SMALL), gpu)
 
@@ -292,7 +298,7 @@ def test_of_several_products_those_that_can_be_are_measured() -> None:
 
 def test_refusal_is_raised_if_nothing_can_be_measured() -> None:
     with closing(Spoiled(refusing=["bf16"])) as gpu:
-        with pytest.raises(Unsupported, match="bf16 is not to be had") as no:
+        with pytest.raises(Unsupported, match="bf16 is not available") as no:
             results(gpu, baselines=("cublas",))
         assert no.value.hint == "take another"
 
@@ -304,15 +310,15 @@ def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
     yield from gemm_cases(spec(*gemms, **options), gpu)
 
 
-def test_product_larger_than_memory_names_largest_cube() -> None:
+def test_gemm_larger_than_memory_names_largest_shape() -> None:
     huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
     with closing(Sim()) as gpu:
         with pytest.raises(InputError, match=r"m=200000 n=100000 .* is free") as no:
             results(gpu, huge, baselines=("cublas",))
-        said, edge = no.value.hint.split()[:3], int(no.value.hint.split()[3])
+        message, edge = no.value.hint.split()[:3], int(no.value.hint.split()[3])
         free_bytes = gpu.memory_info().free_bytes
 
-        assert said == ["a", "shape", "of"]
+        assert message == ["a", "shape", "of"]
         fits = Gemm(dtype="fp64", m=edge, n=edge, k=edge)
         check_fit([*cases(gpu, fits, baselines=("cublas",))], free_bytes)
         larger = replace(fits, m=edge + 512, n=edge + 512, k=edge + 512)
@@ -330,14 +336,14 @@ def test_each_library_needs_buffers_and_a_workspace_of_its_own() -> None:
     assert compared.needed_bytes == 3 * alone.needed_bytes
 
 
-def test_smaller_batch_is_suggested_if_no_cube_fits() -> None:
+def test_smaller_batch_is_suggested_if_no_shape_fits() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError) as no:
         results(gpu, replace(SMALL, batch=10**12))
 
     assert no.value.hint.startswith("a smaller --batch")
 
 
-def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:
+def test_work_has_fastest_kind_of_arithmetic() -> None:
     double, narrow = (
         Gemm(dtype=dtype, m=64, n=64, k=64, padding=16) for dtype in ("fp64", "fp8_e5m2")
     )
@@ -350,7 +356,7 @@ def test_the_work_is_that_of_the_fastest_kind_of_arithmetic() -> None:
     ]
 
 
-def test_samples_last_long_enough_to_measure_energy_unless_something_else_was_asked() -> None:
+def test_default_minimum_time_is_longer_for_gemms() -> None:
     with closing(Sim()) as gpu:
         (usual,) = cases(gpu)
         (short,) = cases(gpu, rule=Rule(timeout_s=2.0))
@@ -361,7 +367,7 @@ def test_samples_last_long_enough_to_measure_energy_unless_something_else_was_as
     assert asked.method.rule.min_time_s == 0.1
 
 
-def test_the_same_seed_gives_the_same_result() -> None:
+def test_seed_reproduces_gemm_result() -> None:
     def once(seed: int) -> BenchResult:
         with closing(Sim()) as gpu:
             return run(spec(SMALL, seed=seed), gpu, now_ns=lambda: 0)
@@ -376,9 +382,7 @@ def test_the_same_seed_gives_the_same_result() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 @pytest.mark.parametrize("edge", [256, 4096])
-def test_a_device_multiplies_every_type_within_what_rounding_explains(
-    dtype: str, edge: int
-) -> None:
+def test_gemm_of_every_type_is_within_tolerance(dtype: str, edge: int) -> None:
     pytest.importorskip("nvmath")
     gemm = Gemm(dtype=dtype, m=edge, n=edge, k=edge)
     rule = Rule(min_samples=2, min_time_s=0.01, timeout_s=0.5)

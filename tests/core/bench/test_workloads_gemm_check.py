@@ -89,7 +89,7 @@ def test_sums_that_a_tensor_core_cuts_off_are_right(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [128, 4096])
-def test_sums_of_fp8_with_few_bits_are_right_where_that_was_asked(k: int) -> None:
+def test_fast_accumulation_widens_fp8_tolerance(k: int) -> None:
     a, b = factors(k, ELEMENTS["fp8_e4m3"])
     error = relative(cut_off_in_steps(a, b, 32, 14), a @ b)
 
@@ -120,7 +120,7 @@ def test_sums_in_fp16_in_the_place_of_fp32_are_found() -> None:
     assert error > allowed("fp16", 4096, output="fp32")
 
 
-def test_the_rounding_of_the_output_is_allowed_and_no_more() -> None:
+def test_tolerance_covers_output_rounding_only() -> None:
     for dtype, kind in DATA_TYPES.items():
         for output in kind.outputs:
             if output.is_integer:
@@ -158,7 +158,7 @@ def test_lines_are_spread_with_one_in_each_part_and_both_ends(
     assert widest <= 2 * (count / len(lines) + 1)
 
 
-def test_an_epilogue_adds_the_bias_then_bends() -> None:
+def test_epilogue_adds_bias_before_activation() -> None:
     sums = np.array([[[[-2.0, 1.0], [0.5, 600.0]]]])
     bias = np.array([1.0, -1.0]).reshape(1, 1, 2, 1)
 

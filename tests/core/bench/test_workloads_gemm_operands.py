@@ -64,7 +64,7 @@ def test_buffer_sets_lie_behind_one_another_aligned_and_all_is_given_back(gpu: S
     assert gpu.memory_info().free_bytes == free_bytes
 
 
-def test_without_a_bias_there_is_none(gpu: Sim) -> None:
+def test_operands_without_bias(gpu: Sim) -> None:
     plain = Gemm(dtype="bf16", m=10, n=7, k=5)
     with ExitStack() as cleanup:
         sets = make_operands(gpu, plain, 1, cleanup)
@@ -97,7 +97,7 @@ def test_no_two_operands_or_buffer_sets_have_the_same_values(gpu: Sim) -> None:
         ("ones", 1, 1, False),
     ],
 )
-def test_data_is_of_the_kind_that_was_asked(
+def test_fill_writes_the_chosen_data(
     gpu: Sim, how: str, least: float, most: float, *, several: bool
 ) -> None:
     with ExitStack() as cleanup:

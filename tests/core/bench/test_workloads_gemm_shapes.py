@@ -20,7 +20,7 @@ sides = st.integers(1, 10**9)
 
 
 @given(sides, sides, sides)
-def test_a_shape_is_read_as_it_is_written(m: int, n: int, k: int) -> None:
+def test_parse_shape(m: int, n: int, k: int) -> None:
     assert parse_shape(f"{m}x{n}x{k}") == Shape(m, n, k)
     assert parse_shape(str(m)) == Shape(m, m, m)
 
@@ -28,14 +28,14 @@ def test_a_shape_is_read_as_it_is_written(m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "4x4", "4x4x4x4", "-4", "4.0", "4e3", "1 2 3", "4X4Xq", "٤"]
 )
-def test_invalid_shape_is_refused_with_hint(text: str) -> None:
+def test_invalid_shape_error_has_hint(text: str) -> None:
     with pytest.raises(InputError, match="is not a shape") as no:
         parse_shape(text)
     assert "4096x1024x8192" in no.value.hint
 
 
 @pytest.mark.parametrize("text", ["0", "4x0x4"])
-def test_a_side_of_0_is_refused(text: str) -> None:
+def test_dimension_of_0_is_rejected(text: str) -> None:
     with pytest.raises(InputError, match=f"'{text}' has a dimension of 0"):
         parse_shape(text)
 
@@ -54,7 +54,7 @@ def test_cubes_are_powers_of_two_from_512_to_16384() -> None:
     assert [shape.m for shape in preset("cubes")] == [512, 1024, 2048, 4096, 8192, 16384]
 
 
-def test_the_layers_of_a_model_are_those_of_its_paper() -> None:
+def test_preset_layers_match_paper() -> None:
     by_name = {shape.name: (shape.m, shape.n, shape.k) for shape in preset("llama3-8b")}
 
     assert by_name["llama3-8b qkv, 4096 tokens"] == (6144, 4096, 4096)
@@ -68,7 +68,7 @@ def test_the_layers_of_a_model_are_those_of_its_paper() -> None:
     assert not any("gate" in shape.name for shape in preset("gpt3-175b"))
 
 
-def test_a_simulated_device_is_asked_for_less() -> None:
+def test_default_shapes_of_simulated_device_are_smaller() -> None:
     simulated, real = (default_shapes(simulated=which) for which in (True, False))
 
     assert max(shape.m for shape in simulated) < min(shape.m for shape in real)
@@ -85,7 +85,7 @@ def test_a_simulated_device_is_asked_for_less() -> None:
         ("\ufeffm n k batch\n1 2 3 4\n", [Shape(1, 2, 3, 4)]),
     ],
 )
-def test_a_file_has_a_shape_a_line(text: str, expected: list[Shape], tmp_path: Path) -> None:
+def test_file_has_one_shape_per_line(text: str, expected: list[Shape], tmp_path: Path) -> None:
     file = tmp_path / "shapes.txt"
     file.write_text(text, encoding="utf-8")
 
@@ -93,7 +93,7 @@ def test_a_file_has_a_shape_a_line(text: str, expected: list[Shape], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("1 2 3\n\n1 2\n", ":3: '1 2' is not a shape"),
         ("1 2 3 4 5\n", ":1: '1 2 3 4 5' is not a shape"),
@@ -107,16 +107,16 @@ def test_a_file_has_a_shape_a_line(text: str, expected: list[Shape], tmp_path: P
         ("m n k\n", "contains no shapes"),
     ],
 )
-def test_invalid_line_of_shapes_is_named(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_line_of_shapes_is_named(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "shapes.txt"
     file.write_text(text)
 
-    with pytest.raises(InputError, match=said) as no:
+    with pytest.raises(InputError, match=message) as no:
         read_shapes(file)
     assert str(file) in no.value.message
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_error_names_file(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
 

@@ -50,7 +50,7 @@ def test_replay_and_eager_are_interleaved() -> None:
     assert set(turns.values()) == {0}
 
 
-def test_a_step_alone_takes_turns_with_nothing() -> None:
+def test_single_step_is_not_interleaved() -> None:
     with closing(Sim()) as gpu:
         (case,) = run(GraphSpec(topologies=("chain",), nodes=(3,), steps=("eager",)), gpu).results
 
@@ -58,7 +58,7 @@ def test_a_step_alone_takes_turns_with_nothing() -> None:
     assert case.method.interleaved == ()
 
 
-def test_the_result_says_what_graphs_cost_and_when_they_pay() -> None:
+def test_result_has_graph_costs() -> None:
     with closing(Sim()) as gpu:
         (chain,) = run(GraphSpec(topologies=("chain",), nodes=(4, 16)), gpu).graphs
 
@@ -77,14 +77,14 @@ def test_side_by_side_runs_faster_than_in_a_chain_and_more_takes_longer() -> Non
     assert found["replay", "fork-join", 40] < found["eager", "fork-join", 40]
 
 
-def test_the_launch_of_a_graph_does_not_wait_for_it() -> None:
+def test_launch_step_does_not_wait() -> None:
     found = figures(GraphSpec(topologies=("chain",), nodes=(40,), steps=("launch", "replay")))
 
     assert found["launch", "chain", 40] < found["replay", "chain", 40]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_node_that_does_not_run_leaves_no_figure(step: str) -> None:
+def test_node_that_does_not_run_withholds_time(step: str) -> None:
     runs = count()
 
     def lazy(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
@@ -106,7 +106,7 @@ class Stale(Sim):
         """Do nothing."""
 
 
-def test_an_update_that_changes_nothing_leaves_no_figure() -> None:
+def test_update_without_effect_withholds_time() -> None:
     with closing(Stale()) as gpu:
         spec = GraphSpec(topologies=("chain",), nodes=(4,), steps=("update",))
         (case,) = run(spec, gpu).results
@@ -162,7 +162,7 @@ def test_every_graph_is_destroyed(step: str) -> None:
         assert gpu.live == 0
 
 
-def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+def test_failed_capture_releases_everything() -> None:
     with closing(Sim()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
         gpu.fail_next("instantiate", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "a made one"))

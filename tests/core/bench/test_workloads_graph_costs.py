@@ -46,7 +46,7 @@ def payoff(steps: Mapping[str, float]) -> BreakEven:
     return only
 
 
-def test_a_graph_has_paid_when_its_replays_saved_what_it_took_to_make() -> None:
+def test_break_even_is_creation_over_saving() -> None:
     found = payoff(STEPS)
 
     assert found.made_s == pytest.approx(30e-6, rel=0.01)
@@ -64,7 +64,7 @@ def test_saving_below_resolution_never_pays() -> None:
     assert found.replays == Unavailable("a replay saves no time")
 
 
-def test_a_step_that_was_left_out_is_named() -> None:
+def test_break_even_names_missing_step() -> None:
     found = payoff({"run": 5e-6})
 
     assert found.saved_s == Unavailable("the step eager was not measured")
@@ -72,7 +72,7 @@ def test_a_step_that_was_left_out_is_named() -> None:
     assert found.replays == Unavailable("the step eager was not measured")
 
 
-def test_a_step_is_a_line_over_the_number_of_nodes() -> None:
+def test_step_time_is_fitted_by_number_of_nodes() -> None:
     cases = [
         measured({"launch": 2.5e-6 + nodes * 1e-9, "run": nodes * 2e-6}, nodes=nodes)
         for nodes in (512, 1, 4096)
@@ -87,7 +87,7 @@ def test_a_step_is_a_line_over_the_number_of_nodes() -> None:
     assert all(float(str(step.deviation)) < 0.01 for step in (launch, run))
 
 
-def test_a_line_says_how_far_off_a_graph_is() -> None:
+def test_fit_has_maximum_deviation() -> None:
     cases = [measured({"run": 1e-6 * nodes**0.5}, nodes=nodes) for nodes in (1, 64, 4096)]
     ((run,),) = (graph.steps for graph in costs(*cases))
 
@@ -95,13 +95,13 @@ def test_a_line_says_how_far_off_a_graph_is() -> None:
     assert run.deviation > 0.3
 
 
-def test_one_size_makes_no_line() -> None:
+def test_one_size_has_no_fit() -> None:
     ((run,),) = (graph.steps for graph in costs(measured({"run": 1e-6})))
 
     assert run == StepCost("run", *[Unavailable("a fit needs graphs of two sizes")] * 3)
 
 
-def test_a_size_without_a_figure_is_no_part_of_a_line() -> None:
+def test_size_without_time_is_not_fitted() -> None:
     (bad,) = measured({"run": 1.0}, nodes=50)
     withheld = case_result(
         "graph", bad.axes, Samples(()), method=bad.method, environment=bad.environment
@@ -138,7 +138,7 @@ def test_costs_are_part_of_the_json_and_are_read_back(tmp_path: Path) -> None:
 
 
 @given(AMOUNTS, AMOUNTS, st.lists(st.integers(1, 4096), min_size=2, max_size=8, unique=True))
-def test_times_on_a_line_give_that_line(fixed_s: float, node_s: float, nodes: list[int]) -> None:
+def test_fit_of_exact_line(fixed_s: float, node_s: float, nodes: list[int]) -> None:
     times_s = [fixed_s + node_s * n for n in nodes]
     found = fit(nodes, times_s)
 
@@ -159,6 +159,6 @@ def test_no_time_of_a_line_is_negative_and_none_is_a_better_one(times_s: dict[in
         assert error(fixed_s, node_s) <= error(fixed_s, node_s * factor) + 1e-6
 
 
-def test_a_time_of_nothing_is_no_part_of_a_line() -> None:
+def test_fit_rejects_zero_time() -> None:
     with pytest.raises(ValueError, match="not positive"):
         fit([1, 2], [0.0, 1.0])

@@ -37,7 +37,7 @@ def test_every_call_has_a_figure_and_nothing_to_verify() -> None:
     assert all(isinstance(case.limit, Unavailable) for case in result.results)
 
 
-def test_a_launch_returns_then_starts_then_finishes() -> None:
+def test_launch_latencies_increase_from_call_to_start_to_finish() -> None:
     with closing(Sim()) as gpu:
         found = medians(run(LaunchSpec(), gpu), "call")
 
@@ -45,7 +45,7 @@ def test_a_launch_returns_then_starts_then_finishes() -> None:
     assert found["launch-back-to-back"] <= found["launch-to-finish"]
 
 
-def test_a_call_is_timed_alone_and_a_wait_to_its_end() -> None:
+def test_modes_of_latencies() -> None:
     with closing(Sim()) as gpu:
         modes = {case.axes["call"]: case.method.mode for case in run(LaunchSpec(), gpu).results}
 
@@ -114,7 +114,7 @@ class Bump:
         self.closed += 1
 
 
-def test_any_allocator_can_be_measured_beside_them() -> None:
+def test_other_allocators_are_measured() -> None:
     with closing(Sim()) as gpu:
         bump = Bump(gpu, gpu.malloc(1 << 20))
         others: Mapping[str, AllocatorFactory] = {"bump": lambda _: bump}
@@ -129,18 +129,18 @@ def test_any_allocator_can_be_measured_beside_them() -> None:
     assert bump.closed == 1
 
 
-def test_the_names_of_the_driver_are_taken() -> None:
+def test_name_of_driver_allocator_is_rejected() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is already the name"):
         AllocSpec(others={"pinned": lambda _: Bump(gpu, Ptr(512))})
 
 
-def test_a_name_that_is_nobodys_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InputError) as refused:
+def test_unknown_allocator_is_rejected_with_choices() -> None:
+    with pytest.raises(InputError) as caught:
         AllocSpec(allocators=("mine",), others={"bump": lambda gpu: Bump(gpu, Ptr(512))})
-    assert "pinned, virtual, bump" in refused.value.hint
+    assert "pinned, virtual, bump" in caught.value.hint
 
 
-def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:
+def test_memory_that_loses_writes_withholds_time() -> None:
     def forgetful(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
         launch.write(to, np.uint32, 4 * int(count))[:-1] = word
 
@@ -151,7 +151,7 @@ def test_memory_that_does_not_keep_what_is_written_has_no_figures() -> None:
     assert "1 of 1024 words" in case.median_s.reason
 
 
-def test_more_than_the_device_has_is_refused_before_anything_is_allocated() -> None:
+def test_allocation_larger_than_memory_is_rejected_first() -> None:
     with closing(Sim(capacity_bytes=16 << 20)) as gpu:
         with pytest.raises(
             InputError, match=r"needs 32.0 MiB of device memory, but only 16.0 MiB is free"

@@ -78,7 +78,7 @@ def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, coun
 
 
 @pytest.mark.parametrize(
-    ("operation", "kernel", "said"),
+    ("operation", "kernel", "message"),
     [
         *((operation, no_kernel, "") for operation in OPERATIONS),
         ("write", all_but_the_last, "4 of 16384 words"),
@@ -87,18 +87,18 @@ def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, coun
         ("scale", rounded_twice, "compared with fp64"),
     ],
 )
-def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, said: str) -> None:
+def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, message: str) -> None:
     with closing(Sim(host_kernels={f"cudakit_{operation}": kernel})) as gpu:
         case = measured(gpu, operation)
 
     assert not case.verified
     assert isinstance(case.verification, Verification)
     assert isinstance(case.median_s, Unavailable)
-    assert said in case.median_s.reason
+    assert message in case.median_s.reason
     assert case.samples_s == ()
 
 
-def test_a_reader_that_stops_before_the_end_is_found_out() -> None:
+def test_incomplete_read_withholds_time() -> None:
     def reads_half(launch: Launch, _: int, source: int, *args: np.generic) -> None:
         launch.read(source, np.uint32, 2 * int(args[-1]))
 
@@ -110,7 +110,7 @@ def test_a_reader_that_stops_before_the_end_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_kernel_that_does_nothing_after_the_first_check_is_found_out(operation: str) -> None:
+def test_kernel_that_stops_after_first_check_withholds_time(operation: str) -> None:
     runs = count()
 
     def tires(launch: Launch, *args: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_kernel_that_does_nothing_after_the_first_check_is_found_out(operation
     assert isinstance(case.median_s, Unavailable)
 
 
-def test_one_buffer_set_of_many_that_is_wrong_is_found_out() -> None:
+def test_one_wrong_buffer_set_withholds_time() -> None:
     seen: list[Ptr] = []
 
     def skips(launch: Launch, to: Ptr, *args: Any) -> None:
@@ -145,7 +145,7 @@ class NotSimulated(Sim):
     simulated = False
 
 
-def test_the_usual_sizes_lie_around_the_cache_and_only_beyond_it_there_is_a_limit() -> None:
+def test_default_sizes_span_l2_and_have_peak_beyond_it() -> None:
     with closing(NotSimulated()) as gpu:
         l2_bytes = gpu.facts().fields["l2_cache_size_bytes"]
         cases = WORKLOADS["memory"](MemorySpec(operations=("copy",)), gpu)
@@ -160,7 +160,7 @@ def test_the_usual_sizes_lie_around_the_cache_and_only_beyond_it_there_is_a_limi
         assert isinstance(case.work, Work) == (footprint >= 2 * l2_bytes)
 
 
-def test_the_same_seed_gives_the_same_result_and_the_seed_is_recorded() -> None:
+def test_seed_is_recorded_and_reproduces_result() -> None:
     def once(seed: int) -> BenchResult:
         with closing(Sim()) as gpu:
             spec = MemorySpec(

@@ -107,7 +107,7 @@ def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
         if isinstance(case.median_s, Unavailable):
             return case.median_s
     pairs = [pair for pair in _pairs(own, other) if pair]
-    ratios = [theirs / ours for pair in pairs for ours, theirs in pair if ours]
+    ratios = [other_s / own_s for pair in pairs for own_s, other_s in pair if own_s]
     if not ratios:
         return Unavailable("the measured time is 0")
     low, high = ci_over_rounds(ratios, [len(pair) for pair in pairs] if len(pairs) > 1 else ())
@@ -116,8 +116,8 @@ def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
 
 def _pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
     """Yield the pairs of interleaved samples of each round: both ran at the same clock."""
-    for ours, theirs in zip(_rounds(own), _rounds(other), strict=False):
-        yield list(zip(ours, theirs, strict=False))
+    for own_times, other_times in zip(_rounds(own), _rounds(other), strict=False):
+        yield list(zip(own_times, other_times, strict=False))
 
 
 def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:

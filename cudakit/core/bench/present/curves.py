@@ -61,13 +61,13 @@ def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     """Group the cases that differ only in one numeric axis, sorted along it."""
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
-        if _at(case, name) is not None:
+        if _coordinate(case, name) is not None:
             others = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
             groups.setdefault((case.name, case.library, *others), []).append(case)
     return [
-        sorted(group, key=lambda case: _place(case, name))
+        sorted(group, key=lambda case: _position(case, name))
         for group in groups.values()
-        if len({_at(case, name) for case in group}) >= _MIN_POINTS
+        if len({_coordinate(case, name) for case in group}) >= _MIN_POINTS
     ]
 
 
@@ -75,15 +75,15 @@ def _axes_of(name: str) -> tuple[str, ...]:
     return DIMENSIONS if name == _SQUARE else (name,)
 
 
-def _at(case: CaseResult, name: str) -> float | None:
+def _coordinate(case: CaseResult, name: str) -> float | None:
     if name == _SQUARE:
-        return _at(case, DIMENSIONS[0]) if is_square(case) else None
+        return _coordinate(case, DIMENSIONS[0]) if is_square(case) else None
     value = case.axes.get(name)
     return float(value) if isinstance(value, int | float) else None
 
 
-def _place(case: CaseResult, name: str) -> float:
-    return _at(case, name) or 0.0
+def _position(case: CaseResult, name: str) -> float:
+    return _coordinate(case, name) or 0.0
 
 
 def _panels(
@@ -121,8 +121,8 @@ def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
     colours = list(dict.fromkeys(works))
     names = short_labels(firsts, without=without)
     return [
-        _Line(words, tuple(group), colours.index(work), libraries.index(group[0].library))
-        for words, work, group in zip(names, works, groups, strict=True)
+        _Line(label, tuple(group), colours.index(work), libraries.index(group[0].library))
+        for label, work, group in zip(names, works, groups, strict=True)
     ]
 
 
@@ -139,7 +139,7 @@ def _columns(
             "line": np.array([at for at, _, _ in points], np.int64),
             "colour": np.array([line.colour for _, line, _ in points], np.int64),
             "library": np.array([line.library for _, line, _ in points], np.int64),
-            name: _floats(_place(case, name) for case in cases),
+            name: _floats(_position(case, name) for case in cases),
             "median_s": _floats(number(case.median_s) for case in cases),
             "ci95_low_s": _floats(low for low, _ in intervals),
             "ci95_high_s": _floats(high for _, high in intervals),
@@ -158,7 +158,7 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
         if (graph.topology, graph.kind) == (case.axes.get("topology"), case.axes.get("kind")):
             for step in graph.steps:
                 if step.step == case.axes.get("step") and name == "nodes":
-                    return number(step.fixed_s) + number(step.node_s) * _place(case, name)
+                    return number(step.fixed_s) + number(step.node_s) * _position(case, name)
     return float("nan")
 
 
@@ -171,15 +171,15 @@ def _unit(cases: Sequence[CaseResult]) -> str:
 def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     """Chart the % of peak if all cases have one, else the time, for a terminal and for Markdown."""
     cases = [case for line in lines for case in line.points]
-    places = sorted({_place(case, name) for case in cases})
+    positions = sorted({_position(case, name) for case in cases})
     by_limit = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
-    wide = places[0] > 0 and places[-1] / places[0] >= _WIDE
+    wide = positions[0] > 0 and positions[-1] / positions[0] >= _WIDE
     title = axis_title(name)
     return Chart(
         title="% of peak" if by_limit else "Time",
-        x=np.log2(places) if wide else np.array(places, np.float64),
+        x=np.log2(positions) if wide else np.array(positions, np.float64),
         series=tuple(
-            Series(line.name, _heights(line, name, places, by_limit=by_limit), step=False)
+            Series(line.name, _heights(line, name, positions, by_limit=by_limit), step=False)
             for line in lines
         ),
         x_label=f"log2 of {title}" if wide else title,
@@ -187,12 +187,12 @@ def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     )
 
 
-def _heights(line: _Line, name: str, places: list[float], *, by_limit: bool) -> Array:
+def _heights(line: _Line, name: str, positions: list[float], *, by_limit: bool) -> Array:
     heights = {
-        _place(case, name): number(case.ratio_to_limit if by_limit else case.median_s)
+        _position(case, name): number(case.ratio_to_limit if by_limit else case.median_s)
         for case in line.points
     }
-    return _floats(heights.get(place, np.nan) for place in places)
+    return _floats(heights.get(position, np.nan) for position in positions)
 
 
 def _floats(values: Iterable[float]) -> Array:

@@ -37,11 +37,11 @@ _MAX_NAMES = 7  # if there are more, their number is shown
 
 def title(result: BenchResult) -> str:
     """Return the title of a report: the bench and the GPU, behind "Simulated" if it is."""
-    words = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
+    text = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
     if not result.results:
-        return words
+        return text
     gpu = result.results[0].environment.gpu
-    return words if isinstance(gpu, Unavailable) else f"{words}, {gpu}"
+    return text if isinstance(gpu, Unavailable) else f"{text}, {gpu}"
 
 
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
@@ -56,8 +56,8 @@ def machine_facts(cases: Sequence[CaseResult]) -> Facts:
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     """Return the libraries with their settings in one row; no row if no case has one."""
-    words = dict.fromkeys(_describe_library(case) for case in cases if "library" in case.settings)
-    return [("library", Text("; ".join(words)))] if words else []
+    names = dict.fromkeys(_describe_library(case) for case in cases if "library" in case.settings)
+    return [("library", Text("; ".join(names)))] if names else []
 
 
 def _describe_library(case: CaseResult) -> str:
@@ -81,9 +81,9 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
         groups.setdefault(alike, []).append(case)
     rows: list[tuple[str, Value]] = []
     for group in groups.values():
-        words = describe_method([case.method for case in group], own=_first_varying_values(group))
+        text = describe_method([case.method for case in group], own=_first_varying_values(group))
         rows.append(
-            ("method", Text(words if len(groups) == 1 else f"{_name_group(group, cases)}: {words}"))
+            ("method", Text(text if len(groups) == 1 else f"{_name_group(group, cases)}: {text}"))
         )
     return rows
 
@@ -114,7 +114,7 @@ def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> st
 
 
 def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
-    """Return the values of the first axis that varies and has words as values."""
+    """Return the values of the first axis that varies and has text values."""
     for name in varying_axes(cases):
         values = [case.axes.get(name) for case in cases]
         if len(set(values)) > 1 and all(isinstance(value, str) for value in values):
@@ -166,8 +166,8 @@ def _counted(number: str, what: str) -> str:
     return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 
-def _range(values: Sequence[float], words: Callable[[float], str]) -> str:
-    low, high = words(min(values)), words(max(values))
+def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
+    low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 
 

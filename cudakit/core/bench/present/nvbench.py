@@ -63,7 +63,7 @@ def nvbench(document: Document) -> str:
 
 
 def _rows(columns: Columns) -> list[_Row]:
-    """Return the rows as dicts by column name, with words decoded, and None for missing values."""
+    """Return the rows as dicts by column name, with texts decoded, and None for missing values."""
     cells = {
         name: [_cell(item, columns.text.get(name)) for item in array.tolist()]
         for name, array in columns.arrays.items()
@@ -71,9 +71,9 @@ def _rows(columns: Columns) -> list[_Row]:
     return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
 
 
-def _cell(item: Any, words: tuple[str, ...] | None) -> Any:
-    if words is not None:
-        return words[item] if 0 <= item < len(words) else None
+def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
+    if texts is not None:
+        return texts[item] if 0 <= item < len(texts) else None
     return None if isinstance(item, float) and not math.isfinite(item) else item
 
 

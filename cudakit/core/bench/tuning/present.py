@@ -52,10 +52,10 @@ def present_tuned(
 
     ``files`` are the files with the tuning, ``exported`` is the file for torch.
     """
-    nodes: list[Node] = [_table(tuned.products)] if tuned.products else []
+    nodes: list[Node] = [_table(tuned.gemms)] if tuned.gemms else []
     nodes += [*_summary(tuned, files), *_missing_gains(tuned), *_wrong(tuned), *_warnings(tuned)]
     nodes += _torch(exported)
-    if tuned.products:
+    if tuned.gemms:
         nodes.append(_facts(tuned))
     return Document(_title(tuned), tuple(nodes))
 
@@ -75,7 +75,7 @@ def _title(tuned: Tuned) -> str:
 
 
 def _facts(tuned: Tuned) -> Facts:
-    method = describe_method([entry.method for entry in tuned.products])
+    method = describe_method([entry.method for entry in tuned.gemms])
     return Facts((("method", Text(method)), ("library", Text(_library(tuned.machine)))))
 
 
@@ -84,46 +84,46 @@ def _library(machine: TunedMachine) -> str:
     return f"{machine.library} {machine.library_version}{driver}"
 
 
-def _table(products: Sequence[TunedGemm]) -> Table:
+def _table(entries: Sequence[TunedGemm]) -> Table:
     return Table(
         _COLUMNS,
-        tuple(map(_row, products)),
+        tuple(map(_row, entries)),
         caption=_CAPTION,
-        faint=frozenset(at for at, product in enumerate(products) if not product.significant),
+        faint=frozenset(at for at, entry in enumerate(entries) if not entry.significant),
     )
 
 
-def _row(product: TunedGemm) -> tuple[Value, ...]:
-    gain, interval = product.gain, product.gain_interval
+def _row(entry: TunedGemm) -> tuple[Value, ...]:
+    gain, interval = entry.gain, entry.gain_interval
     low, high = (interval, interval) if isinstance(interval, Unavailable) else interval
-    name = describe_gemm(product.gemm)
+    name = describe_gemm(entry.gemm)
     return (
-        Text(f"{product.shape}: {name}" if product.shape else name),
-        cell(Seconds, product.default_s),
-        cell(Seconds, product.winner_s),
+        Text(f"{entry.shape}: {name}" if entry.shape else name),
+        cell(Seconds, entry.default_s),
+        cell(Seconds, entry.winner_s),
         cell(Ratio, gain),
         cell(Ratio, low),
         cell(Ratio, high),
-        Text(_verdict(product)),
-        Text(describe_algorithm(product.winner)),
-        Text(_count_measured(product)),
+        Text(_verdict(entry)),
+        Text(describe_algorithm(entry.winner)),
+        Text(_count_measured(entry)),
     )
 
 
-def _verdict(product: TunedGemm) -> str:
-    if product.significant:
+def _verdict(entry: TunedGemm) -> str:
+    if entry.significant:
         return "faster"
-    return "interrupted" if product.stopped == "interrupted" else "no significant gain"
+    return "interrupted" if entry.stopped == "interrupted" else "no significant gain"
 
 
-def _count_measured(product: TunedGemm) -> str:
-    return f"{product.tried} of {product.candidates}{'' if product.all_listed else '+'}"
+def _count_measured(entry: TunedGemm) -> str:
+    return f"{entry.tried} of {entry.candidates}{'' if entry.all_listed else '+'}"
 
 
 def _missing_gains(tuned: Tuned) -> Iterator[Note]:
     """Give each reason for a missing gain or CI once."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for entry in tuned.products:
+    for entry in tuned.gemms:
         for figure, value in (("gain", entry.gain), ("CI of the gain", entry.gain_interval)):
             if isinstance(value, Unavailable) and (figure == "gain" or value != entry.gain):
                 reasons.setdefault((figure, value.reason), []).append(describe_gemm(entry.gemm))
@@ -135,17 +135,17 @@ def _wrong(tuned: Tuned) -> Iterator[Note]:
     for untuned in tuned.untuned:
         sentence = f"{describe_gemm(untuned.gemm)} was not tuned: {untuned.reason}."
         yield Note("error" if untuned.wrong else "warn", sentence)
-    for entry in tuned.products:
+    for entry in tuned.gemms:
         gemm = describe_gemm(entry.gemm)
         for algorithm in entry.wrong:
-            words = (
+            text = (
                 f"{gemm}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
             )
-            yield Note("warn", words)
+            yield Note("warn", text)
         if not entry.verification.passed:
             detail = entry.verification.detail or "the error exceeds that of rounding"
-            words = f"{gemm}: the library's default algorithm computes wrong values: {detail}."
-            yield Note("error", words)
+            text = f"{gemm}: the library's default algorithm computes wrong values: {detail}."
+            yield Note("error", text)
 
 
 def _warnings(tuned: Tuned) -> Iterator[Note]:
@@ -157,7 +157,7 @@ def _warnings(tuned: Tuned) -> Iterator[Note]:
         )
     for sentence in tuned.warnings:
         yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
-    short = [product for product in tuned.products if product.stopped == "time"]
+    short = [entry for entry in tuned.gemms if entry.stopped == "time"]
     if short:
         yield Note(
             "warn",
@@ -169,10 +169,10 @@ def _warnings(tuned: Tuned) -> Iterator[Note]:
 def _summary(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     if tuned.simulated:
         yield Note("info", SIMULATED)
-    faster = sum(product.significant for product in tuned.products)
-    if not tuned.products:
+    faster = sum(entry.significant for entry in tuned.gemms)
+    if not tuned.gemms:
         return
-    count = _count(len(tuned.products))
+    count = _count(len(tuned.gemms))
     if not faster:
         yield Note("ok", f"No significant gain for {count}: the default algorithm is used.")
         return

@@ -44,14 +44,14 @@ def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
     """Return the algorithms that are faster than the default; torch uses its default for all other GEMMs."""
     lines = [f"Validator,{name},{value}" for name, value in validators.items()]
     left_out: list[tuple[Gemm, str]] = []
-    for product in tuned.products:
-        if not product.significant:
+    for entry in tuned.gemms:
+        if not entry.significant:
             continue
-        reason = next(_reasons(product), "")
+        reason = next(_reasons(entry), "")
         if reason:
-            left_out.append((product.gemm, reason))
+            left_out.append((entry.gemm, reason))
         else:
-            lines.append(_line(product))
+            lines.append(_line(entry))
     return TorchCsv(tuple(lines), tuple(left_out))
 
 
@@ -66,8 +66,8 @@ def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> No
                 f"the validators of torch lack {name}, which torch 2.15 and newer for CUDA write",
                 hint="use a file of torch 2.15 or newer",
             )
-    of_torch, ours = _version(validators[_LIBRARY]), _version(machine.library_version)
-    if of_torch is not None and ours is not None and of_torch != ours:
+    torch_version, tuned_version = _version(validators[_LIBRARY]), _version(machine.library_version)
+    if torch_version is not None and tuned_version is not None and torch_version != tuned_version:
         raise InputError(
             f"torch uses cuBLASLt {validators[_LIBRARY]}, but {machine.library_version} was tuned",
             hint="tune with the nvidia-cublas that torch was installed with",
@@ -87,11 +87,11 @@ def read_validators(path: Path) -> Mapping[str, str]:
     return found
 
 
-def _line(product: TunedGemm) -> str:
-    seconds = product.winner_s
+def _line(entry: TunedGemm) -> str:
+    seconds = entry.winner_s
     known = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
-    gemm = product.gemm
-    return ",".join((_operation(gemm), _parameters(gemm), solution(product.winner), *known))
+    gemm = entry.gemm
+    return ",".join((_operation(gemm), _parameters(gemm), solution(entry.winner), *known))
 
 
 def _operation(gemm: Gemm) -> str:
@@ -121,9 +121,9 @@ def solution(algorithm: Algorithm) -> str:
     return "_".join(["Gemm_Cublaslt", *(f"{name}_{number}" for name, number in numbers)])
 
 
-def _reasons(product: TunedGemm) -> Iterator[str]:
+def _reasons(entry: TunedGemm) -> Iterator[str]:
     """Yield the properties of a GEMM that torch cannot express."""
-    gemm = product.gemm
+    gemm = entry.gemm
     kind = DATA_TYPES[gemm.dtype]
     if gemm.dtype not in _TYPES:
         yield f"torch's names of GEMMs in {gemm.dtype} contain their scales"

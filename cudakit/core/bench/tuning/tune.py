@@ -91,27 +91,27 @@ def tune(
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
     kept = known.entries_for(machine) if known else {}
     complete = session.tune_all(cases, {key: p for key, p in kept.items() if _is_done(p)}, progress)
-    others = {key: product for key, product in kept.items() if key not in session.products}
+    others = {key: entry for key, entry in kept.items() if key not in session.gemms}
     return Tuned(
         simulated=gpu.simulated,
         time_ns=begin_ns,
         complete=complete,
         machine=machine,
         warnings=(_UNBLOCKED,) if unblocked else (),
-        products=(*others.values(), *session.products.values()),
+        gemms=(*others.values(), *session.gemms.values()),
         untuned=tuple(session.untuned),
     )
 
 
-def _is_done(product: TunedGemm) -> bool:
-    return product.stopped != "interrupted"
+def _is_done(entry: TunedGemm) -> bool:
+    return entry.stopped != "interrupted"
 
 
 class _Session:
     """The searches of one command, and their results so far."""
 
     def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, unblocked: bool) -> None:
-        self.products: dict[object, TunedGemm] = {}
+        self.gemms: dict[object, TunedGemm] = {}
         self.untuned: list[Untuned] = []
         self._unsupported: list[Unsupported] = []
         self._spec, self._gpu, self._limits, self._unblocked = spec, gpu, limits, unblocked
@@ -128,10 +128,10 @@ class _Session:
                     if self._tune_one(timer, gemm, self._method(cases[gemm].method), part):
                         return False
         except KeyboardInterrupt:
-            if not self.products:
+            if not self.gemms:
                 raise
             return False
-        if self._unsupported and not self.products and not kept:
+        if self._unsupported and not self.gemms and not kept:
             raise self._unsupported[0]
         return True
 
@@ -146,7 +146,7 @@ class _Session:
         if isinstance(found, Untuned):
             self.untuned.append(found)
             return False
-        self.products[found.key] = found
+        self.gemms[found.key] = found
         return found.stopped == "interrupted"
 
     def _search(
@@ -180,7 +180,7 @@ class _Session:
             )
             if not outcome.significant:
                 trials.verify(DEFAULT)
-            return _tuned_product(spec, gemm, limits, found, trials, outcome)
+            return _tuned_gemm(spec, gemm, limits, found, trials, outcome)
 
     def _method(self, method: Method) -> Method:
         """Return the method of trials: shorter samples, interleaved, in one round."""
@@ -201,7 +201,7 @@ def _titled(progress: Progress, title: str) -> Progress:
     return lambda stage, fraction: progress(f"{title}: {stage}", fraction)
 
 
-def _tuned_product(
+def _tuned_gemm(
     spec: GemmSpec,
     gemm: Gemm,
     limits: Limits,

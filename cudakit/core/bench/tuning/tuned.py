@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -27,7 +27,7 @@ Key: TypeAlias = tuple[Gemm, GemmSettings]
 class TunedMachine:
     """The device and library for which algorithms were tuned."""
 
-    gpu: str | Unavailable  # name of the product
+    gpu: str | Unavailable  # name of the model
     compute_capability: str | Unavailable
     library: Library
     library_version: str
@@ -98,7 +98,7 @@ class Tuned:
     complete: bool  # False after an interrupt
     machine: TunedMachine
     warnings: tuple[str, ...]  # reasons to doubt the results
-    products: tuple[TunedGemm, ...]
+    gemms: tuple[TunedGemm, ...] = field(metadata={"json": "products"})
     untuned: tuple[Untuned, ...] = ()
 
     def entries_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
@@ -109,7 +109,7 @@ class Tuned:
                 f"the algorithms were tuned on another machine: {'; '.join(differences)}",
                 hint="tune on this machine: cudakit bench gemm --tune -o tuned.json",
             )
-        return {product.key: product for product in self.products}
+        return {entry.key: entry for entry in self.gemms}
 
     def algorithms_for(
         self, machine: TunedMachine, settings: GemmSettings | None = None
@@ -119,9 +119,9 @@ class Tuned:
         Raises InputError if they are of another machine.
         """
         return {
-            product.gemm: product.winner
-            for product in self.entries_for(machine).values()
-            if product.significant and settings in (None, product.settings)
+            entry.gemm: entry.winner
+            for entry in self.entries_for(machine).values()
+            if entry.significant and settings in (None, entry.settings)
         }
 
 
@@ -153,8 +153,8 @@ def load_tuned(path: Path) -> Tuned:
 def _read_each(kind: type[Any], items: object, name: str) -> None:
     """Raise Mismatch with the position of the first invalid item."""
     for at, item in enumerate(items if isinstance(items, list) else ()):
-        place = f"{name}[{at}]"
+        position = f"{name}[{at}]"
         try:
-            from_plain(kind, item, place)
+            from_plain(kind, item, position)
         except InputError as problem:
-            raise Mismatch(f"{place}: {problem.message}") from None
+            raise Mismatch(f"{position}: {problem.message}") from None

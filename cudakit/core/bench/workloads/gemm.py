@@ -229,12 +229,12 @@ class PreparedGemm:
 
 def describe_settings(settings: GemmSettings) -> str:
     """Describe the settings that differ from their default."""
-    asked = {
+    changed = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,
         "fast accumulation": settings.fast_accumulate,
     }
-    return ", ".join(words for words, wanted in asked.items() if wanted)
+    return ", ".join(text for text, is_set in changed.items() if is_set)
 
 
 def describe_algorithm(algorithm: Algorithm) -> str:

@@ -51,8 +51,8 @@ class Nodes:
         for side, _ in self._sides:
             gpu.wait(side, self._fork)
         for number in range(self.count):
-            place = Ptr(self._memory + number * WIDTH_BYTES)
-            self._enqueue_one(place, byte, branches[number % len(branches)])
+            address = Ptr(self._memory + number * WIDTH_BYTES)
+            self._enqueue_one(address, byte, branches[number % len(branches)])
         for side, join in self._sides:
             gpu.record(join, side)
             gpu.wait(stream, join)
@@ -75,18 +75,18 @@ class Nodes:
 
 def _kernel(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:
     kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
-    return lambda place, byte, stream: kernels.write(place, byte * _REPEAT, WIDTH_BYTES, stream)
+    return lambda address, byte, stream: kernels.write(address, byte * _REPEAT, WIDTH_BYTES, stream)
 
 
 def _fill(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:  # noqa: ARG001
-    return lambda place, byte, stream: gpu.fill(place, byte, WIDTH_BYTES, stream)
+    return lambda address, byte, stream: gpu.fill(address, byte, WIDTH_BYTES, stream)
 
 
 def _copy(gpu: ComputeDevice, cleanup: ExitStack) -> _Enqueue:
     sources = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
     for byte, source in sources.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
-    return lambda place, byte, stream: gpu.copy(place, sources[byte], WIDTH_BYTES, stream)
+    return lambda address, byte, stream: gpu.copy(address, sources[byte], WIDTH_BYTES, stream)
 
 
 _KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _Enqueue]] = {

@@ -97,7 +97,7 @@ def curves(picture: Node) -> list[Node]:
     ]
 
 
-def test_a_wide_axis_is_logarithmic_with_ticks_where_the_data_are() -> None:
+def test_wide_axis_is_logarithmic_with_ticks_at_data() -> None:
     picture = drawn(sweep_columns())
 
     (curve,) = curves(picture)
@@ -106,7 +106,7 @@ def test_a_wide_axis_is_logarithmic_with_ticks_where_the_data_are() -> None:
     assert "2 KiB" not in ticks(picture)
 
 
-def test_a_narrow_axis_is_not() -> None:
+def test_narrow_axis_is_linear() -> None:
     made = sweep_columns(name="nodes")
     made.arrays["nodes"][:] = (10, 20, 40)
 
@@ -115,14 +115,14 @@ def test_a_narrow_axis_is_not() -> None:
     assert [x for x, _ in points(curve)] == [0, 800, 2400]
 
 
-def test_many_points_have_fewer_ticks() -> None:
+def test_axis_with_many_points_has_fewer_ticks() -> None:
     made = sweep_columns(name="nodes")
     made.arrays["nodes"][:] = (1000, 1001, 4000)
 
     assert "1,001" not in ticks(drawn(made))
 
 
-def test_rates_stand_over_the_amounts_with_their_interval_and_their_limit() -> None:
+def test_sweep_draws_rates_with_interval_and_peak() -> None:
     picture = drawn(sweep_columns())
     curve, bars = picture.one("svg", "plot").all("path", "line")[1:]
 
@@ -152,7 +152,7 @@ def test_limits_that_differ_have_the_colours_of_their_curves() -> None:
     assert "s1" in str(second.attributes["class"])
 
 
-def test_without_any_limit_none_is_named() -> None:
+def test_sweep_without_peaks_has_no_peak_in_legend() -> None:
     picture = drawn(sweep_columns(limits=(NAN, NAN, NAN)))
 
     assert picture.all("li") == []
@@ -169,21 +169,21 @@ def test_curves_of_unlike_height_share_a_logarithmic_axis() -> None:
     assert points(high)[0][1] < points(low)[2][1]
 
 
-def test_a_curve_far_below_its_limit_is_not_flat() -> None:
+def test_curve_far_below_peak_has_logarithmic_axis() -> None:
     (curve,) = curves(drawn(sweep_columns(limits=(9e11, 9e11, 9e11))))
 
     heights = [y for _, y in points(curve)]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=1)
 
 
-def test_without_amounts_the_time_is_drawn() -> None:
+def test_sweep_of_latencies_draws_time() -> None:
     picture = drawn(timed())
 
     assert picture.one("figcaption").words == "Time"
     assert "100 us100 us" in ticks(picture)
 
 
-def test_a_fitted_line_is_drawn_beside_the_points() -> None:
+def test_sweep_draws_fit_and_points() -> None:
     picture = drawn(timed(fit=2.0))
 
     assert picture.one("figcaption").words == "Time; lines: fixed + per node * nodes"
@@ -200,7 +200,7 @@ def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
     assert picture.one("figcaption").words == "Rate, pinned"
 
 
-def test_a_peer_has_our_colour_and_dashes() -> None:
+def test_baseline_has_same_colour_with_dashes() -> None:
     own, peer = curves(drawn(sweep_columns(lines=2, library=1)))
 
     assert str(own.attributes["class"]) == "line s0 dash0"
@@ -240,7 +240,7 @@ def labels(picture: Node) -> list[str]:
     return [node.words for node in picture.all("text", "outlined")]
 
 
-def test_cases_stand_under_a_roof_that_bends_where_the_peaks_meet() -> None:
+def test_roof_bends_at_ridge_above_cases() -> None:
     picture = drawn(roofline_columns())
 
     (left, rising), (ridge, roof), (right, flat) = points(picture.one("path", "roof"))
@@ -252,7 +252,7 @@ def test_cases_stand_under_a_roof_that_bends_where_the_peaks_meet() -> None:
     assert all(y > roof for _, y in dots)
 
 
-def test_a_case_on_the_roof_is_drawn_on_it() -> None:
+def test_case_at_peak_is_drawn_on_roof() -> None:
     picture = drawn(roofline_columns(reached=800e12))
 
     roof = points(picture.one("path", "roof"))[1][1]
@@ -275,11 +275,11 @@ def test_dots_on_one_another_have_one_name_and_all_their_tooltips() -> None:
     picture = drawn(Columns(one.name, crowd, one.text))
 
     assert labels(picture)[2:] == ["256³"]
-    said = [path.one("title").words for path in picture.one("svg", "plot").all("path", "case")]
-    assert said == ["bf16 256³: 300 TFLOP/s"] * 9
+    message = [path.one("title").words for path in picture.one("svg", "plot").all("path", "case")]
+    assert message == ["bf16 256³: 300 TFLOP/s"] * 9
 
 
-def test_a_peer_is_a_ring_below_our_dot_and_named_once() -> None:
+def test_baseline_is_ring_below_dot_with_one_label() -> None:
     picture = drawn(roofline_columns(peers=True))
 
     kinds = [
@@ -303,7 +303,7 @@ def relative_rate_columns(*shares: tuple[float, float, float]) -> Columns:
     )
 
 
-def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
+def test_relative_rate_of_one_is_centred() -> None:
     picture = drawn(
         relative_rate_columns((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03))
     )
@@ -314,7 +314,7 @@ def test_as_fast_as_the_peer_is_the_middle_and_faster_is_to_the_right() -> None:
     assert picture.all("text", "remark")[0].words == "98.0% ± 1.0%"
 
 
-def test_a_share_that_is_sure_leaves_the_axis_wide_enough_to_say_so() -> None:
+def test_relative_rate_axis_has_minimum_extent() -> None:
     picture = drawn(relative_rate_columns((1.0, 1.0, 1.0)))
 
     assert {"99%", "101%"} < set(ticks(picture)) or len(ticks(picture)) > 2
@@ -347,7 +347,7 @@ def extent(box: Node) -> tuple[int, int]:
     return left, left + int(str(box.attributes["width"]))
 
 
-def test_a_lane_shows_the_samples_around_their_median_in_the_order_taken() -> None:
+def test_lane_draws_samples_in_order_around_median() -> None:
     picture = drawn(*samples())
 
     (dots,) = picture.all("path", "scatter")
@@ -359,7 +359,7 @@ def test_a_lane_shows_the_samples_around_their_median_in_the_order_taken() -> No
     assert picture.one("text", "remark").words == "1 ms, 4 samples"
 
 
-def test_the_middle_half_and_the_interval_of_the_median_are_shaded() -> None:
+def test_lane_shades_interquartile_range_and_ci() -> None:
     picture = drawn(*samples())
 
     half, interval = (extent(picture.one("rect", kind)) for kind in ("half", "interval"))
@@ -386,7 +386,7 @@ def test_samples_far_out_are_counted() -> None:
     assert remark.endswith(", 1,000 samples, 1 beyond")
 
 
-def test_a_few_samples_far_out_do_not_squeeze_all_others() -> None:
+def test_outliers_do_not_compress_lane() -> None:
     times = (*np.linspace(1e-3, 1.01e-3, 40).tolist(), 5e-3)
     picture = drawn(*samples(times=times))
 
@@ -429,7 +429,7 @@ def test_cases_without_samples_have_no_lane() -> None:
         samples(),
     ],
 )
-def test_a_page_draws_it_and_words_from_a_file_are_harmless(made: tuple[Columns, ...]) -> None:
+def test_page_escapes_names_from_files(made: tuple[Columns, ...]) -> None:
     first, *others = made
     hostile = {
         name: ("<script>", "\x1b[0m", "'\"&")[: len(words)] for name, words in first.text.items()

@@ -97,9 +97,9 @@ def test_unsupported_case_renders_in_every_format() -> None:
 def test_cases_not_run_are_grouped_by_reason() -> None:
     cases = [gemm(), *(unsupported(gemm(size, library="cublas")) for size in (1, 2, 3, 4, 5))]
 
-    said = notes(*cases)
+    message = notes(*cases)
 
-    assert said == [
+    assert message == [
         "info: Not run: 1³ by cublas, 2³ by cublas, 3³ by cublas and 2 more: cublas does not do that.",
         "ok: Results verified for 1 of 6 cases (5 not run).",
     ]

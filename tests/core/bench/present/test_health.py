@@ -42,10 +42,10 @@ def test_health_check_on_terminal(golden: Golden) -> None:
 
 def test_headline_has_verdict_bad_figures_and_causes() -> None:
     capped = machine(power_limit_w=400.0)
-    said = headline(suite(gemm(), gemm(rate=5e14, environment=capped)))
+    message = headline(suite(gemm(), gemm(rate=5e14, environment=capped)))
 
-    assert said.level == "error"
-    assert said.text == (
+    assert message.level == "error"
+    assert message.text == (
         "Fail: 1 of 2 figures are not as expected: gemm bf16 (63.0% of expected). Likely causes: the power "
         "limit "
         "is 400 W instead of the default 700 W."
@@ -53,16 +53,16 @@ def test_headline_has_verdict_bad_figures_and_causes() -> None:
 
 
 def test_failing_suite_without_cause_suggests_commands() -> None:
-    said = headline(suite(gemm(rate=720e12)))
+    message = headline(suite(gemm(rate=720e12)))
 
-    assert (said.level, said.text[:8]) == ("warn", "Warning:")
-    assert any("cudakit doctor" in remedy for remedy in said.remedies)
+    assert (message.level, message.text[:8]) == ("warn", "Warning:")
+    assert any("cudakit doctor" in remedy for remedy in message.remedies)
 
 
 def test_headline_of_healthy_gpu() -> None:
-    said = headline(suite(gemm(), launch()))
+    message = headline(suite(gemm(), launch()))
 
-    assert (said.level, said.text) == (
+    assert (message.level, message.text) == (
         "ok",
         "Pass: all 2 assessed figures are as expected.",
     )
@@ -80,8 +80,8 @@ def test_bench_that_was_not_run_has_remedy() -> None:
     found = present_health(suite(gemm(), left_out=[WITHOUT]))
     notes = [node for node in found.nodes if isinstance(node, Note)]
 
-    (said,) = [note for note in notes if "was not run" in note.text]
-    assert said.remedies == ("pip install 'nvmath-python>=1.0,<2'",)
+    (message,) = [note for note in notes if "was not run" in note.text]
+    assert message.remedies == ("pip install 'nvmath-python>=1.0,<2'",)
 
 
 def test_health_check_renders_in_every_format() -> None:

@@ -45,11 +45,11 @@ def summaries(state: Any) -> dict[str, str]:
     return {one["tag"]: one["data"][0]["value"] for one in state["summaries"]}
 
 
-def test_the_version_is_that_of_the_format() -> None:
+def test_nvbench_version_of_format() -> None:
     assert root_of()["meta"]["version"]["json"]["string"] == "1.0.0"
 
 
-def test_a_case_is_a_state_with_its_axes() -> None:
+def test_case_is_nvbench_state_with_axes() -> None:
     benchmark = root_of(m=np.array([64, 128]), dtype=np.array([0, -1]))["benchmarks"][0]
 
     assert benchmark["name"] == "gemm"
@@ -64,7 +64,7 @@ def test_a_case_is_a_state_with_its_axes() -> None:
     assert second["name"] == "Device=0 m=128"
 
 
-def test_the_summaries_are_those_that_comparing_scripts_look_for() -> None:
+def test_nvbench_summaries_have_tags_of_its_scripts() -> None:
     found = summaries(root_of()["benchmarks"][0]["states"][0])
 
     assert found["nv/cold/sample_size"] == "50"
@@ -75,14 +75,14 @@ def test_the_summaries_are_those_that_comparing_scripts_look_for() -> None:
     assert "nv/cold/sm_clock_rate/mean" not in found
 
 
-def test_a_case_without_figures_is_skipped() -> None:
+def test_case_without_time_is_skipped_state() -> None:
     state = root_of()["benchmarks"][0]["states"][1]
 
     assert (state["is_skipped"], state["summaries"]) == (True, [])
     assert state["skip_reason"]
 
 
-def test_the_device_is_described_and_what_is_unknown_is_zero() -> None:
+def test_unknown_device_properties_are_zero() -> None:
     (device,) = root_of()["devices"]
 
     assert (device["name"], device["sm_version"]) == ("NVIDIA H200", 900)
@@ -102,7 +102,7 @@ def test_words_of_hostile_files_stay_inside_their_strings() -> None:
     assert json.loads(text)["benchmarks"][0]["name"] == '"},{\ud800'
 
 
-def test_a_document_without_figures_is_refused() -> None:
+def test_document_without_results_is_rejected() -> None:
     other = Columns("results", {"size": np.arange(3)})
     for node in (Note("ok", "nothing"), other):
         with pytest.raises(UsageError, match="no results"):

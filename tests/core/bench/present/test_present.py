@@ -124,11 +124,11 @@ def test_simulated_result_is_labelled() -> None:
 
 def test_wrong_values_are_an_error() -> None:
     document = present(result(gemm(verification=WRONG), gemm(4096)))
-    said = notes(document)
+    message = notes(document)
 
-    assert said[0].startswith("error: 8192³: wrong results: relative error 0.7")
-    assert said[0].endswith("; no time is reported.")
-    assert not any(line.startswith("ok") for line in said)
+    assert message[0].startswith("error: 8192³: wrong results: relative error 0.7")
+    assert message[0].endswith("; no time is reported.")
+    assert not any(line.startswith("ok") for line in message)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_verified_cases_are_counted() -> None:
 
 def test_doubtful_cases_are_grouped() -> None:
     cases = (gemm(size, samples=replace(times(1e-3), converged=False)) for size in range(64, 69))
-    said = notes(present(result(gemm(), *cases)))
+    message = notes(present(result(gemm(), *cases)))
 
-    assert any(line.endswith(": 64³, 65³, 66³ and 2 more.") for line in said)
+    assert any(line.endswith(": 64³, 65³, 66³ and 2 more.") for line in message)
 
 
 def test_result_without_cases_has_report() -> None:
@@ -197,8 +197,8 @@ def test_clock_change_behind_verdicts_is_noted_once() -> None:
         )
     )
 
-    said = notes(present_comparison(compare(CUBES, slower)))
-    (found,) = [note for note in said if "in cycles" in note]
+    message = notes(present_comparison(compare(CUBES, slower)))
+    (found,) = [note for note in message if "in cycles" in note]
     assert "m=1024" in found
     assert "m=4096" in found
     assert found.endswith(

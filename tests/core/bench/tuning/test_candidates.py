@@ -60,7 +60,7 @@ def test_recommended_candidates_come_first_in_order() -> None:
     assert sorted(listed, key=lambda each: each.id) == list(ALL)
 
 
-def test_the_others_are_shuffled_by_the_seed() -> None:
+def test_seed_determines_order_of_candidates() -> None:
     first, again, other = (found(Listing(ALL[:1], ALL), seed).algorithms for seed in (1, 1, 2))
 
     assert first == again
@@ -68,7 +68,7 @@ def test_the_others_are_shuffled_by_the_seed() -> None:
     assert first != ALL
 
 
-def test_one_that_is_named_twice_is_tried_once() -> None:
+def test_duplicate_algorithm_is_one_candidate() -> None:
     same = [Algorithm(id=7, workspace_bytes=size) for size in (0, 1024)]
     other = Algorithm(id=7, tile=20)
     listed = found(Listing([same[0], other, same[0]], [*same, other, other])).algorithms
@@ -85,6 +85,6 @@ def test_listing_ends_when_the_time_is_over() -> None:
     assert found(blas).complete
 
 
-def test_product_without_recommendation_cannot_be_tuned() -> None:
+def test_gemm_without_algorithm_cannot_be_tuned() -> None:
     with pytest.raises(Unsupported, match="no algorithm"):
         found(Listing([], ALL))

@@ -25,19 +25,19 @@ def table(document: Document) -> Table:
     return next(node for node in document.nodes if isinstance(node, Table))
 
 
-def test_a_report_says_what_is_gained_how_sure_that_is_and_what_to_do(golden: Golden) -> None:
+def test_tuning_report_on_terminal(golden: Golden) -> None:
     found = tuned(product(), unchanged(gemm=SMALL, shape="llama3-8b qkv"))
 
     text = console.render(present_tuned(found, files=["tuned.json"]), width=140, color=False)
     golden("bench-tune.txt", text)
 
 
-def test_a_product_is_named_by_what_is_unusual() -> None:
+def test_gemm_description_omits_defaults() -> None:
     assert describe_gemm(GEMM) == "bf16 8192 x 4096 x 1024 tn"
     assert describe_gemm(SMALL) == "fp16 64 x 64 x 64 nn, epilogue bias"
 
 
-def test_products_that_keep_default_are_faint() -> None:
+def test_gemms_that_keep_default_are_faint() -> None:
     assert table(present_tuned(tuned(product(), unchanged()))).faint == {1}
 
 
@@ -49,7 +49,7 @@ def test_tuning_without_gain_is_reported() -> None:
     ]
 
 
-def test_without_a_file_the_way_to_keep_it_is_said_first() -> None:
+def test_unsaved_tuning_suggests_file_first() -> None:
     (note,) = (
         node
         for node in present_tuned(tuned(product())).nodes
@@ -71,9 +71,9 @@ def doubtful() -> Iterator[tuple[Tuned, str, str]]:
     yield tuned(unchanged(verification=wrong)), "error", "3 values were never written"
 
 
-@pytest.mark.parametrize(("found", "level", "said"), list(doubtful()))
-def test_warnings_of_tuning_are_shown(found: Tuned, level: str, said: str) -> None:
-    assert any(said in text for text in notes(present_tuned(found), level))
+@pytest.mark.parametrize(("found", "level", "message"), list(doubtful()))
+def test_warnings_of_tuning_are_shown(found: Tuned, level: str, message: str) -> None:
+    assert any(message in text for text in notes(present_tuned(found), level))
 
 
 def test_torch_export_is_experimental_and_names_omissions() -> None:

@@ -24,7 +24,7 @@ def run(trials: Synthetic, limits: Limits = LONG, seed: int = 0) -> Outcome:
     seed=st.integers(0, 1000),
     drift=st.floats(0, 0.2),
 )
-def test_without_noise_the_fastest_wins_if_its_gain_is_worth_it(
+def test_fastest_wins_without_noise_if_gain_suffices(
     times: list[float], seed: int, drift: float
 ) -> None:
     found = run(Synthetic(times, drift=drift), seed=seed)
@@ -51,7 +51,7 @@ def test_default_stays_if_all_are_equal(noise: Noise) -> None:
     assert false <= most_of(searches, FALSE_POSITIVE_RATE, 1e-4)
 
 
-def test_a_gain_that_does_not_matter_does_not_win() -> None:
+def test_gain_below_minimum_does_not_win() -> None:
     found = run(Synthetic([MS, 0.993 * MS], tailed(0.001)))
 
     assert (found.winner, found.significant) == (0, False)
@@ -59,7 +59,7 @@ def test_a_gain_that_does_not_matter_does_not_win() -> None:
 
 
 @pytest.mark.parametrize("noise", [even(0.02), tailed(0.01)])
-def test_a_real_gain_is_found_among_many_and_its_interval_covers_it(noise: Noise) -> None:
+def test_search_finds_gain_among_many_and_ci_covers_it(noise: Noise) -> None:
     winners: Counter[int] = Counter()
     covered = 0
     for seed in range(40):
@@ -74,7 +74,7 @@ def test_a_real_gain_is_found_among_many_and_its_interval_covers_it(noise: Noise
     assert covered >= 38
 
 
-def test_a_gain_on_some_buffers_only_does_not_win() -> None:
+def test_gain_on_some_buffers_does_not_win() -> None:
     trials = Synthetic([MS, 0.97 * MS], even(0.001), places={1: (1.0, 1.0, 1.05)})
     found = run(trials)
 
@@ -89,7 +89,7 @@ def test_wrong_finalist_is_replaced_by_next() -> None:
     assert (found.winner, found.wrong) == (2, (1,))
 
 
-def test_a_winner_that_computes_wrong_values_later_is_none() -> None:
+def test_winner_with_wrong_values_after_final_is_rejected() -> None:
     times = [MS, 0.8 * MS, 0.9 * MS]
     found = run(Synthetic(times, even(0.001), wrong_later=frozenset({1})))
     alone = run(Synthetic(times[:2], even(0.001), wrong_later=frozenset({1})))
@@ -98,7 +98,7 @@ def test_a_winner_that_computes_wrong_values_later_is_none() -> None:
     assert (alone.winner, alone.significant, alone.gain) == (0, False, None)
 
 
-def test_the_winner_is_verified_before_the_final_and_after() -> None:
+def test_winner_is_verified_before_and_after_final() -> None:
     trials = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS, 0.97 * MS], even(0.001))
 
     assert run(trials).winner == 1
@@ -131,7 +131,7 @@ def test_limits_hold_within_a_round(
     assert found.tried <= count + 1
 
 
-def test_a_search_that_ran_out_of_time_says_so_and_decides_by_what_it_has() -> None:
+def test_search_at_time_limit_decides_by_final_so_far() -> None:
     times = [MS, 0.8 * MS, *[MS] * 500]
     trials = Synthetic(times, even(0.001))
     found = run(trials, Limits(time_s=0.3))
@@ -142,7 +142,7 @@ def test_a_search_that_ran_out_of_time_says_so_and_decides_by_what_it_has() -> N
 
 
 @pytest.mark.parametrize(("at", "winner"), [(1, 0), (3, 0), (8, 0), (45, 1)])
-def test_an_interrupt_ends_with_what_is_known(at: int, winner: int) -> None:
+def test_interrupted_search_returns_outcome_so_far(at: int, winner: int) -> None:
     trials = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS], even(0.001))
     left = at
 
@@ -167,7 +167,7 @@ def test_every_round_has_the_default_and_an_order_of_its_own() -> None:
     assert len({order.index(0) for order in trials.rounds}) > 3
 
 
-def test_a_seed_repeats_a_search() -> None:
+def test_seed_reproduces_search() -> None:
     first, again, other = (Synthetic([MS] * 30, even(0.2)) for _ in range(3))
     run(first, seed=1)
     run(again, seed=1)
@@ -195,7 +195,7 @@ def test_released_candidate_frees_its_resources() -> None:
     assert len(trials.open) <= 2 * FINALISTS
 
 
-def test_the_default_alone_is_no_search() -> None:
+def test_search_without_candidates_keeps_default() -> None:
     trials = Synthetic([MS])
 
     assert run(trials) == Outcome(0, None, None, False, 1, (), 0, "complete")

@@ -19,17 +19,17 @@ from cudakit.errors import InputError
 
 
 @pytest.mark.parametrize(("above", "n", "expected"), [(5, 5, 1 / 32), (7, 8, 9 / 256), (0, 3, 1.0)])
-def test_the_sign_test_counts_coins(above: int, n: int, expected: float) -> None:
+def test_sign_test_probabilities(above: int, n: int, expected: float) -> None:
     assert sign_test(above, n) == pytest.approx(expected)
 
 
-def test_five_of_five_rounds_are_enough_to_leave_and_four_are_not() -> None:
+def test_five_slower_rounds_drop_candidate_and_four_do_not() -> None:
     assert is_median_above([1.01] * 5, 0.99, 0.05)
     assert not is_median_above([1.01] * 4, 0.99, 0.05)
     assert not is_median_above([1.01] * 5 + [0.9], 0.99, 0.05)
 
 
-def test_nothing_is_known_without_samples() -> None:
+def test_statistics_without_samples() -> None:
     assert ratio_interval([], 0.01) is None
     assert not is_median_above([], 1.0, 0.05)
     assert median_or_inf([]) == float("inf")
@@ -41,7 +41,7 @@ def test_too_few_ratios_give_no_interval() -> None:
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=200), st.sampled_from([0.05, 0.01, 0.003]))
-def test_an_interval_holds_the_median_and_is_wider_the_surer(
+def test_ratio_interval_contains_median_and_grows_with_confidence(
     ratios: list[float], level: float
 ) -> None:
     found, surer = ratio_interval(ratios, level), ratio_interval(ratios, level / 10)
@@ -54,7 +54,7 @@ def test_an_interval_holds_the_median_and_is_wider_the_surer(
         assert found[1] <= surer[1]
 
 
-def test_an_interval_misses_the_true_median_as_rarely_as_it_says() -> None:
+def test_ratio_interval_has_nominal_error_rate() -> None:
     chances = random.Random(1)
     missed = 0
     for _ in range(2000):
@@ -65,13 +65,13 @@ def test_an_interval_misses_the_true_median_as_rarely_as_it_says() -> None:
     assert missed <= 2000 * 0.05
 
 
-def test_the_fewest_iterations_can_decide_a_final() -> None:
+def test_minimum_iterations_suffice_for_final() -> None:
     pairs = MIN_ITERATIONS // 2 // 3 * 3
 
     assert ratio_interval([0.9] * pairs, FALSE_POSITIVE_RATE / FINALISTS) is not None
 
 
 @pytest.mark.parametrize("changes", [{"time_s": 0.0}, {"time_s": float("nan")}, {"iterations": 19}])
-def test_limits_that_make_no_sense_are_refused(changes: dict[str, float]) -> None:
+def test_invalid_limits_are_rejected(changes: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Limits(**changes)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def lines_of(gemm: Gemm) -> list[str]:
         ),
     ],
 )
-def test_products_have_the_names_that_torch_gives_them(gemm: Gemm, begin: str) -> None:
+def test_gemms_have_names_of_torch(gemm: Gemm, begin: str) -> None:
     assert lines_of(gemm) == [f"{begin},{SOLUTION},0.095"]
 
 
@@ -62,7 +62,7 @@ def test_products_have_the_names_that_torch_gives_them(gemm: Gemm, begin: str) -
         (Gemm(dtype="fp16", m=8, n=4, k=2, accumulate="fp16"), "accumulation type is fp16"),
     ],
 )
-def test_product_unknown_to_torch_is_left_out_with_reason(gemm: Gemm, why: str) -> None:
+def test_gemm_without_name_in_torch_is_omitted_with_reason(gemm: Gemm, why: str) -> None:
     found = torch_csv(tuned(product(gemm=gemm)), VALIDATORS)
 
     ((left_out, reason),) = found.left_out
@@ -71,7 +71,7 @@ def test_product_unknown_to_torch_is_left_out_with_reason(gemm: Gemm, why: str) 
     assert len(found.lines) == len(VALIDATORS)
 
 
-def test_validators_come_first_and_what_keeps_the_default_is_not_there() -> None:
+def test_file_has_validators_and_faster_algorithms_only() -> None:
     found = torch_csv(tuned(unchanged(), product()), VALIDATORS)
 
     assert found.text.splitlines()[:2] == [
@@ -82,7 +82,7 @@ def test_validators_come_first_and_what_keeps_the_default_is_not_there() -> None
     assert found.left_out == ()
 
 
-def test_a_time_that_is_not_known_is_left_out() -> None:
+def test_unknown_time_is_omitted_from_line() -> None:
     unknown = product(winner_s=Unavailable("no sample"))
 
     assert torch_csv(tuned(unknown), {}).lines[0].endswith(SOLUTION)
@@ -94,7 +94,7 @@ def test_validators_of_the_same_library_are_accepted(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("validators", "said"),
+    ("validators", "message"),
     [
         ({**VALIDATORS, "CUBLASLT_VERSION": "120803"}, "torch uses cuBLASLt 120803"),
         ({**VALIDATORS, "CUBLASLT_VERSION": "13.2.0"}, "but 13.1.0 was tuned"),
@@ -102,10 +102,10 @@ def test_validators_of_the_same_library_are_accepted(version: str) -> None:
         ({"CUBLASLT_VERSION": "130100"}, "PT_VERSION"),
     ],
 )
-def test_validators_that_torch_would_take_otherwise_are_refused(
-    validators: dict[str, str], said: str
+def test_validators_of_other_versions_are_rejected(
+    validators: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         check_validators(validators, MACHINE)
 
 
@@ -116,7 +116,7 @@ def test_validators_are_read_from_a_file_of_torch(tmp_path: Path) -> None:
     assert read_validators(place) == VALIDATORS
 
 
-def test_a_file_without_validators_is_refused(tmp_path: Path) -> None:
+def test_file_without_validators_is_rejected(tmp_path: Path) -> None:
     place = tmp_path / "other.csv"
     place.write_text("a,b,c\nValidator,short\n")
 

@@ -43,7 +43,7 @@ def listed(sim: FaultySim, gemm: Gemm = GAINS) -> list[Algorithm]:
 
 
 def tuned(sim: FaultySim, gemm: Gemm = GAINS) -> TunedGemm:
-    (product,) = tune(spec(gemm), sim, QUICK).products
+    (product,) = tune(spec(gemm), sim, QUICK).gemms
     return product
 
 
@@ -76,7 +76,7 @@ def test_buffers_are_renewed_in_between(cache: str) -> None:
         assert (trials.method.buffer_sets > 1) is (cache == "rotate")
 
 
-def test_a_graph_is_captured_anew_on_other_buffers(sim: FaultySim) -> None:
+def test_reallocate_captures_graph_again(sim: FaultySim) -> None:
     with trials_of(sim, mode="graph", sample_s=0.0) as trials:
         trials.measure([0])
         trials.reallocate()
@@ -96,7 +96,7 @@ def test_times_are_those_of_the_last_rounds(sim: FaultySim) -> None:
         assert len(trials.times_s(1, 2)) == 1
 
 
-def test_a_round_is_in_one_unit(sim: FaultySim) -> None:
+def test_values_of_round_have_one_unit(sim: FaultySim) -> None:
     with trials_of(sim) as trials:
         assert trials.prepare(1)
         values = trials.measure([1, 0])
@@ -126,7 +126,7 @@ def test_far_slower_candidate_is_not_measured(sim: FaultySim) -> None:
         assert not trials.prepare(listed(sim).index(best))
 
 
-def test_a_fast_algorithm_that_computes_wrong_values_does_not_win(sim: FaultySim) -> None:
+def test_fast_algorithm_with_wrong_values_does_not_win(sim: FaultySim) -> None:
     best = tuned(sim).winner
     sim.faults = Faults(wrong=lambda each: each == best)
     product = tuned(sim)
@@ -141,12 +141,12 @@ def test_wrong_default_is_not_tuned(sim: FaultySim) -> None:
     sim.faults = Faults(wrong=lambda each: each == default)
     found = tune(spec(GAINS), sim, QUICK)
 
-    assert found.products == ()
+    assert found.gemms == ()
     assert found.untuned[0].wrong
     assert "wrong values" in found.untuned[0].reason
 
 
-def test_trials_without_default_are_refused(sim: FaultySim) -> None:
+def test_trials_without_default_raise_unsupported(sim: FaultySim) -> None:
     sim.faults = Faults(refused=lambda _: True)
     before = sim.memory_info().free_bytes
     with pytest.raises(Unsupported, match="refused"):

@@ -31,10 +31,10 @@ def spec(*gemms: Gemm, **changes: Any) -> GemmSpec:
     return GemmSpec(gemms=gemms, **{"mode": "isolated", "cache": "hot", **changes})
 
 
-def test_the_best_algorithm_is_found_where_its_gain_is_real(sim: Sim) -> None:
+def test_tune_finds_fastest_algorithm(sim: Sim) -> None:
     found = tune(spec(GAINS), sim, QUICK)
 
-    (product,) = found.products
+    (product,) = found.gemms
     with closing(sim.blas()) as blas:
         assert product.default == blas.heuristics(GAINS, GemmSettings(), 1)[0]
         everything = list(blas.algorithms(GAINS, GemmSettings()))
@@ -52,41 +52,41 @@ def test_the_best_algorithm_is_found_where_its_gain_is_real(sim: Sim) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_default_stays_where_nothing_is_faster(sim: Sim, seed: int) -> None:
-    (product,) = tune(spec(EQUAL, seed=seed), sim, QUICK).products
+def test_tune_keeps_default_without_gain(sim: Sim, seed: int) -> None:
+    (product,) = tune(spec(EQUAL, seed=seed), sim, QUICK).gemms
 
     assert (product.significant, product.winner, product.seed) == (False, product.default, seed)
     assert product.verification.passed
 
 
-def test_all_memory_is_given_back(sim: Sim) -> None:
+def test_tune_frees_all_memory(sim: Sim) -> None:
     before = sim.memory_info().free_bytes
     tune(spec(GAINS, EQUAL), sim, QUICK)
 
     assert sim.memory_info().free_bytes == before
 
 
-def test_known_products_are_kept_and_not_searched(sim: Sim) -> None:
+def test_known_gemms_are_not_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     stages: list[str] = []
     both = tune(spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), known=first)
     other = tune(spec(EQUAL), sim, QUICK, known=first)
 
-    assert both.products[0] == first.products[0]
-    assert [product.gemm for product in both.products] == [GAINS, EQUAL]
+    assert both.gemms[0] == first.gemms[0]
+    assert [product.gemm for product in both.gemms] == [GAINS, EQUAL]
     assert not any("m=256" in stage for stage in stages)
-    assert {product.gemm for product in other.products} == {GAINS, EQUAL}
+    assert {product.gemm for product in other.gemms} == {GAINS, EQUAL}
 
 
-def test_under_other_settings_it_is_another_product(sim: Sim) -> None:
+def test_gemm_with_other_settings_is_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     settings = GemmSettings(deterministic=True)
     second = tune(spec(GAINS, settings=settings), sim, QUICK, known=first)
 
-    assert [product.settings for product in second.products] == [GemmSettings(), settings]
+    assert [product.settings for product in second.gemms] == [GemmSettings(), settings]
 
 
-def test_tuning_of_other_machine_is_refused(sim: Sim) -> None:
+def test_tuning_of_other_machine_is_rejected(sim: Sim) -> None:
     with closing(Sim("jetson")) as other:
         found = tune(spec(EQUAL), other, QUICK)
 
@@ -106,39 +106,39 @@ def interrupted(sim: Sim, at: int, **options: Any) -> Tuned:
     return tune(spec(EQUAL, GAINS), sim, QUICK, progress, **options)
 
 
-def test_an_interrupt_keeps_what_is_known_and_a_later_run_goes_on(sim: Sim) -> None:
+def test_interrupted_tuning_is_continued_from_result(sim: Sim) -> None:
     found = interrupted(sim, 8)
 
     assert not found.complete
-    assert [product.stopped for product in found.products] == ["complete", "interrupted"]
-    assert not found.products[1].significant
+    assert [product.stopped for product in found.gemms] == ["complete", "interrupted"]
+    assert not found.gemms[1].significant
     again = tune(spec(EQUAL, GAINS), sim, QUICK, known=found)
-    assert [product.stopped for product in again.products] == ["complete", "complete"]
-    assert again.products[1].significant
+    assert [product.stopped for product in again.gemms] == ["complete", "complete"]
+    assert again.gemms[1].significant
 
 
-def test_a_product_that_the_library_lacks_is_named_beside_the_others(sim: Sim) -> None:
+def test_unsupported_gemm_is_reported_with_reason(sim: Sim) -> None:
     odd = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout="nn")
     found = tune(spec(odd, EQUAL), sim, QUICK)
 
     assert [(one.gemm, one.wrong) for one in found.untuned] == [(odd, False)]
-    assert [product.gemm for product in found.products] == [EQUAL]
+    assert [product.gemm for product in found.gemms] == [EQUAL]
     with pytest.raises(Unsupported):
         tune(spec(odd), sim, QUICK)
 
 
 @pytest.mark.parametrize("changes", [{"library": "cublas"}, {"baselines": ("cublas",)}])
-def test_only_cublaslt_alone_is_tuned(sim: Sim, changes: dict[str, Any]) -> None:
+def test_tune_rejects_other_libraries_and_baselines(sim: Sim, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="cublaslt"):
         tune(spec(EQUAL, **changes), sim, QUICK)
 
 
-def test_product_larger_than_memory_is_refused_before_measuring(sim: Sim) -> None:
+def test_gemm_larger_than_memory_is_rejected_before_tuning(sim: Sim) -> None:
     with pytest.raises(InputError, match="is free"):
         tune(spec(Gemm(dtype="fp64", m=1 << 18, n=1 << 18, k=1 << 18)), sim, QUICK)
 
 
-def test_the_machine_is_recorded(sim: Sim) -> None:
+def test_tuned_machine_is_recorded(sim: Sim) -> None:
     run_context = RunContext(versions={"driver": "580.1", "cudakit": "0.1.0"})
     machine = tuning_machine(sim, run_context)
 
@@ -153,4 +153,4 @@ def test_disabled_blocking_kernel_is_warned(sim: Sim) -> None:
     found = tune(spec(EQUAL), sim, QUICK, run_context=run_context)
 
     assert "samples include launch gaps" in found.warnings[0]
-    assert not found.products[0].method.blocker
+    assert not found.gemms[0].method.blocker

@@ -25,7 +25,7 @@ def test_algorithms_that_beat_the_default_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (replace(MACHINE, gpu="NVIDIA H100"), "GPU: tuned NVIDIA H200, here NVIDIA H100"),
         (replace(MACHINE, compute_capability="10.0"), "tuned 9.0, here 10.0"),
@@ -33,12 +33,12 @@ def test_algorithms_that_beat_the_default_are_used() -> None:
         (replace(MACHINE, gpu=Unavailable("it does not say")), "here unknown"),
     ],
 )
-def test_on_an_unlike_machine_they_are_refused(other: object, said: str) -> None:
-    with pytest.raises(InputError, match="tuned on another machine") as refused:
+def test_tuned_algorithms_of_other_machine_are_rejected(other: object, message: str) -> None:
+    with pytest.raises(InputError, match="tuned on another machine") as caught:
         tuned(product()).algorithms_for(other)  # type: ignore[arg-type]
 
-    assert said in refused.value.message
-    assert "--tune" in refused.value.hint
+    assert message in caught.value.message
+    assert "--tune" in caught.value.hint
 
 
 def test_another_driver_or_cudakit_is_no_reason_to_refuse() -> None:
@@ -76,7 +76,7 @@ def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (set_("products", 1, "gemm", "m", to=0), r"products\[1\]: m is 0"),
         (
@@ -93,20 +93,20 @@ def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
         (set_("schema", to="cudakit.tuned/2"), "cudakit.tuned/2"),
     ],
 )
-def test_damaged_file_is_refused_with_place(
-    tmp_path: Path, change: Callable[[Any], None], said: str
+def test_damaged_file_error_names_position(
+    tmp_path: Path, change: Callable[[Any], None], message: str
 ) -> None:
     place = written(tmp_path / "tuned.json")
     plain = standard_json.loads(place.read_text())
     change(plain)
     place.write_text(standard_json.dumps(plain))
 
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_tuned(place)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"{", "not JSON"),
         (b"\xff\xfe", "not a text"),
@@ -114,14 +114,14 @@ def test_damaged_file_is_refused_with_place(
         (b"[" * 9999, "JSON"),
     ],
 )
-def test_file_of_other_kind_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_file_of_other_kind_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     place = tmp_path / "tuned.json"
     place.write_bytes(content)
 
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_tuned(place)
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_file_error_names_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         load_tuned(tmp_path / "tuned.json")

@@ -70,6 +70,6 @@ def tuned(*products: TunedGemm, **changes: Any) -> Tuned:
         complete=True,
         machine=MACHINE,
         warnings=(),
-        products=products,
+        gemms=products,
     )
     return replace(made, **changes)

@@ -84,7 +84,7 @@ class _Blas:
     ) -> GemmPlan:
         for what in (self.library, gemm.dtype):
             if what in self._refusing:
-                raise Unsupported(f"{what} is not to be had", hint="take another")
+                raise Unsupported(f"{what} is not available", hint="take another")
         inner = self._inner.prepare(gemm, settings, algorithm)
         return _Multiplication(self._gpu, gemm, inner, self._spoil, self.library)
 
