@@ -182,7 +182,7 @@ class Schedule:
         return len(self._polling) < count
 
     def _time_out_first(self) -> None:
-        """Let the first polling task time out, because no other task can run."""
+        """Time out the polling task that is due first, because no other task can run."""
         self._time_out(
             min(self._polling, key=lambda task: _timeout_at_ns(task, self._polling[task][0]))
         )
