@@ -209,10 +209,10 @@ def percent(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A place for the report: a file, or "-" for the terminal; ``form`` overrides the suffix."""
+    """A place for the report: a file, or "-" for the terminal; ``suffix`` overrides that of the path."""
 
     path: str
-    form: str = ""
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +244,8 @@ def output_options(
             *, json: bool, paths: tuple[str, ...], force: bool, quiet: bool, **rest: Any
         ) -> Any:
             targets = [Target(path) for path in paths]
-            for name, form in old.items():
-                targets += [Target(path, form) for path in rest.pop(f"{name}_files")]
+            for name, suffix in old.items():
+                targets += [Target(path, suffix) for path in rest.pop(f"{name}_files")]
             output = OutputOptions(json, tuple(targets), force, quiet, tuple(formats))
             return command(output=output, **rest)
 
@@ -257,7 +257,7 @@ def output_options(
 
 def suffixes(formats: Sequence[str]) -> str:
     """Return ".json, .html or .csv" for the formats."""
-    *most, last = (f".{form}" for form in formats)
+    *most, last = (f".{suffix}" for suffix in formats)
     return f"{', '.join(most)} or {last}" if most else last
 
 

@@ -1,4 +1,4 @@
-"""The report of a result: on the terminal, as JSON, and in files whose suffix selects the format."""
+"""Write the report of a result to the terminal, as JSON, and to files in the format of their suffix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Text: TypeAlias = str | Iterable[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A result and how to show it; ``exports`` renders the formats that are not common ones."""
+    """A result and its renderings; ``exports`` renders formats other than the common ones."""
 
     result: object
     document: Callable[[], Document]
@@ -37,15 +37,15 @@ class Report:
     # The verdict and the findings, one line each; by default taken from the document.
     brief: Callable[[], Sequence[str]] | None = None
 
-    def text(self, form: str, target: Output) -> Text:
-        """Return the report in a format, for a place to write it."""
-        if form in self.exports:
-            return self.exports[form]()
-        if form == "json":
+    def text(self, suffix: str, target: Output) -> Text:
+        """Return the report in a format, with the width and the colors of its target."""
+        if suffix in self.exports:
+            return self.exports[suffix]()
+        if suffix == "json":
             from cudakit.render import json
 
             return json.render(self.result)
-        if form == "txt":
+        if suffix == "txt":
             from cudakit.render import console
 
             return console.render(
@@ -54,7 +54,7 @@ class Report:
                 color=target.color,
                 ascii_only=target.ascii_only,
             )
-        name = {"html": "html", "md": "markdown"}[form]
+        name = {"html": "html", "md": "markdown"}[suffix]
         text: str = import_module(f"cudakit.render.{name}").render(self.document())
         return text
 
@@ -80,7 +80,7 @@ def main_rows(document: Document) -> Iterator[str]:
 
 
 def brief(document: Document) -> tuple[str, ...]:
-    """Return the title of a document, its warnings and errors, and what is fine outside of sections."""
+    """Return title, warnings and errors of a document, and the ok notes outside of sections."""
     from cudakit.document import Note, walk
 
     top_level = {id(node) for node in document.nodes}
@@ -103,7 +103,7 @@ class Outputs:
         self._files = files
         self._opened = opened
         # The report's format on the terminal, if the options ask for it.
-        asked = [target.form or "txt" for target in options.targets if target.path == "-"]
+        asked = [target.suffix or "txt" for target in options.targets if target.path == "-"]
         self._on_terminal = asked or ([] if files or options.quiet else ["txt"])
 
     def write(self, report: Report, terminal: Output | None = None) -> None:
@@ -112,8 +112,8 @@ class Outputs:
         Files are complete before anything is printed: the reader of the terminal may go away. Raises
         EnvironmentUnusable if a disk is full.
         """
-        for form, file in self._files:
-            file.write(report.text(form, file))
+        for suffix, file in self._files:
+            file.write(report.text(suffix, file))
         self._opened.close()
         self._print(report, terminal or standard_output())
         self.close()
@@ -122,7 +122,7 @@ class Outputs:
         """Return every place with its format, for a command that writes repeatedly; call ``close`` then."""
         if self._options.json:
             return [*self._files, ("json", standard_output())]
-        on_terminal = [(form, standard_output()) for form in self._on_terminal]
+        on_terminal = [(suffix, standard_output()) for suffix in self._on_terminal]
         return [*self._files, *(on_terminal or [("txt", standard_output())] * (not self._files))]
 
     def close(self) -> None:
@@ -136,8 +136,8 @@ class Outputs:
         if self._options.json:
             terminal.write(report.text("json", terminal))
         elif self._on_terminal:
-            for form in self._on_terminal:
-                terminal.write(report.text(form, terminal))
+            for suffix in self._on_terminal:
+                terminal.write(report.text(suffix, terminal))
         else:
             self._print_brief(report, terminal)
 
@@ -164,7 +164,9 @@ def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -
     _refuse_duplicates([target.path for target in targets])
     wanted = [
         (
-            _check_format(target.form, formats) if target.form else format_of(target.path, formats),
+            _check_format(target.suffix, formats)
+            if target.suffix
+            else format_of(target.path, formats),
             target,
         )
         for target in targets
@@ -173,8 +175,8 @@ def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -
         standard_output()
     with ExitStack() as opened:
         files = [
-            (form, opened.enter_context(open_output(target.path, force=options.force)))
-            for form, target in wanted
+            (suffix, opened.enter_context(open_output(target.path, force=options.force)))
+            for suffix, target in wanted
         ]
         yield Outputs(options, files, opened)
 
@@ -182,21 +184,22 @@ def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -
 def format_of(path: str, formats: Sequence[str]) -> str:
     """Return the format that is the suffix of a file name. Raises UsageError for another suffix."""
     # "perfetto.json" comes before "json".
-    for form in sorted(formats, key=len, reverse=True):
-        if path.lower().endswith(f".{form}"):
-            return form
+    for suffix in sorted(formats, key=len, reverse=True):
+        if path.lower().endswith(f".{suffix}"):
+            return suffix
     raise UsageError(
         f"{path or repr(path)} has no suffix of a known format",
         hint=f"end the name in {suffixes(formats)}",
     )
 
 
-def _check_format(form: str, formats: Sequence[str]) -> str:
-    if form not in formats:
+def _check_format(suffix: str, formats: Sequence[str]) -> str:
+    if suffix not in formats:
         raise UsageError(
-            f"this report cannot be written as {form}", hint=f"use -o FILE with {suffixes(formats)}"
+            f"this report cannot be written as {suffix}",
+            hint=f"use -o FILE with {suffixes(formats)}",
         )
-    return form
+    return suffix
 
 
 def _refuse_duplicates(paths: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ def test_interrupt_inside_exec_ends_with_130(tmp_path: Path) -> None:
         "except KeyboardInterrupt as error:\n"
         "    sys.exit(report_error(error, as_json=False))\n"
     )
-    # ``python -m cudakit`` needs this: a script file is not affected.
+    # CPython behaves so with ``python -m`` only, not with a script file.
     run = subprocess.run(
         [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True
     )

@@ -138,7 +138,7 @@ def why_cuda_is_unusable() -> str:
 
     view = start_probe().answer()
     if isinstance(view, Unavailable):
-        return f"no CUDA driver: {view.reason}"
+        return f"no CUDA driver: {view.reason.partition(': ')[0]}"
     if view.hidden and not view.devices:
         return f"CUDA_VISIBLE_DEVICES={view.visible_devices} hides all devices"
     if view.error:

@@ -127,11 +127,12 @@ def _stack(side: Side) -> Stack:
 
 
 def _bytes(found: FoundRace) -> str:
-    within = (
-        f", {format_bytes(found.offset_bytes)} into the allocation"
-        if found.offset_bytes is not None
-        else ""
-    )
+    within = ""
+    if found.offset_bytes is not None:
+        offset = (
+            format_bytes(found.offset_bytes) + " into" if found.offset_bytes else "at the start of"
+        )
+        within = f", {offset} the allocation"
     fewer = (
         "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
     )
