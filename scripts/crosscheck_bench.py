@@ -3,7 +3,8 @@
     python scripts/crosscheck_bench.py [-o FILE.json] [--only memory,copy,launch,alloc,graph,torch]
 
 The tools are crosscheck.cu, CUDA C++ with events of the runtime, compiled by nvcc, and torch with its own
-kernels and events. The ratio is that of the medians. Host latencies differ by the time of Python, which is no error.
+kernels and events. The ratio is that of the medians. Host latencies differ by the time of Python, which is no
+error.
 """
 
 from __future__ import annotations
