@@ -174,7 +174,7 @@ class Verdict:
         return "equal, at PyTorch's addresses" if self.placed else "equal"
 
 
-def judge(
+def compare_subjects(
     scenario: Scenario,
     ours: Callable[[Addresses], Subject],
     theirs: Subject | None,

@@ -1,4 +1,4 @@
-"""The allocator once more, slow and obvious: lists searched from end to end, a counter for every number.
+"""A model of the allocator, slow and obvious: linear searches, and a counter for each statistic.
 
 It follows parts a2 to a10 of what PyTorch does, and shares no code with the allocator.
 """
@@ -48,7 +48,7 @@ SCALARS = [
 
 
 class Full(Exception):
-    """No memory."""
+    """Out of memory."""
 
 
 class Model(Growth):

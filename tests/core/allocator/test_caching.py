@@ -1,4 +1,4 @@
-"""Scenarios 1 to 12 of what PyTorch's allocator does: blocks, statistics, what is refused."""
+"""Scenarios 1 to 12 of PyTorch's allocator: blocks, statistics, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios 30 to 34: what is captured has memory of its own, and nothing waits meanwhile."""
+"""Scenarios 30 to 34: captures have private memory, and nothing waits during a capture."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
 
 
 class Unasked(Graph):
-    """A graph of which the driver says nothing."""
+    """A capture graph whose queries fail."""
 
     def terminals(self, stream: int) -> tuple[int, ...]:
         raise CudaError(999, "CUDA_ERROR_UNKNOWN", f"stream {stream}")

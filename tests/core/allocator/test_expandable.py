@@ -1,4 +1,4 @@
-"""Expandable segments: what is mapped where, and what is found."""
+"""Expandable segments: mapping of pages and search of blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expandable segments: what happens when memory runs out, and what is given back."""
+"""Expandable segments: out of memory, and release of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios 13 to 19 and 22: no memory, and what is tried before that is said."""
+"""Scenarios 13 to 19 and 22: out of memory, and the attempts before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudakit.torch_rules.settings import Settings
 
 
 def limited(total: int, **more: object) -> CachingAllocator:
-    """Make an allocator that may reserve so much."""
+    """Return an allocator with a limit of reserved bytes."""
     settings = Settings(memory_fraction=total / (16 * GIB), **more)  # type: ignore[arg-type]
     return CachingAllocator(Device(), settings)
 

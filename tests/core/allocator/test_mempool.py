@@ -1,4 +1,4 @@
-"""Scenarios 35 to 40: pools of a user's own."""
+"""Scenarios 35 to 40: MemPools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELSEWHERE = 0x6F00_0000_0000
 
 
 def limited(device: Device, size_bytes: int) -> CachingAllocator:
-    """Make an allocator that may reserve so much."""
+    """Return an allocator with a limit of reserved bytes."""
     return CachingAllocator(device, Settings(memory_fraction=size_bytes / device.capacity))
 
 
@@ -82,7 +82,7 @@ def test_collected_mem_pool_is_emptied(allocator: CachingAllocator, device: Devi
 
 
 class Interrupted(Device):
-    """A device in the midst of whose allocations a finalizer runs."""
+    """A device that runs a finalizer during an allocation."""
 
     finalizer: Callable[[], object] = staticmethod(lambda: None)
 
@@ -182,7 +182,7 @@ def test_statistics_keep_the_reserved_bytes_of_closed_pools(
 
 
 def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, ...]]:
-    """Return what a pool has reserved: now, at most, in all, and given back; by the kind of block."""
+    """Return the reserved bytes of a pool by kind: current, peak, allocated and freed."""
     found = allocator.statistics()
     name = "reserved_bytes_by_private_pools.{}_{}".format(*pool.id)
     return {

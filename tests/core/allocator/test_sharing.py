@@ -1,4 +1,4 @@
-"""Memory of one simulated process in another one, by the allocators of both."""
+"""Memory shared between two simulated processes."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_fabric_device_exports_fabric_handles() -> None:
 
 
 class WithoutChannel(Sim):
-    """A device that says it has a fabric, and refuses it."""
+    """A device that reports a fabric, and refuses its handles."""
 
     def create(self, size_bytes: int, handle: str | None = None) -> int:  # type: ignore[override]
         if handle == "fabric":

@@ -1,4 +1,4 @@
-"""Each call of the driver fails, at each point, on either side of shared memory: nothing leaks."""
+"""Every driver call can fail in either process of shared memory: nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)
 
 
 class Two:
-    """Two processes, and what each does with shared memory, whatever fails."""
+    """Two processes that share memory and continue after failures."""
 
     def __init__(self, settings: Settings) -> None:
         self.giving = FailingGpu(CAPACITY)
@@ -33,7 +33,7 @@ class Two:
         self.told: list[CudaError] = []
 
     def run(self) -> None:
-        """Share, open twice, close by hand and by the end of an object, and give all back."""
+        """Share, open twice, close explicitly and by garbage collection, and release all."""
         blocks = [self.alloc(size) for size in (30 * MIB, 15 * MIB)]
         shared = [self.share(block) for block in [*blocks, blocks[0]]]
         opened = [self.opened(each) for each in shared]
@@ -52,7 +52,7 @@ class Two:
             law.check(allocator)
 
     def settle(self) -> None:
-        """Do once more what was refused."""
+        """Repeat the refused calls."""
         self.giving.fail_at = self.taking.fail_at = 0
         block = self.giver.alloc(15 * MIB)
         self.taker.open_shared(self.giver.share(block)).close()
@@ -62,7 +62,7 @@ class Two:
             law.check(allocator)
 
     def left_over(self) -> list[object]:
-        """Return all that either process still has of the other, or of the device."""
+        """Return everything that either process still has open or allocated."""
         machine = self.giving.ipc.registry
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.giving, self.taking):
@@ -89,7 +89,7 @@ class Two:
 
 
 class Telling(suppress):
-    """Goes on after what the driver refuses, and keeps it."""
+    """Continues after errors of the driver, and records them."""
 
     def __init__(self, told: list[CudaError]) -> None:
         super().__init__(CudaError)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from cudakit.core.devices.present.fields import (
+    as_text,
     machine,
-    measured,
-    nvml_number,
+    number_with_unit,
+    nvml_index_text,
     properties,
-    text_value,
     title,
 )
 from cudakit.core.devices.present.topology import topology
@@ -120,13 +120,13 @@ def _watts(value: Field) -> str:
 
 
 def _number(name: str, unit: str) -> _Cell:
-    return lambda device: measured(device.field(name), unit)
+    return lambda device: number_with_unit(device.field(name), unit)
 
 
 def _utilization(device: Device) -> Value:
     """Return the SM activity; with "~" the coarse utilization of a GPU that does not measure it."""
     if not _is_coarse(device):
-        return measured(device.field("sm_activity_percent"), "%")
+        return number_with_unit(device.field("sm_activity_percent"), "%")
     coarse = device.field("utilization_gpu_percent")
     return coarse if isinstance(coarse, Unavailable) else Text(f"~{coarse} %")
 
@@ -141,8 +141,8 @@ _COARSE = (
 )
 
 _INDEX_COLUMNS: list[tuple[Column, _Cell]] = [
-    (Column("CUDA", "number"), lambda device: text_value(device.cuda_index)),
-    (Column("NVML", "number"), nvml_number),
+    (Column("CUDA", "number"), lambda device: as_text(device.cuda_index)),
+    (Column("NVML", "number"), nvml_index_text),
 ]
 _STATE_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("PCI", "text"), _pci),
@@ -166,7 +166,7 @@ _POWER_COLUMNS: list[tuple[Column, _Cell]] = [
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
 _CAPABILITY: tuple[Column, _Cell] = (
     Column("cc", "number"),
-    lambda device: text_value(device.field("compute_capability")),
+    lambda device: as_text(device.field("compute_capability")),
 )
 
 # The fields that the tables and notes of --watch need.
@@ -234,15 +234,15 @@ def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _processes(device):
         used, runtime = process.used_bytes, process.runtime_s
         yield (
-            text_value(device.cuda_index),
-            nvml_number(device),
+            as_text(device.cuda_index),
+            nvml_index_text(device),
             Text(str(process.pid)),
             Text(_TYPES.get(process.kind, process.kind)),
-            text_value(process.user),
-            measured(process.sm_percent, "%"),
+            as_text(process.user),
+            number_with_unit(process.sm_percent, "%"),
             used if isinstance(used, Unavailable) else Bytes(used),
             runtime if isinstance(runtime, Unavailable) else Seconds(round(runtime)),
-            text_value(process.name),
+            as_text(process.name),
         )
 
 
