@@ -128,10 +128,10 @@ def script(shell: Shell) -> str:
 
 
 @click.command(cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @option("--install", is_flag=True, help="Write the script to the user's completion directory.")
 def completion(*, shell: Shell, install: bool) -> int:
-    """Print the completion script of a shell, or install it.
+    """Print the completion script of SHELL (bash, zsh or fish), or install it.
 
     The shell then completes commands, options, file names, and values such as data types, simulated GPUs,
     fields and check ids. --install replaces an earlier script of cudakit and changes no other file.
