@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "losses"
-# Process, number of lost events, errno of the first failure. Agents write the same slots (agent/start.py).
+# Process, number of lost events, errno of the first failure; spool.c of the native recorder writes the same.
 _SLOT = struct.Struct("<3Q")
 _SLOTS = 256
 

@@ -14,7 +14,7 @@ LEAST_S = 0.5
 
 
 class Counter:
-    """Draws a constant power, and moves in steps of a tenth of a second; to look at it takes a while."""
+    """An energy counter at constant power that changes every 0.1 s and is slow to read."""
 
     def __init__(self, watts: float, phase_s: float = 0.0) -> None:
         self.now_s, self._watts, self._phase_s = 100.0, watts, phase_s
@@ -57,7 +57,7 @@ def test_device_without_energy_counter_runs_no_work() -> None:
 
 
 class Bench:
-    """A device that spins for 2 ms in each run, and a counter on its virtual time."""
+    """A device that spins for 2 ms per execution, and an energy counter of its virtual time."""
 
     RUN_S = 2e-3
 

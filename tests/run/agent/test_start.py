@@ -21,9 +21,7 @@ STAND_IN = """
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 static PyObject *start(PyObject *self, PyObject *args) {
     const char *spool, *library; unsigned long long walker = 0;
     PyObject *patches = NULL;
@@ -50,14 +48,9 @@ static PyObject *finish(PyObject *self, PyObject *args) {
     printf("finish\\n"); fflush(stdout);
     Py_RETURN_NONE;
 }
-static PyObject *counts(PyObject *self, PyObject *args) {
-    (void)self; (void)args;
-    int lost = getenv("LOST") ? atoi(getenv("LOST")) : 0;
-    return Py_BuildValue("{s:i,s:i}", "lost", lost, "errno", lost ? ENOSPC : 0);
-}
 static PyMethodDef methods[] = {
     {"start", start, METH_VARARGS, 0}, {"stop", stop, METH_NOARGS, 0},
-    {"finish", finish, METH_NOARGS, 0}, {"counts", counts, METH_NOARGS, 0}, {0}};
+    {"finish", finish, METH_NOARGS, 0}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", 0, 0, methods, 0, 0, 0, 0};
 PyMODINIT_FUNC PyInit_NAME(void) {
     PyObject *made = PyModule_Create(&module);
@@ -157,18 +150,6 @@ def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     assert done == Outcome(0, "1\n", "")
     assert notice.about is About.UNRECORDED
     assert notice.text == "RuntimeError: no library here"
-
-
-def test_events_lost_by_the_recorder_are_reported(
-    tmp_path: Path, recorder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOST", "1234")
-    _, (notice,) = run("pass", replace(WATCHING, library="/s.so", recorder=recorder), tmp_path)
-
-    assert notice.about is About.INCOMPLETE
-    assert notice.text == (
-        f"1,234 events of process {notice.process} could not be recorded: No space left on device"
-    )
 
 
 def test_missing_recorder_is_reported_and_the_program_runs(tmp_path: Path) -> None:
