@@ -105,7 +105,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
-    outputs = stack.enter_context(open_outputs(spec.output))
+    outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
     memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
@@ -154,7 +154,7 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = _report(result), standard_error()
     try:
-        prepared.outputs.write(races, terminal=stderr)
+        prepared.outputs.write(races)
     except EnvironmentUnusable:
         # No file has the findings: print all of them.
         stderr.write(races.text("txt", stderr))
