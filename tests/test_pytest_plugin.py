@@ -222,6 +222,17 @@ def test_require_gpu_fails_a_run_without_a_real_gpu(
     found.stdout.fnmatch_lines(["error: no work of a real GPU was recorded (--cuda-sanitize-req*"])
 
 
+def test_lost_events_fail_the_run(pytester: pytest.Pytester) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+    found = run(pytester, f"def test_many():\n    {limit}\n    for _ in range(100): step(True)\n")
+
+    found.assert_outcomes(passed=1)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(
+        ["error: * events of process * could not be recorded: File too large"]
+    )
+
+
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
 def test_xdist_workers_check_their_own_tests(pytester: pytest.Pytester) -> None:
     found = run(pytester, RACING, WAITING, options=(*WATCHED, "-n", "2"))
