@@ -46,7 +46,7 @@ _FREE_FRACTION = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteSpec(Spec):
-    """Options of a health check; ``quick`` takes about a minute."""
+    """Options of ``cudakit bench suite``; ``quick`` takes about a minute."""
 
     bench: ClassVar[str] = "suite"
 
@@ -112,7 +112,7 @@ def _gemm_spec(spec: SuiteSpec, gpu: Gpu) -> Spec:
     while edge > 1 and FP64.size_bytes * edge**2 * _FREE_FRACTION > free_bytes:
         edge //= 2
     gemms = tuple(Gemm(dtype=dtype, m=edge, n=edge, k=edge) for dtype in _TYPES)
-    # A simulated device computes on the host: one execution at a time, on one buffer set.
+    # The CPU computes the GEMMs of a simulated device: few executions on one buffer set are faster.
     how: dict[str, Any] = {"mode": "isolated", "cache": "hot"} if gpu.simulated else {}
     return GemmSpec(gemms=gemms, **how, **_effort(spec))
 

@@ -95,7 +95,7 @@ memory(ALLOC, 0x20000, 0x1000)
 kernel = Kernel(b"saxpy", 3, (0, 8, 16), (8, 4, 24))
 class Inner(ctypes.Structure):
     _fields_ = [("n", U), ("at", U), ("end", U)]
-inner = Inner(7, 0x20010, 0x21000)  # the last word points behind the allocation
+inner = Inner(7, 0x20010, 0x21000)  # the last word points past the end of the allocation
 first, second = U(0x10080), ctypes.c_uint32(5)
 parameters = (P * 3)(*(ctypes.addressof(each) for each in (first, second, inner)))
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)

@@ -91,7 +91,7 @@ def test_unexpected_grid_ids_spoil_the_arena(library: Path, tmp_path: Path) -> N
     program = """
 two = graph(plain, plain)
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1000)
-launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)  # the second is behind the others
+launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)  # beyond the reserved range
 import time; time.sleep(0.03)
 wait()
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)
@@ -213,7 +213,7 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
 @pytest.mark.parametrize(
     "program",
     [
-        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # where it stores is not among its parameters
+        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # the map of its stores is not a parameter
         "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0, 1])",
     ],
 )

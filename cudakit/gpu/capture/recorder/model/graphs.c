@@ -178,8 +178,8 @@ bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode handle, cons
     return number;
 }
 
-/* The nodes of the new child graph have the order of those that they replace, which follow the two nodes that stand
- * for the child graph. */
+/* The nodes of the new child graph are in the same order as those that they replace. In the recorded graph these follow
+ * the two nodes that represent the child graph. */
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgraph child)
 {
     graph_structure structure;
