@@ -223,8 +223,18 @@ def test_require_gpu_fails_a_run_without_a_real_gpu(
 
 
 def test_lost_events_fail_the_run(pytester: pytest.Pytester) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
-    found = run(pytester, f"def test_many():\n    {limit}\n    for _ in range(100): step(True)\n")
+    test = """
+def test_many():
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    gpu = open_gpu("sim")
+    memory = gpu.malloc(1024)
+    for _ in range(200):
+        gpu.fill(memory, 0, 1024, gpu.stream())
+        gpu.sync()
+    gpu.close()
+"""
+    found = run(pytester, test)
 
     found.assert_outcomes(passed=1)
     assert found.ret == pytest.ExitCode.TESTS_FAILED
