@@ -20,7 +20,7 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
-from cudakit.trace.losses import Losses
+from cudakit.trace.losses import PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
 
 Consume: TypeAlias = Callable[[Batch], object]
@@ -138,7 +138,7 @@ def begin(
             "this process is already recorded: by cudakit run --sanitize, pytest or another block",
             hint="remove all but one of them: one recording covers the whole process",
         )
-    directory = Path(mkdtemp(prefix="cudakit-"))
+    directory = Path(mkdtemp(prefix=PREFIX))
     try:
         cuda = _record_cuda(directory, found, accesses) if gpu == "auto" else NOT_RECORDED
     except CudakitError as error:
