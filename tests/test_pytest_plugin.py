@@ -222,6 +222,27 @@ def test_require_gpu_fails_a_run_without_a_real_gpu(
     found.stdout.fnmatch_lines(["error: no work of a real GPU was recorded (--cuda-sanitize-req*"])
 
 
+def test_lost_events_fail_the_run(pytester: pytest.Pytester) -> None:
+    test = """
+def test_many():
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    gpu = open_gpu("sim")
+    memory = gpu.malloc(1024)
+    for _ in range(200):
+        gpu.fill(memory, 0, 1024, gpu.stream())
+        gpu.sync()
+    gpu.close()
+"""
+    found = run(pytester, test)
+
+    found.assert_outcomes(passed=1)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(
+        ["error: * events of process * could not be recorded: File too large"]
+    )
+
+
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
 def test_xdist_workers_check_their_own_tests(pytester: pytest.Pytester) -> None:
     found = run(pytester, RACING, WAITING, options=(*WATCHED, "-n", "2"))
