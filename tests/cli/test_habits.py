@@ -185,7 +185,7 @@ def test_every_file_is_completed_by_the_shell() -> None:
     assert files == []
 
 
-@pytest.mark.parametrize("name", [*ALL, "bench"])
+@pytest.mark.parametrize("name", [*ALL, "bench", ""])
 def test_help_fits_80_columns(name: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli(*name.split(), "--help").stdout.splitlines()

@@ -75,7 +75,7 @@ class Measurement:
 
     @property
     def ends_case(self) -> bool:
-        """Whether no further round follows."""
+        """Whether this is the last round of its case."""
         return self.stopped in ("interrupted", "wrong")
 
     @property

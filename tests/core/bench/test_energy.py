@@ -10,7 +10,7 @@ from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
 from cudakit.units import Unavailable
 
-LEAST_S = 0.5
+MIN_S = 0.5
 
 
 class Counter:
@@ -31,7 +31,7 @@ class Counter:
 def test_power_is_measured_between_counter_steps(watts: float, phase_s: float) -> None:
     counter = Counter(watts, phase_s)
     steps = CounterSteps(counter.read_j, counter.clock)
-    while steps.elapsed_s < LEAST_S:
+    while steps.elapsed_s < MIN_S:
         steps.poll()
 
     assert steps.power_w() == pytest.approx(watts, rel=0.02)
@@ -46,7 +46,7 @@ def test_device_without_energy_counter_runs_no_work() -> None:
         worked.append,
         runs=1,
         run_s=1e-3,
-        min_s=LEAST_S,
+        min_s=MIN_S,
         now_s=lambda: 0.0,
         read_j=lambda: reason,
     )
@@ -84,7 +84,7 @@ class Bench:
             self.work,
             runs=1,
             run_s=self._run_s,
-            min_s=LEAST_S,
+            min_s=MIN_S,
             now_s=self.now_s,
             read_j=self.read_j,
         )
@@ -117,7 +117,7 @@ def test_wait_for_slow_counter_is_bounded() -> None:
     list(meter.run())
 
     assert meter.per_run_j() == Unavailable("the energy counter changed too rarely")
-    assert bench.now_s() < 4 * LEAST_S
+    assert bench.now_s() < 4 * MIN_S
 
 
 def test_interrupted_meter_has_no_energy() -> None:
