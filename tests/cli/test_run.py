@@ -284,7 +284,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "--sanitize finds races, --memory records"),
         (["--memory", "-o", "races.json"], "-o and --json write the races"),
@@ -300,13 +300,13 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     ],
 )
 def test_invalid_command_line_ends_with_125_and_starts_nothing(
-    here: Here, options: list[str], said: str
+    here: Here, options: list[str], message: str
 ) -> None:
     (here.path / "there.json").write_text("mine")
     run = here.run(*options, here.program(text=TELLTALE))
 
     assert (run.exit_code, run.stdout) == (125, "")
-    assert said in run.stderr
+    assert message in run.stderr
     assert run.stderr.startswith("cudakit: error: ")
     assert run.stderr.count("\n") == 2
     assert {place.name for place in here.path.iterdir()} == {"there.json", "program.py"}
