@@ -31,7 +31,7 @@ sys.path.append(str(ROOT / "tests"))  # the scenarios are part of the tests
 
 from allocator_scenarios.canonical import Addresses  # noqa: E402 found by the line above
 from allocator_scenarios.catalog import SCENARIOS  # noqa: E402
-from allocator_scenarios.compare import Verdict, as_row, judge  # noqa: E402
+from allocator_scenarios.compare import Verdict, as_row, compare_subjects  # noqa: E402
 from allocator_scenarios.cudakit_subject import Ours, in_memory  # noqa: E402
 from allocator_scenarios.scenario import Scenario, Subject  # noqa: E402
 from allocator_scenarios.upstreams import Placed  # noqa: E402
@@ -49,7 +49,7 @@ def main() -> int:
     verdicts = []
     for scenario in chosen:
         verdict = skipped(scenario) if options.dry_run else None
-        verdicts.append(verdict or judge(scenario, ours, theirs))
+        verdicts.append(verdict or compare_subjects(scenario, ours, theirs))
         show(verdicts[-1])
     print(sums(verdicts, about))
     if options.output:

@@ -113,7 +113,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
         case CudakitError():
             return error
         case click.ClickException():
-            return UsageError(error.format_message(), hint=_help_hint(error))
+            return UsageError(_as_message(error.format_message()), hint=_help_hint(error))
         case MemoryError():
             return EnvironmentUnusable(
                 "the machine is out of memory",
@@ -126,6 +126,11 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
         f"internal error: {type(error).__name__}: {error}",
         hint="please report it as a bug, with the traceback that CUDAKIT_DEBUG=1 prints",
     )
+
+
+def _as_message(text: str) -> str:
+    """Return a message of click in the style of ours: in lower case, without a full stop."""
+    return (text[:1].lower() + text[1:]).removesuffix(".")
 
 
 def _help_hint(error: click.ClickException) -> str:

@@ -52,16 +52,13 @@ class Output:
 
 
 @contextmanager
-def open_output(path: str | None, *, force: bool = False) -> Iterator[Output]:
-    """Open a file, or standard output for None and ``-``.
+def open_file(path: str, *, force: bool = False) -> Iterator[Output]:
+    """Open a file for writing.
 
     The text goes to a temporary file, which replaces the target if the block succeeds and is deleted if it
     fails. A device or a pipe is written directly. Raises UsageError, before the block runs, if the file
     exists without ``force``, is a directory or cannot be written.
     """
-    if path is None or path == "-":
-        yield standard_output()
-        return
     target = Path(os.path.realpath(path))
     mode = _mode(target, name=path)
     _refuse_unusable(mode, name=path, force=force)

@@ -149,10 +149,10 @@ class RecordedMachine:
     ) -> Telemetry | Unavailable:
         if not self.record.telemetry:
             return Telemetry(0, {})
-        return _limited(self._of(device, self.record.telemetry), names)
+        return _only_fields(self._of(device, self.record.telemetry), names)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        return _limited(self._of(device, self.record.activity), names)
+        return _only_fields(self._of(device, self.record.activity), names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         return self._of(device, self.record.processes)
@@ -164,7 +164,7 @@ class RecordedMachine:
         return recorded[at] if at < len(recorded) else Unavailable("not recorded")
 
 
-def _limited(found: Telemetry | Unavailable, names: Collection[str]) -> Telemetry | Unavailable:
+def _only_fields(found: Telemetry | Unavailable, names: Collection[str]) -> Telemetry | Unavailable:
     if isinstance(found, Unavailable) or not names:
         return found
     return replace(

@@ -73,9 +73,8 @@ class Rule:
 
 def shown(field: str, value: object) -> str:
     """Write the value of a setting for a message: whole MiB as such, the rest as Python does, cut short."""
-    if (
-        isinstance(value, int) and value.bit_length() > 80
-    ):  # Python refuses to write a number of 5000 digits
+    # Python refuses to write a number of 5000 digits.
+    if isinstance(value, int) and value.bit_length() > 80:
         return f"a number of {value.bit_length()} bits"
     if field.endswith("_bytes") and isinstance(value, int) and value and value % MIB == 0:
         return f"{value // MIB} MiB"
@@ -143,9 +142,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "backend": Rule(BACKENDS.__contains__, " or ".join(map(repr, BACKENDS))),
         "max_split_size_bytes": _or_none(_size(0)),
         "max_non_split_rounding_bytes": _or_none(_size(0)),
-        "large_segment_size_bytes": _size(
-            11
-        ),  # above 10 MiB, from where each request has its own segment
+        # Above 10 MiB, from where each request has its own segment.
+        "large_segment_size_bytes": _size(11),
         "roundup_power2_divisions": Rule(
             _are_divisions, f"a tuple of {DIVISION_SLOTS}, each a power of two or 0"
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_every_file_is_completed_by_the_shell() -> None:
     assert files == []
 
 
-@pytest.mark.parametrize("name", [*ALL, "bench"])
+@pytest.mark.parametrize("name", [*ALL, "bench", ""])
 def test_help_fits_80_columns(name: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli(*name.split(), "--help").stdout.splitlines()
@@ -226,6 +227,29 @@ def test_every_format_is_written_and_nothing_is_printed_twice(name: str, place: 
     text = Path(place.file("out.txt")).read_text()
     assert terminal(name, done).replace(named, "") == text
     assert terminal(name, done).count(text.splitlines()[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ("devices --gpu sim -o out.json", 0),
+        ("devices --gpu sim", 2),
+        ("devices --gpu sim -o out.json --json", 2),
+        (f"run --sanitize {RACE}", 1),
+    ],
+)
+def test_closed_stdout_is_an_error_only_if_it_is_needed(
+    options: str, code: int, command: list[str], place: Place
+) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command, *options.split()],
+        check=False,
+        stderr=subprocess.PIPE,
+        cwd=place.path,
+    )
+
+    assert done.returncode == code
+    assert (b"standard output is closed" in done.stderr) == (code == 2)
 
 
 @EACH

@@ -156,7 +156,7 @@ def test_lost_events_are_counted_and_fail_the_run(here: Here) -> None:
     run = here.process("--sanitize", "-o", "races.json", program, "fixed")
 
     assert (run.returncode, run.stdout) == (1, "done\n")
-    assert run.stderr.startswith("no races found, recording incomplete")
+    assert run.stderr.startswith("no races found, result incomplete")
     (reason,) = json.loads((here.path / "races.json").read_text())["incomplete"]
     found = re.fullmatch(
         r"([\d,]+) events of process \d+ could not be recorded: File too large", reason
@@ -278,7 +278,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "--sanitize finds races, --memory records"),
         (["--memory", "-o", "races.json"], "-o and --json write the races"),
@@ -294,13 +294,13 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     ],
 )
 def test_invalid_command_line_ends_with_125_and_starts_nothing(
-    here: Here, options: list[str], said: str
+    here: Here, options: list[str], message: str
 ) -> None:
     (here.path / "there.json").write_text("mine")
     run = here.run(*options, here.program(text=TELLTALE))
 
     assert (run.exit_code, run.stdout) == (125, "")
-    assert said in run.stderr
+    assert message in run.stderr
     assert run.stderr.startswith("cudakit: error: ")
     assert run.stderr.count("\n") == 2
     assert {place.name for place in here.path.iterdir()} == {"there.json", "program.py"}

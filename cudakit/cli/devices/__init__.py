@@ -75,9 +75,9 @@ def devices(
     """
     if watch and (view.long or view.topology or spec):
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
-    from cudakit.core.devices.fields import named
+    from cudakit.core.devices.fields import fields_by_name
 
-    wanted = named(view.names)
+    wanted = fields_by_name(view.names)
     formats = _WATCH_FORMATS if watch else _SELECT_FORMATS if spec else None
     with open_outputs(output, formats) as outputs:
         from cudakit.gpu.machine import open_machine

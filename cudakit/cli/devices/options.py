@@ -69,7 +69,7 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         if select:
-            return command(spec=_spec(count, min_free_mem, max_util), **rest)
+            return command(spec=_select_spec(count, min_free_mem, max_util), **rest)
         if any(limit is not None for limit in (count, min_free_mem, max_util)):
             raise click.UsageError("--count, --min-free-mem and --max-util need --select")
         return command(spec=None, **rest)
@@ -88,13 +88,15 @@ def seconds(text: str) -> float:
     return number
 
 
-def _spec(count: int | None, min_free_bytes: int | None, max_ratio: float | None) -> SelectSpec:
+def _select_spec(
+    count: int | None, min_free_bytes: int | None, max_ratio: float | None
+) -> SelectSpec:
     from cudakit.core.devices.select import SelectSpec
 
     return SelectSpec(count or 1, min_free_bytes, None if max_ratio is None else max_ratio * 100)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
@@ -136,7 +138,7 @@ _VIEW = option_group(
     option(
         "--fields",
         "names",
-        type=Value(_known_names, _names, many=True),
+        type=Value(_known_names, _parse_names, many=True),
         default=(),
         metavar="NAME,...",
         help="Show only these fields; --list-fields lists them.",

@@ -164,13 +164,13 @@ class Writer:
     def _replace(self, text: str) -> None:
         """Replace the last text on a terminal; append to a pipe or a file."""
         if is_capable_terminal(self.target.stream):
-            self.target.write(self._back() + text)
+            self.target.write(self._cursor_to_last_text() + text)
             self._lines_above = text.count("\n")
         else:
             self.target.write(text)
         self.target.stream.flush()
 
-    def _back(self) -> str:
+    def _cursor_to_last_text(self) -> str:
         if not self._lines_above:
             return ""
         height = os.get_terminal_size(self.target.stream.fileno()).lines

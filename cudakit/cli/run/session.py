@@ -105,10 +105,10 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
-    outputs = stack.enter_context(open_outputs(spec.output))
+    outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
     memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
     if command.not_instrumented:
-        monitor.add_note(command.not_instrumented)
+        monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
@@ -129,7 +129,8 @@ def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     if _has_device():
         if spec.on_missing == "refuse":
             raise found.error()
-        monitor.add_note(f"CUDA is not recorded: {found.message}; {found.hint}")
+        reason = f"CUDA is not recorded: {found.message}; {found.hint}"
+        monitor.add_note(reason, unrecorded=True)
     return None
 
 
@@ -141,7 +142,7 @@ def _has_device() -> bool:
 
 
 def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
-    """Print and write the findings; return 1 for races."""
+    """Print and write the findings; return 1 for races or an incomplete result."""
     monitor = prepared.monitor
     if spec.memory and not spec.output.json:
         _print_snapshots(monitor.snapshots)
@@ -153,7 +154,7 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = _report(result), standard_error()
     try:
-        prepared.outputs.write(races, terminal=stderr)
+        prepared.outputs.write(races)
     except EnvironmentUnusable:
         # No file has the findings: print all of them.
         stderr.write(races.text("txt", stderr))

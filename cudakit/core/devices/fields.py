@@ -54,7 +54,7 @@ def registry() -> Mapping[str, FieldInfo]:
     return found
 
 
-def named(names: Sequence[str]) -> tuple[FieldInfo, ...]:
+def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
     """Return fields by name. Raises UsageError, with similar names, for an unknown name."""
     known = registry()
     for name in names:

@@ -21,11 +21,11 @@ class MatchedDevice:
 
     @property
     def uuid(self) -> str | Unavailable:
-        return _first(view.uuid for view in self._views())
+        return _first_available(view.uuid for view in self._views())
 
     @property
     def pci_bus_id(self) -> str | Unavailable:
-        return _first(view.pci_bus_id for view in self._views())
+        return _first_available(view.pci_bus_id for view in self._views())
 
     @property
     def is_instance(self) -> bool:
@@ -48,10 +48,10 @@ class MatchedDevice:
 def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[MatchedDevice, ...]:
     """Return NVML's devices in its order, each with its CUDA device, then those of CUDA only."""
     ours = list(nvml.devices) if isinstance(nvml, NvmlView) else []
-    theirs = list(_of_cuda(cuda)) if isinstance(cuda, CudaView) else []
+    theirs = list(_with_hidden(cuda)) if isinstance(cuda, CudaView) else []
     found = []
     for device in ours:
-        other = next((pair for pair in theirs if _same(device, pair[0])), None)
+        other = next((pair for pair in theirs if _is_same_device(device, pair[0])), None)
         if other is None and len(ours) == len(theirs) == 1:
             # A Jetson has no PCI address, and NVML and CUDA may not agree on its UUID.
             other = theirs[0]
@@ -61,12 +61,12 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[M
     return (*found, *(MatchedDevice(None, device, hidden) for device, hidden in theirs))
 
 
-def _of_cuda(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
+def _with_hidden(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
     yield from ((device, False) for device in view.devices)
     yield from ((device, True) for device in view.hidden)
 
 
-def _same(one: DeviceFacts, other: DeviceFacts) -> bool:
+def _is_same_device(one: DeviceFacts, other: DeviceFacts) -> bool:
     if isinstance(one.uuid, str) and isinstance(other.uuid, str):
         return one.uuid.lower() == other.uuid.lower()
     # All MIG instances of a GPU have its address.
@@ -74,7 +74,7 @@ def _same(one: DeviceFacts, other: DeviceFacts) -> bool:
     return known and one.pci_bus_id == other.pci_bus_id
 
 
-def _first(values: Iterable[str | Unavailable]) -> str | Unavailable:
+def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first available value, else the first reason."""
     found = list(values)
     known = [value for value in found if isinstance(value, str)]

@@ -74,7 +74,7 @@ class Nvml:
     def capabilities(self) -> frozenset[tuple[int, int]] | Unavailable:
         """Return the compute capabilities of the GPUs; Unavailable if one of them is."""
         found = set()
-        for index in range(self._count()):
+        for index in range(self._device_count()):
             reader = Reader(self.lib, None, self.reasons)
             handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
             if isinstance(handle, Unavailable):
@@ -115,7 +115,7 @@ class Nvml:
         key = (device.parent, device.index)
         if key not in self._activity:
             parent = self._handles.get((None, device.parent)) if device.parent is not None else None
-            self._activity[key] = Activity(parent or reader.handle, _instance(device))
+            self._activity[key] = Activity(parent or reader.handle, _gpu_instance_id(device))
         return self._activity[key].since_last(reader, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
@@ -124,13 +124,13 @@ class Nvml:
         return reader if isinstance(reader, Unavailable) else processes(reader)
 
     def _devices(self) -> Iterator[DeviceFacts]:
-        for index in range(self._count()):
+        for index in range(self._device_count()):
             facts = self._gpu(index)
             yield facts
             if facts.fields.get("mig_mode") is True:
                 yield from self._instances(facts)
 
-    def _count(self) -> int:
+    def _device_count(self) -> int:
         count = Reader(self.lib, None).attempt(self.lib.nvmlDeviceGetCount)
         return 0 if isinstance(count, Unavailable) else int(count)
 
@@ -143,7 +143,7 @@ class Nvml:
         return DeviceFacts(
             index,
             uuid=reader.result(Call("nvmlDeviceGetUUID")),
-            pci_bus_id=_bus_id(reader.result(Call("nvmlDeviceGetPciInfo"))),
+            pci_bus_id=_pci_address(reader.result(Call("nvmlDeviceGetPciInfo"))),
             fields=reader.read(FACTS),
         )
 
@@ -179,12 +179,12 @@ class Nvml:
         )
 
 
-def _instance(device: DeviceFacts) -> int | None:
+def _gpu_instance_id(device: DeviceFacts) -> int | None:
     found = device.fields.get("gpu_instance_id")
     return found if isinstance(found, int) and device.parent is not None else None
 
 
-def _bus_id(info: Any) -> str | Unavailable:
+def _pci_address(info: Any) -> str | Unavailable:
     """Return a PCI address in the form of Linux and CUDA; NVML writes eight digits of the domain."""
     if isinstance(info, Unavailable):
         return info

@@ -22,14 +22,14 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     """Yield the link of each pair of GPUs once; ``gpus`` maps NVML indices to handles."""
     known = {index: handle for index, handle in gpus.items() if handle is not None}
     ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in known.items()}
-    buses = {index: _bus(Reader(lib, handle)) for index, handle in known.items()}
+    buses = {index: _pci_address(Reader(lib, handle)) for index, handle in known.items()}
     for one, other in combinations(sorted(known), 2):
         pair, peer = Reader(lib, known[one]), known[other]
         read, write, nvlink, atomics = (
             _named(pair, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
             for capability in _CAPABILITIES
         )
-        count = _common(ends[one], ends[other], buses[one], buses[other])
+        count = _shared_links(ends[one], ends[other], buses[one], buses[other])
         over_nvlink = count if nvlink == P2P_STATES[0] else 0
         path = _named(pair, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
         yield Link(
@@ -51,7 +51,7 @@ def _named(
     return answer if isinstance(answer, Unavailable) else name_from(names)(answer)
 
 
-def _bus(reader: Reader) -> str:
+def _pci_address(reader: Reader) -> str:
     info = reader.attempt(lambda: reader.lib.nvmlDeviceGetPciInfo(reader.handle))
     return "" if isinstance(info, Unavailable) else _text(info.busId)
 
@@ -64,11 +64,11 @@ def _nvlink_ends(reader: Reader) -> list[str]:
         if isinstance(state, Unavailable):
             break  # the GPU has no more links
         if state == _ACTIVE:
-            ends.append(_end(reader, link))
+            ends.append(_remote_end(reader, link))
     return ends
 
 
-def _end(reader: Reader, link: int) -> str:
+def _remote_end(reader: Reader, link: int) -> str:
     lib, handle = reader.lib, reader.handle
     kind = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
     if kind != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
@@ -77,7 +77,7 @@ def _end(reader: Reader, link: int) -> str:
     return _SWITCH if isinstance(info, Unavailable) else _text(info.busId)
 
 
-def _common(one: list[str], other: list[str], one_bus: str, other_bus: str) -> int:
+def _shared_links(one: list[str], other: list[str], one_bus: str, other_bus: str) -> int:
     """Count the links between two GPUs: direct ones, or those that a switch can join."""
     direct = min(one.count(other_bus), other.count(one_bus))
     return direct or min(one.count(_SWITCH), other.count(_SWITCH))

@@ -28,11 +28,11 @@ def cpu_ranges(words: Iterable[int]) -> str:
     return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in pairs)
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _thousandth(value: float) -> float:
+def _divide_by_1000(value: float) -> float:
     # Dividing by 1000 is exact, multiplying by 0.001 is not: 700000 mW are 700.0 W.
     return value / 1000
 
@@ -44,8 +44,8 @@ def _cluster(raw: Iterable[int]) -> str:
 _BY_UNIT: Mapping[str, Convert] = {
     "bool": bool,
     "hex": "{:#010x}".format,
-    "W": _thousandth,
-    "J": _thousandth,
+    "W": _divide_by_1000,
+    "J": _divide_by_1000,
 }
 _BY_NAME: Mapping[str, Convert] = {
     "brand": name_from(names.BRANDS),
@@ -95,7 +95,7 @@ def _call(field: NvmlField) -> Call | FieldValue:
 
 def _conversion(field: NvmlField) -> Convert:
     name, part = field.info.name, field.part
-    convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _same)
+    convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _unchanged)
 
     def read(answer: Any) -> Any:
         # The other members of the structure are valid once the fabric is set up.

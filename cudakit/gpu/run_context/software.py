@@ -129,7 +129,7 @@ def libraries(
     for source, directories in (
         ("LD_LIBRARY_PATH", search_path(variables)),
         ("package", _wheel_directories(files, sorted(wheels))),
-        ("system", (*_configured(files), *_SYSTEM)),
+        ("system", (*_ld_so_conf_directories(files), *_SYSTEM)),
         ("toolkit", _toolkit_libraries(files, variables)),
     ):
         for directory in dict.fromkeys(directories):
@@ -151,7 +151,7 @@ def _wheel_directories(files: Files, places: Iterable[str]) -> Iterator[str]:
             yield f"{place}/nvidia/{package}/lib"
 
 
-def _configured(files: Files) -> Iterator[str]:
+def _ld_so_conf_directories(files: Files) -> Iterator[str]:
     """List the directories of /etc/ld.so.conf.d, which precede the loader's own."""
     for name in files.names("/etc/ld.so.conf.d"):
         for line in files.lines(f"/etc/ld.so.conf.d/{name}"):

@@ -106,7 +106,7 @@ class Schedule:
         self._end_ns = 0  # the latest end of all tasks that ran
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
-        self._polling: dict[Task, tuple[Poll, Outcome]] = {}  # kernels that poll
+        self._polling: dict[Task, tuple[Poll, Outcome]] = {}  # by running task
 
     @property
     def begin_ns(self) -> int:
@@ -117,10 +117,10 @@ class Schedule:
         """Enqueue a job that begins after ``after`` have finished and ``delay_ns`` has passed."""
         self._count += 1
         task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)
-        for other in after:
-            task.earliest_ns = max(task.earliest_ns, other.end_ns)
-            if not other.done:
-                other.dependents.append(task)
+        for dependency in after:
+            task.earliest_ns = max(task.earliest_ns, dependency.end_ns)
+            if not dependency.done:
+                dependency.dependents.append(task)
                 task.unfinished_dependencies += 1
         self._unfinished[task.number] = task
         if not task.unfinished_dependencies:
@@ -133,7 +133,7 @@ class Schedule:
 
     def run_due(self) -> None:
         """Run the tasks that begin by the current host time."""
-        self._end_polls()
+        self._finish_polls()
         while self.fault is None and self._ready.is_due(self._clock.now_ns):
             self._run_next()
 
@@ -150,7 +150,10 @@ class Schedule:
         self._clock.reach(self._end_ns)
 
     def _run_next(self) -> None:
-        if self._polling and self._ended_a_poll():
+        if self._finish_polls():
+            return
+        if self._polling and not self._ready:
+            self._time_out_first()
             return
         task = self._pop_runnable()
         task.begin_ns = self._last_begin_ns = max(task.earliest_ns, self._last_begin_ns)
@@ -164,31 +167,25 @@ class Schedule:
         else:
             self._finish(task, outcome)
 
-    def _end_polls(self) -> None:
-        """Finish polling tasks whose condition is met or whose timeout has passed."""
+    def _finish_polls(self) -> bool:
+        """Finish polling tasks that are done or timed out; return whether there was one."""
         now_ns = max(self._clock.now_ns, self._last_begin_ns)
+        count = len(self._polling)
         for task, (poll, outcome) in [*self._polling.items()]:
             if poll.is_done():
                 del self._polling[task]
-                waited_ns = min(now_ns - task.begin_ns, poll.timeout_ns)
-                self._finish(
-                    task, outcome._replace(duration_ns=max(outcome.duration_ns, waited_ns))
-                )
-            elif now_ns >= task.begin_ns + poll.timeout_ns:
+                polled_ns = min(now_ns - task.begin_ns, poll.timeout_ns)
+                duration_ns = max(outcome.duration_ns, polled_ns)
+                self._finish(task, outcome._replace(duration_ns=duration_ns))
+            elif now_ns >= _timeout_at_ns(task, poll):
                 self._time_out(task)
+        return len(self._polling) < count
 
-    def _ended_a_poll(self) -> bool:
-        """Finish polling tasks, by timeout if no other task can run. Return whether one finished."""
-        left = len(self._polling)
-        self._end_polls()
-        if self._polling and not self._ready:
-            self._time_out(
-                min(
-                    self._polling,
-                    key=lambda task: task.begin_ns + self._polling[task][0].timeout_ns,
-                )
-            )
-        return len(self._polling) < left
+    def _time_out_first(self) -> None:
+        """Time out the polling task that is due first, because no other task can run."""
+        self._time_out(
+            min(self._polling, key=lambda task: _timeout_at_ns(task, self._polling[task][0]))
+        )
 
     def _time_out(self, task: Task) -> None:
         poll, outcome = self._polling.pop(task)
@@ -219,6 +216,10 @@ class Schedule:
             if not dependent.unfinished_dependencies:
                 self._ready.push(dependent)
         task.dependents.clear()
+
+
+def _timeout_at_ns(task: Task, poll: Poll) -> int:
+    return task.begin_ns + poll.timeout_ns
 
 
 class EarliestFirst:

@@ -1,4 +1,4 @@
-"""What nobody should ask of ``cudakit bench``, or hand it in a file: one line, a hint, and exit code 2."""
+"""Invalid options and files of ``cudakit bench`` give one line, a hint, and exit code 2."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from core.devices.machines import FakeMachine, cuda, cuda_gpu, gpu, nvml, teleme
 from cudakit.cli.devices.options import View
 from cudakit.cli.devices.watch import Writer, _read_keys, ticks, watch_devices
 from cudakit.cli.output import Output
-from cudakit.core.devices.fields import named
+from cudakit.core.devices.fields import fields_by_name
 from cudakit.core.devices.watch import Quit
 from cudakit.errors import EnvironmentUnusable
 from cudakit.units import Unavailable
@@ -108,5 +108,5 @@ def test_watching_plain_fields_needs_no_early_second_read() -> None:
     names = ("power_draw_w",)
 
     with pytest.raises(EnvironmentUnusable):
-        watch_devices(machine, [Writer(target, "csv", view(*names), named(names))], 0.01)
+        watch_devices(machine, [Writer(target, "csv", view(*names), fields_by_name(names))], 0.01)
     assert stream.getvalue() == 'power_draw_w\r\n5.0\r\n""\r\n'

@@ -1,10 +1,10 @@
-"""The graph of a capture as the driver keeps it: nodes, and where each stream has come to."""
+"""A capture graph in memory: its nodes, and the last nodes of each stream."""
 
 from __future__ import annotations
 
 
 class Graph:
-    """One capture, whose id is 1. Streams join it as they wait for one that is in it."""
+    """One capture, with id 1. A stream joins it by waiting for a stream in it."""
 
     def __init__(self, *streams: int) -> None:
         self.heads: dict[int, tuple[int, ...]] = dict.fromkeys(streams, ())
@@ -17,7 +17,7 @@ class Graph:
         self.heads[stream] = (node,)
 
     def wait(self, stream: int, other: int) -> None:
-        """Let a stream wait for another one."""
+        """Make a stream wait for another one."""
         known = self.heads.get(stream, ())
         self.heads[stream] = tuple(dict.fromkeys((*known, *self.heads[other])))
 

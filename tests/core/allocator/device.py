@@ -1,5 +1,4 @@
-"""A device in memory: addresses that count up, a limit, events that are reached when a test says so, and
-calls that fail when a test says so."""
+"""A device in memory, with a limit. Tests determine when events complete and which calls fail."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Device:
         return sum(self.held.values())
 
     def finish(self, stream: int) -> None:
-        """Let a stream do all that it has been given."""
+        """Complete all work of a stream."""
         self.reached[stream] = self.recorded.get(stream, 0)
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002

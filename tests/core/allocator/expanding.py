@@ -1,4 +1,4 @@
-"""Allocators whose segments expand."""
+"""Allocators with expandable segments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIDE = 11
 
 
 def expanding(device: Device | None = None, **more: Any) -> CachingAllocator:
-    """Make an allocator with the setting on, and others."""
+    """Return an allocator with expandable_segments and other settings."""
     settings = Settings(expandable_segments=True, **more)
     return CachingAllocator(device or VirtualDevice(), settings, search_again=False)
 

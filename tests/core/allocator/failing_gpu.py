@@ -1,4 +1,4 @@
-"""The simulated GPU, one call of whose memory fails when a test says so."""
+"""The simulated GPU with a memory call that fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FailingGpu(Sim):
         return info.total_bytes - info.free_bytes
 
     def fail(self, name: str, nth: int) -> None:
-        """Let the nth call of a name fail from now on."""
+        """Make the nth call of a name fail from now on."""
         self._chosen = name, self.calls.count(name) + nth
 
     def memory_info(self) -> Any:

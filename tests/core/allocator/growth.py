@@ -1,4 +1,4 @@
-"""The part of the model that has expandable segments, and what the model consists of."""
+"""The data of the model, and its expandable segments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Area:
 
 
 class Growth:
-    """Expandable areas: pieces and gaps that cover their addresses from end to end."""
+    """Expandable segments: pieces and gaps that cover their address ranges."""
 
     device: VirtualDevice
     areas: list[Area]
@@ -132,7 +132,7 @@ class Growth:
         self._join(area, gap)
 
     def _join(self, area: Area, piece: Piece) -> None:
-        """Let a piece take in its neighbours of the same state."""
+        """Merge a piece with adjacent ones of the same state."""
         index = area.pieces.index(piece)
         for other in [area.pieces[i] for i in (index - 1, index + 1) if 0 <= i < len(area.pieces)]:
             if other.state == piece.state:

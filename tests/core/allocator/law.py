@@ -1,4 +1,4 @@
-"""What holds of an allocator after every operation (torch's own _check_memory_stat_consistency, and more)."""
+"""Invariants of an allocator after every operation (torch's _check_memory_stat_consistency, and more)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check(allocator: CachingAllocator) -> None:
 
 
 def check_state(statistics: dict[str, int], segments: list[dict[str, Any]]) -> None:
-    """Check statistics and segments of one moment."""
+    """Check statistics against segments."""
     by_pool_kind = by_private_pool(statistics)
     for kind, of in (("small_pool", "small"), ("large_pool", "large"), ("all", "")):
         own = [s for s in segments if not of or s["segment_type"] == of]
@@ -28,7 +28,7 @@ def check_state(statistics: dict[str, int], segments: list[dict[str, Any]]) -> N
 
 
 def summed(segments: list[dict[str, Any]]) -> dict[str, int]:
-    """Add up what the statistics say."""
+    """Return the statistics that follow from segments."""
     blocks = [block for segment in segments for block in segment["blocks"]]
     active = [block for block in blocks if block["state"] != "inactive"]
     plain = [s["blocks"] for s in segments if not s["is_expandable"]]
@@ -48,7 +48,7 @@ def summed(segments: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def by_pool(segments: list[dict[str, Any]]) -> dict[str, int]:
-    """Add up what each private pool has, by its id."""
+    """Return the reserved bytes of each private pool by id."""
     found = Counter[str]()
     for segment in segments:
         if segment["segment_pool_id"] != (0, 0):
@@ -57,7 +57,7 @@ def by_pool(segments: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def by_private_pool(statistics: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Return the same of the statistics: by kind, then by id."""
+    """Return the reserved bytes of private pools in the statistics, by kind and id."""
     found: dict[str, dict[str, int]] = {kind: {} for kind in (*KINDS.values(), "all")}
     for name, value in statistics.items():
         if value and name.startswith(BY_POOL) and name.endswith(".current"):
@@ -84,7 +84,7 @@ def check_layout(segments: list[dict[str, Any]]) -> None:
             assert block["address"] == place
             assert block["size"] > 0
             assert block["size"] % 512 == 0
-            assert not (block["state"] == before == "inactive"), "free neighbours are merged"
+            assert not (block["state"] == before == "inactive"), "adjacent free blocks are merged"
             place, before = place + block["size"], block["state"]
         end = segment["address"] + segment["total_size"]
         assert place == end

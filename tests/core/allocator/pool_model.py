@@ -1,4 +1,4 @@
-"""The model, with private pools that are made, used, captured into and let go of."""
+"""The model with private pools and captures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Own:
 
 
 def reserved_by(pool: PoolId) -> str:
-    """Return the statistic of what a private pool has reserved."""
+    """Return the name of the statistic of a private pool's reserved bytes."""
     return f"reserved_bytes_by_private_pools.{pool[0]}_{pool[1]}"
 
 

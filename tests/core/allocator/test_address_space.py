@@ -1,4 +1,4 @@
-"""Addresses that expandable segments set aside, by classes of streams."""
+"""Address ranges that expandable segments reserve, by stream class."""
 
 from __future__ import annotations
 

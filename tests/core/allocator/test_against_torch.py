@@ -1,4 +1,4 @@
-"""The same operations through PyTorch's allocator and ours, on a GPU: all that is known of both is equal."""
+"""The same operations give equal statistics and snapshots in PyTorch's allocator and cudakit's, on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_allocator.py"
 
 @pytest.mark.timeout(900)
 def test_every_scenario_is_equal_key_by_key(tmp_path: Path) -> None:
-    """Run in a process of its own: PyTorch's allocator must not have been used before."""
+    """Run a script in a new process, in which PyTorch's allocator is unused."""
     pytest.importorskip("torch")
     place = tmp_path / "compared.json"
 
@@ -46,7 +46,7 @@ def test_snapshot_is_drawn_by_torchs_viewer() -> None:
 
 
 def recorded() -> dict[str, Any]:
-    """Return a snapshot with everything in it that a small program leaves."""
+    """Return a snapshot with all kinds of entries."""
     from cudakit.core.allocator.allocator import CachingAllocator
     from cudakit.core.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda

@@ -1,4 +1,4 @@
-"""What a program says of itself in a recording, and that what was recorded opens in memviz."""
+"""Annotations of the trace by the program, and their snapshots in memviz."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_snapshot_has_pytorchs_settings_then_all_effective_settings() -> None:
 
 
 def recorded(tmp_path: Path) -> Snapshot:
-    """Record something of everything, save it, and open it as memviz does."""
+    """Record all kinds of entries, save a snapshot, and load it as memviz does."""
     allocator, host = CachingAllocator(Device(64 * MIB)), Host()
     pool = CachingHostAllocator(host)
     allocator.include_pinned(pool)

@@ -1,4 +1,4 @@
-"""Scenarios 30 to 34: what is captured has memory of its own, and nothing waits meanwhile."""
+"""Graph captures, beside the scenarios 30 to 34 of tests/allocator_scenarios/streams.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from core.allocator import law
 from core.allocator.captured import Graph
 from core.allocator.device import MIB, Device
-from core.allocator.watching import changes, current
+from core.allocator.watching import current
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -34,46 +34,6 @@ def record(
     return captured, b
 
 
-@pytest.mark.parametrize(
-    ("size", "segments", "reserved", "left"),
-    [
-        (512, 1, 2, 2),
-        (MIB, 2, 4, 2),
-        (MIB + 512, 1, 20, 20),
-        (10 * MIB - 512, 2, 40, 20),
-        (10 * MIB + 512, 3, 36, 12),
-    ],
-)
-def test_30_graph_keeps_the_peak_of_its_capture(
-    allocator: CachingAllocator, size: int, segments: int, reserved: int, left: int
-) -> None:
-    with changes(allocator) as captured:
-        memory, output = record(allocator, size)
-    assert captured["segment.all"] == segments
-    assert captured["reserved_bytes.all"] == reserved * MIB
-    allocator.empty_cache()
-    assert current(allocator, "reserved_bytes") == reserved * MIB
-
-    memory.close()
-    allocator.empty_cache()
-    assert current(allocator, "reserved_bytes") == left * MIB
-    allocator.free(output)
-    allocator.empty_cache()
-    assert current(allocator, "reserved_bytes") == 0
-
-
-def test_31_graphs_sharing_a_pool_reserve_less() -> None:
-    def reserved(*, shared: bool) -> int:
-        allocator = CachingAllocator(Device())
-        memory, output = record(allocator, 512)
-        allocator.free(output)
-        record(allocator, 512, memory if shared else None)
-        law.check(allocator)
-        return current(allocator, "reserved_bytes")
-
-    assert reserved(shared=False) - reserved(shared=True) == 2 * MIB
-
-
 def test_31_third_graph_reuses_memory_of_the_second(allocator: CachingAllocator) -> None:
     memory, first = record(allocator, SIZE)
     _second_memory, second = record(allocator, SIZE, memory)
@@ -84,18 +44,6 @@ def test_31_third_graph_reuses_memory_of_the_second(allocator: CachingAllocator)
     assert current(allocator, "reserved_bytes") == before
     assert memory.uses == 3
     assert third != first
-
-
-def test_32_live_graph_keeps_its_memory(allocator: CachingAllocator, device: Device) -> None:
-    memory, output = record(allocator, SIZE)
-    allocator.free(output)
-    allocator.empty_cache()
-    assert device.held
-    memory.close()
-    assert device.held
-    allocator.empty_cache()
-
-    assert device.held == {}
 
 
 def test_33_streams_used_only_in_a_capture_are_not_waited_for(
@@ -184,25 +132,6 @@ def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
     law.check(allocator)
 
 
-def test_34_reuse_needs_all_streams_to_be_joined(device: Device) -> None:
-    allocator, graph = CachingAllocator(device, REUSE), Graph(11)
-    with allocator.capture(stream=11, graph=graph):
-        ptr = allocator.alloc(SIZE, 11)
-        graph.launch(11)
-        for stream in (12, 13, 14):
-            graph.wait(stream, 11)
-            graph.launch(stream)
-            allocator.record_use(ptr, stream)
-        allocator.free(ptr)
-        found = []
-        for stream in (12, 13, 14):
-            graph.wait(11, stream)
-            found.append(allocator.alloc(SIZE, 11) == ptr)
-        graph.end()
-
-    assert found == [False, False, True]
-
-
 @pytest.mark.parametrize("settings", [REUSE, Settings()])
 def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
     device: Device, settings: Settings
@@ -228,7 +157,7 @@ def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
 
 
 class Unasked(Graph):
-    """A graph of which the driver says nothing."""
+    """A capture graph whose queries fail."""
 
     def terminals(self, stream: int) -> tuple[int, ...]:
         raise CudaError(999, "CUDA_ERROR_UNKNOWN", f"stream {stream}")

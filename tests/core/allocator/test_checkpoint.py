@@ -1,4 +1,4 @@
-"""Scenario 42: a private pool is made what it was."""
+"""Scenario 42: checkpoints of private pools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def in_pool(allocator: CachingAllocator, pool: MemPool, *sizes: int) -> list[int
 
 
 def layout(pool: MemPool) -> list[Any]:
-    """Return what a checkpoint keeps: sizes, kinds, and the size and state of each block."""
+    """Return the segments of a pool: size, kind, and the size and state of each block."""
     return [
         (
             *(segment[key] for key in ("device", "total_size", "allocated_size", "active_size")),

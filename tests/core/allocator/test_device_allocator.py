@@ -1,4 +1,4 @@
-"""On a simulated device: the end of an allocator, of its process, and of a process that was forked."""
+"""The end of an allocator: close, garbage collection, interpreter exit and fork, on a simulated device."""
 
 from __future__ import annotations
 

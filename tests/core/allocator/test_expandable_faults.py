@@ -1,4 +1,4 @@
-"""Each call of the driver fails, at each point, while segments expand: nothing leaks or is miscounted."""
+"""Every driver call of expandable segments can fail: nothing leaks, and statistics stay right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = (
 
 
 def program(allocator: CachingAllocator, device: VirtualDevice) -> list[CudaError]:
-    """Do something of everything, and go on after what fails; return the failures."""
+    """Run all kinds of operations, continue after failures, and return the failures."""
     live: dict[str, int] = {}
     failures: list[CudaError] = []
     settings = allocator.settings

@@ -1,4 +1,4 @@
-"""Expandable segments in the trace and in snapshots, and what memviz makes of them."""
+"""Expandable segments in traces, snapshots and memviz."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def empty(allocator: CachingAllocator) -> None:
 
 
 def check_replay(allocator: CachingAllocator, folder: Path) -> None:
-    """Walk the trace back from the state at its end: it begins with nothing, and never contradicts itself."""
+    """Undo the trace from the final state: it must be consistent and begin empty."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     (device,) = snapshot.devices
     found = replay(snapshot, device)
@@ -173,7 +173,7 @@ def test_47_memviz_replays_a_long_run_with_expandable_and_plain_segments(
 
 
 def check_memory(allocator: CachingAllocator, folder: Path) -> None:
-    """As ``check_replay``, but for sizes of ended blocks, which depend on a setting that has changed."""
+    """Like ``check_replay``, except the sizes of freed blocks, which depend on a setting that has changed."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     found = replay(snapshot, snapshot.devices[0])
     assert found.inconsistencies == Contradictions(0, 0, 0, 0)

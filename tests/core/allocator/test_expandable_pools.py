@@ -1,4 +1,4 @@
-"""Private pools whose segments expand."""
+"""Private pools with expandable segments."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_pool_lends_no_expandable_blocks() -> None:
 
 
 def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
-    """Make a pool that caches 50 MiB, a plain segment whose address is returned, and 40 of one that grows."""
+    """Create a pool with 50 MiB in a cached plain segment (returned) and 40 MiB in an expandable one."""
     pool = MemPool(allocator, use_on_oom=True)
     switch(allocator, on=False)
     with allocator.use_pool(pool):

@@ -1,4 +1,4 @@
-"""The native types by themselves: wrong use raises, and what is not used any more is collected."""
+"""The native types alone: wrong use raises, and unused objects are collected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_pool() -> BlockPool:
 
 @pytest.fixture
 def free() -> Any:
-    """The free blocks of a pool, of which there are none."""
+    """The free blocks of an empty pool."""
     return make_pool().free_blocks(0)
 
 
@@ -142,7 +142,7 @@ def test_search_sizes_are_checked(free: Any, size: Any) -> None:
         free.take(size, 1)
 
 
-def test_foreign_neighbor_is_not_merged(
+def test_adjacent_block_of_other_free_blocks_is_not_merged(
     allocator: CachingAllocator,
 ) -> None:
     foreign: Any = make_pool().free_blocks(0)
@@ -190,7 +190,7 @@ def make_events(maxlen: int) -> Any:
 
 
 class Finalized:
-    """Calls a function when it is not used any more."""
+    """Calls a function when it is deallocated."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
@@ -267,7 +267,7 @@ def test_garbage_collection_during_alloc_can_allocate(allocator: CachingAllocato
 
 
 class Key:
-    """Equals an address, and does something when it is compared."""
+    """Equals an address, and calls a function when compared."""
 
     def __init__(self, ptr: int, call: Callable[[], object]) -> None:
         self.ptr = ptr

@@ -1,4 +1,4 @@
-"""The fast path: whatever is called, the state afterwards is that after the slow calls."""
+"""The fast path leaves the same state as the slow path."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ CAPACITY = 256 * MIB
 
 
 def made_slow(allocator: CachingAllocator) -> CachingAllocator:
-    """Let every call of an allocator take the slow path."""
+    """Make every call of an allocator take the slow path."""
     slow = SlowPath(allocator, allocator._state, allocator._oom)
 
-    # Frames of Python, as many as between the program and the slow path of an allocator in Python.
+    # The same number of Python frames as between the program and the slow path of a plain allocator.
     def alloc(size_bytes: int, stream: int = 0) -> Ptr:
         return slow.slow_alloc(size_bytes, stream)
 
@@ -62,26 +62,29 @@ def native(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-class Twins:
+class FastAndSlow:
     """Two allocators, of which the second is plain Python and always takes the slow path."""
 
     def __init__(self, capacity: int = CAPACITY, *, native: bool = False, **options: Any) -> None:
         self.devices = VirtualDevice(capacity), VirtualDevice(capacity)
         fast = CachingAllocator(self.devices[0], native=native, **options)
-        self.both = fast, made_slow(CachingAllocator(self.devices[1], native=False, **options))
+        self.allocators = (
+            fast,
+            made_slow(CachingAllocator(self.devices[1], native=False, **options)),
+        )
 
     def alloc(self, size: Any, *stream: int) -> int:
-        """Allocate in both; 0 where there is no memory."""
-        found, expected = (_outcome(each.alloc, size, *stream) for each in self.both)
+        """Allocate in both; return 0 if out of memory."""
+        found, expected = (_outcome(each.alloc, size, *stream) for each in self.allocators)
         assert found == expected
         return found if isinstance(found, int) else 0
 
     def free(self, ptr: Any, *stream: int | None) -> None:
-        found, expected = (_outcome(each.free, ptr, *stream) for each in self.both)
+        found, expected = (_outcome(each.free, ptr, *stream) for each in self.allocators)
         assert found == expected
 
     def do(self, name: str, *args: Any, **options: Any) -> None:
-        for each in self.both:
+        for each in self.allocators:
             getattr(each, name)(*args, **options)
 
     def finish(self, stream: int) -> None:
@@ -89,10 +92,10 @@ class Twins:
             device.finish(stream)
 
     def check(self) -> None:
-        found, expected = (_seen(each) for each in self.both)
+        found, expected = (_seen(each) for each in self.allocators)
         assert found == expected
         assert self.devices[0].held == self.devices[1].held
-        for each in self.both:
+        for each in self.allocators:
             law.check(each)
 
 
@@ -104,7 +107,7 @@ def _outcome(call: Any, *args: Any) -> Any:
 
 
 def _seen(allocator: CachingAllocator) -> Any:
-    """Return all that there is of an allocator but times."""
+    """Return the whole state of an allocator, without times."""
     snapshot = allocator.snapshot()
     for trace in snapshot["device_traces"]:
         for entry in trace:
@@ -125,7 +128,7 @@ def _seen(allocator: CachingAllocator) -> Any:
 
 
 def _seen_block(block: Block) -> dict[str, Any]:
-    """Return the attributes of a block, other blocks by their addresses."""
+    """Return the attributes of a block, with other blocks as addresses."""
     left_out = ("free_blocks", "expandable_segment")
     found = {name: getattr(block, name) for name in Block.__slots__ if name not in left_out}
     for name in ("prev", "next"):
@@ -157,33 +160,33 @@ class BesideSlow(RuleBasedStateMachine):
             memory_fraction=0.75 if garbage else 1.0,
             expandable_segments=expands,
         )
-        self.twins = Twins(native=self.native, settings=chosen)
+        self.both = FastAndSlow(native=self.native, settings=chosen)
 
     @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
     def alloc(self, size: int, stream: int) -> Any:
-        return self.twins.alloc(size, stream) or multiple()
+        return self.both.alloc(size, stream) or multiple()
 
     @rule(ptr=live, stream=strategies.sampled_from(STREAMS))
     def use(self, ptr: int, stream: int) -> None:
-        self.twins.do("record_use", ptr, stream)
+        self.both.do("record_use", ptr, stream)
 
     @rule(ptr=consumes(live), stream=strategies.sampled_from([None, *STREAMS]))
     def free(self, ptr: int, stream: int | None) -> None:
-        self.twins.free(ptr, stream)
+        self.both.free(ptr, stream)
 
     @rule(target=live, ptr=consumes(live), size=SIZES)
     def replace(self, ptr: int, size: int) -> Any:
-        self.twins.free(ptr)
-        return self.twins.alloc(size) or multiple()
+        self.both.free(ptr)
+        return self.both.alloc(size) or multiple()
 
     @rule(ptr=strategies.sampled_from([0, 1, 0x7F00_0000_0200]))
     def free_what_may_not_be_there(self, ptr: int) -> None:
-        if ptr not in self.twins.both[0]._state.live:
-            self.twins.free(ptr)
+        if ptr not in self.both.allocators[0]._state.live:
+            self.both.free(ptr)
 
     @rule(stream=strategies.sampled_from(STREAMS))
     def finish(self, stream: int) -> None:
-        self.twins.finish(stream)
+        self.both.finish(stream)
 
     @rule(
         history=strategies.sampled_from([None, "all", "all"]),
@@ -195,11 +198,11 @@ class BesideSlow(RuleBasedStateMachine):
         self, history: str | None, context: str | None, skipped: tuple[str, ...], most: int
     ) -> None:
         options = {"context": context, "skip_actions": skipped, "max_entries": most}
-        self.twins.do("record_history", history, **options)
+        self.both.do("record_history", history, **options)
 
     @rule(limited=strategies.booleans())
     def configure(self, limited: bool) -> None:
-        for each in self.twins.both:
+        for each in self.both.allocators:
             chosen = replace(
                 each.settings,
                 memory_fraction=0.75 if limited else 1.0,
@@ -209,15 +212,15 @@ class BesideSlow(RuleBasedStateMachine):
 
     @rule(name=strategies.sampled_from(["empty_cache", "reset_peaks", "reset_sums", "statistics"]))
     def without_arguments(self, name: str) -> None:
-        self.twins.do(name)
+        self.both.do(name)
 
     @rule()
     def check(self) -> None:
-        self.twins.check()
+        self.both.check()
 
     def teardown(self) -> None:
-        if hasattr(self, "twins"):
-            self.twins.check()
+        if hasattr(self, "both"):
+            self.both.check()
 
 
 BesideSlow.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
@@ -234,68 +237,68 @@ TestNativeBesideSlow = needs_native(NativeBesideSlow.TestCase)
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_long_run_equals_the_slow_path(native: bool, recorded: bool) -> None:
-    twins, rng = Twins(1 << 40, native=native), random.Random(3)
+    both, rng = FastAndSlow(1 << 40, native=native), random.Random(3)
     if recorded:
-        twins.do("record_history", "all", context=None, max_entries=500)
+        both.do("record_history", "all", context=None, max_entries=500)
     live: list[int] = []
     for step in range(6000):
         if live and rng.random() < 0.45:
-            twins.free(live.pop(rng.randrange(len(live))), rng.choice([None, 0, LEGACY]))
+            both.free(live.pop(rng.randrange(len(live))), rng.choice([None, 0, LEGACY]))
         else:
-            live.append(twins.alloc(some_size(rng)))
+            live.append(both.alloc(some_size(rng)))
         if step % 1000 == 999:
-            twins.check()
+            both.check()
 
 
 def test_long_lists_of_free_blocks_equal_the_slow_path(native: bool) -> None:
-    twins, rng = Twins(1 << 40, native=native), random.Random(4)
-    live = [twins.alloc(512 * (1 + number % 5)) for number in range(9000)]
+    both, rng = FastAndSlow(1 << 40, native=native), random.Random(4)
+    live = [both.alloc(512 * (1 + number % 5)) for number in range(9000)]
     for ptr in live[::2]:
-        twins.free(ptr)
-    twins.check()
+        both.free(ptr)
+    both.check()
     live = live[1::2]
     for _ in range(6000):
         place = rng.randrange(len(live))
-        twins.free(live[place])
-        live[place] = twins.alloc(512 * rng.randint(1, 40))
-    twins.check()
+        both.free(live[place])
+        live[place] = both.alloc(512 * rng.randint(1, 40))
+    both.check()
     rng.shuffle(live)
     for ptr in live:  # until no part is left
-        twins.free(ptr)
-    twins.check()
-    twins.do("empty_cache")
-    assert twins.devices[0].held == {}
+        both.free(ptr)
+    both.check()
+    both.do("empty_cache")
+    assert both.devices[0].held == {}
 
 
 @pytest.mark.parametrize(
     "size", [-1, 0, True, 1 << 59, 1 << 60, 1 << 70, 700.0, "700", None], ids=repr
 )
 def test_invalid_sizes_behave_as_on_the_slow_path(native: bool, size: object) -> None:
-    twins = Twins(native=native)
-    twins.free(twins.alloc(1))
-    twins.alloc(size)
-    twins.check()
+    both = FastAndSlow(native=native)
+    both.free(both.alloc(1))
+    both.alloc(size)
+    both.check()
 
 
 @pytest.mark.parametrize("ptr", [-1, 0, 0x7F00_0000_0200, 1 << 70, 0.0, "0", None], ids=repr)
 def test_invalid_addresses_behave_as_on_the_slow_path(native: bool, ptr: object) -> None:
-    twins = Twins(native=native)
-    twins.alloc(700)
-    twins.free(ptr)
-    twins.check()
+    both = FastAndSlow(native=native)
+    both.alloc(700)
+    both.free(ptr)
+    both.check()
 
 
 def test_stream_numbers_equal_the_slow_path(native: bool) -> None:
-    twins = Twins(native=native)
+    both = FastAndSlow(native=native)
     for stream in (LEGACY, PER_THREAD, -5, 1 << 63, 12):
-        twins.alloc(700, stream)
-        twins.free(twins.alloc(700, stream), stream)
-        twins.free(twins.alloc(700, stream), 11)
-    twins.check()
+        both.alloc(700, stream)
+        both.free(both.alloc(700, stream), stream)
+        both.free(both.alloc(700, stream), 11)
+    both.check()
 
 
 def test_arguments_may_be_named(native: bool) -> None:
-    for allocator in Twins(native=native).both:
+    for allocator in FastAndSlow(native=native).allocators:
         allocator.free(ptr=allocator.alloc(size_bytes=700, stream=11), stream=11)
         with pytest.raises(TypeError):
             allocator.alloc()  # type: ignore[call-arg]
@@ -330,21 +333,21 @@ def test_usual_calls_avoid_the_slow_path(native: bool, recorded: bool) -> None:
 
 def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
     collecting = Settings(memory_fraction=0.75, garbage_collection_threshold=0.5)
-    twins = Twins(native=native, settings=collecting)
-    twins.do("record_history", context="all")
-    held = [twins.alloc(700) for _ in range(6)] + [twins.alloc(2 * MIB) for _ in range(6)]
+    both = FastAndSlow(native=native, settings=collecting)
+    both.do("record_history", context="all")
+    held = [both.alloc(700) for _ in range(6)] + [both.alloc(2 * MIB) for _ in range(6)]
     for ptr in held[::2]:
-        twins.free(ptr)
-    twins.do("record_history", None)
-    twins.do("configure", Settings())
+        both.free(ptr)
+    both.do("record_history", None)
+    both.do("configure", Settings())
     for size in (1500, 3 * MIB, 700, 2 * MIB):  # of which the first two find no hole
-        twins.alloc(size)
-        twins.check()
+        both.alloc(size)
+        both.check()
 
 
 def test_recorded_stack_begins_at_the_caller(native: bool) -> None:
     found = []
-    for allocator in Twins(native=native).both:
+    for allocator in FastAndSlow(native=native).allocators:
         allocator.record_history(context="all")
         allocator.free(allocator.alloc(700))
         traced = allocator.snapshot()["device_traces"][0]
@@ -424,7 +427,7 @@ FAILED = object()
 
 
 def without_memory(memory: Any, number: int, call: Any, argument: Any) -> Any:
-    """Call something and let one of the interpreter's requests for memory fail."""
+    """Call a function while one memory allocation of the interpreter fails."""
     memory.set_nomemory(number, number + 1)
     try:
         return call(argument)
@@ -435,7 +438,7 @@ def without_memory(memory: Any, number: int, call: Any, argument: Any) -> Any:
 
 
 class SlowPair(Pair):
-    """The allocator with its slow path alone, and the model."""
+    """The model, and an allocator that uses the slow path only."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

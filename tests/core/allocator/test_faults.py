@@ -1,4 +1,4 @@
-"""Each call of the driver fails, at each point: nothing leaks, and every number stays right."""
+"""Every driver call can fail: nothing leaks, and statistics stay right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATIONS = "abcdefgh"
 
 
 def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
-    """Do something of everything, and go on after what fails; return the failures."""
+    """Run all kinds of operations, continue after failures, and return the failures."""
     live: dict[str, int] = {}
     failures: list[CudaError] = []
 

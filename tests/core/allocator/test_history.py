@@ -238,7 +238,7 @@ def test_invalid_history_setting_is_refused(
 
 
 def program(allocator: CachingAllocator) -> None:
-    """Leave a trace with something of everything."""
+    """Record a trace with all kinds of entries."""
     allocator.record_history()
     held = [allocator.alloc(size) for size in (700, 9 * MIB, 3000, 30 * MIB, MIB)]
     allocator.free(held[0])

@@ -1,15 +1,14 @@
-"""Scenarios 13 to 19 and 22: no memory, and what is tried before that is said."""
+"""Out of memory and its error, beside the scenarios of tests/allocator_scenarios/limits.py."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from core.allocator import law
 from core.allocator.device import GIB, MIB, Device
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import blocks, changes, segments
+from core.allocator.watching import blocks, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -18,7 +17,7 @@ from cudakit.torch_rules.settings import Settings
 
 
 def limited(total: int, **more: object) -> CachingAllocator:
-    """Make an allocator that may reserve so much."""
+    """Return an allocator with a limit of reserved bytes."""
     settings = Settings(memory_fraction=total / (16 * GIB), **more)  # type: ignore[arg-type]
     return CachingAllocator(Device(), settings)
 
@@ -31,27 +30,6 @@ def test_13_request_beyond_the_device_memory_says_so(allocator: CachingAllocator
 
     assert "the device has less memory" in caught.value.hint
     allocator.free(kept)
-
-
-def test_13_request_of_an_eib_is_refused_at_once(allocator: CachingAllocator) -> None:
-    with pytest.raises(OutOfMemory, match="Tried to allocate more than 1EB memory"):
-        allocator.alloc(8_000_000_000 * GIB)
-
-    assert allocator.statistics()["num_ooms"] == 0
-
-
-def test_14_half_of_the_device_is_reused_after_its_free(device: Device) -> None:
-    allocator = CachingAllocator(device)
-    half = device.capacity // 2 + MIB
-    first = allocator.alloc(half)
-    with pytest.raises(OutOfMemory):
-        allocator.alloc(half)
-    allocator.free(first)
-    allocator.alloc(half)
-
-    statistics = allocator.statistics()
-    assert statistics["num_ooms"] == 1
-    assert statistics["num_alloc_retries"] >= 1
 
 
 def test_15_memory_fraction_limits_the_reserved_bytes(
@@ -69,23 +47,6 @@ def test_15_memory_fraction_limits_the_reserved_bytes(
     assert "malloc" not in device.calls[-2:]
 
 
-@pytest.mark.parametrize(
-    ("fraction", "error"), [(1, TypeError), (-0.1, ValueError), (2.0, ValueError)]
-)
-def test_15_invalid_memory_fraction_is_refused(
-    allocator: CachingAllocator, fraction: float, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match="memory fraction"):
-        allocator.set_memory_fraction(fraction)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, random.random()])
-def test_15_memory_fraction_reads_back(allocator: CachingAllocator, fraction: float) -> None:
-    allocator.set_memory_fraction(fraction)
-
-    assert allocator.settings.memory_fraction == fraction
-
-
 @pytest.mark.parametrize("max_split", [None, 1024 * MIB])
 def test_16_observers_are_called_once_per_failure_and_can_take_a_snapshot(
     device: Device, max_split: int | None
@@ -101,82 +62,6 @@ def test_16_observers_are_called_once_per_failure_and_can_take_a_snapshot(
 
     assert told == [(caught.value.report, 1)]
     assert told[0][0].segment_bytes == 4 << 40
-
-
-def test_17_oversize_blocks_are_released_for_a_larger_request() -> None:
-    allocator = limited(120 * MIB, max_split_size_bytes=40 * MIB)
-    held = [allocator.alloc(40 * MIB) for _ in range(3)]
-    with pytest.raises(OutOfMemory):
-        allocator.alloc(40 * MIB)
-    for ptr in held:
-        allocator.free(ptr)
-    before = allocator.statistics()["num_sync_all_streams"]
-
-    allocator.alloc(120 * MIB)
-
-    assert allocator.statistics()["num_sync_all_streams"] == before
-    assert segments(allocator) == [("large", 120 * MIB)]
-
-
-def test_17_oversize_blocks_are_released_largest_first_until_sufficient() -> None:
-    allocator = limited(150 * MIB, max_split_size_bytes=40 * MIB)
-    for ptr in [allocator.alloc(size * MIB) for size in (40, 60, 50)]:
-        allocator.free(ptr)
-
-    allocator.alloc(100 * MIB)
-
-    assert segments(allocator) == [("large", 40 * MIB), ("large", 100 * MIB)]
-
-
-def test_18_garbage_collection_runs_before_out_of_memory() -> None:
-    allocator = limited(120 * MIB, garbage_collection_threshold=0.5)
-    for ptr in [allocator.alloc(40 * MIB) for _ in range(2)]:
-        allocator.free(ptr)
-
-    allocator.alloc(80 * MIB)
-
-    assert allocator.statistics()["num_sync_all_streams"] == 0
-
-
-def test_18_garbage_collection_releases_the_oldest_and_keeps_split_segments() -> None:
-    allocator = limited(200 * MIB, garbage_collection_threshold=0.3)
-    split = [allocator.alloc(8 * MIB), allocator.alloc(6 * MIB)]
-    old, new = allocator.alloc(30 * MIB), allocator.alloc(30 * MIB)
-    allocator.free(split[0])
-    allocator.free(old)
-    for _ in range(4):  # each is a search in the pool, in which the old one grows older
-        allocator.free(allocator.alloc(5 * MIB))
-    allocator.free(new)
-    assert sum(size for _, size in segments(allocator)) == 80 * MIB
-
-    allocator.alloc(40 * MIB)
-
-    assert segments(allocator) == [
-        ("large", 20 * MIB),
-        ("large", 30 * MIB),
-        ("large", 40 * MIB),
-    ]
-    assert allocator.alloc(30 * MIB) == new
-
-
-def test_19_oversize_block_serves_a_request_within_the_slack() -> None:
-    allocator = CachingAllocator(Device(), Settings(max_split_size_bytes=40 * MIB))
-    cached = allocator.alloc(100 * MIB)
-    allocator.free(cached)
-    with changes(allocator) as small:
-        allocator.alloc(30 * MIB)
-    with changes(allocator) as near:
-        ptr = allocator.alloc(90 * MIB)
-    allocator.free(ptr)
-    with changes(allocator) as far:
-        allocator.alloc(70 * MIB)
-
-    assert small["segment.all"] == 1
-    assert "oversize_segments" not in small
-    assert ptr == cached
-    assert near["allocated_bytes.all"] == 100 * MIB
-    assert near["oversize_allocations"] == 1
-    assert far["segment.all"] == far["oversize_segments"] == far["oversize_allocations"] == 1
 
 
 @pytest.mark.parametrize("search_again", [False, True])

@@ -1,4 +1,4 @@
-"""Long random runs, beside a model that searches lists from end to end."""
+"""Long random runs equal a model with linear searches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CAPACITY = 256 * MIB
 
 
 class Pair:
-    """The allocator and the model, on a device each."""
+    """The allocator and the model, each on its own device."""
 
     kind_of_model = Model
 
@@ -65,7 +65,7 @@ class Pair:
         )
 
     def alloc(self, size: int, stream: int) -> int:
-        """Allocate in both; 0 where there is no memory."""
+        """Allocate in both; return 0 if out of memory."""
         try:
             expected = self.model.alloc(size, stream)
         except Full:

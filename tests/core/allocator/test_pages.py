@@ -1,4 +1,4 @@
-"""Virtual memory of a Gpu: each call fails, at each point, and nothing is left over."""
+"""Virtual memory of a Gpu: every call can fail, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_other_sync_errors_are_raised(gpu: FailingGpu) -> None:
 
 
 def program(allocator: CachingAllocator, streams: list[int]) -> None:
-    """Grow, leave gaps, fill them, run out and give back, and go on after what fails."""
+    """Map, unmap and remap pages, run out of memory, and continue after failures."""
     live: dict[str, int] = {}
 
     def do(name: str, size: int = 0, stream: int = 0) -> None:

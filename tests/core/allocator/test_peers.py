@@ -1,4 +1,4 @@
-"""Other devices that may use an allocator's memory."""
+"""Peer access of other devices to an allocator's memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
 
 
 def reached(gpu: Sim) -> set[int]:
-    """Return the mappings that the other device may use."""
+    """Return the mappings to which the other device has access."""
     return {page for page, devices in gpu.virtual.access.items() if 1 in devices}
 
 

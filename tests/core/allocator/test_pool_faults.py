@@ -1,4 +1,4 @@
-"""Each call of the driver fails, at each point of a program with private pools: nothing leaks."""
+"""Every driver call can fail in a program with private pools: nothing leaks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = (Settings(), Settings(expandable_segments=True), Settings(max_split_s
 
 
 def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
-    """Use pools and captures, and go on after what fails; return the failures."""
+    """Use pools and captures, continue after failures, and return the failures."""
     failures: list[CudaError] = []
     live: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Long random runs with private pools and captures, beside the model."""
+"""Long random runs with private pools and captures equal the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cudakit.core.allocator.private_pools import GraphMemory, MemPool, PoolError
 
 
 class PoolPair(Pair):
-    """The allocator and the model, and the contexts that both are in."""
+    """The allocator, the model, and their open contexts."""
 
     model: PoolModel
     kind_of_model = PoolModel
@@ -159,7 +159,7 @@ class PoolsBesideTheModel(RuleBasedStateMachine):
 
 
 class Run:
-    """Random operations on a pair, each by its name."""
+    """Random operations on a pair, by name."""
 
     def __init__(self, pair: PoolPair, rng: random.Random) -> None:
         self.pair, self.rng = pair, rng

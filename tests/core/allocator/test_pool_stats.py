@@ -1,4 +1,4 @@
-"""The statistics of pools, beside counters that are obviously right."""
+"""The statistics of pools equal simple counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = strategies.lists(
 
 
 class Counters:
-    """Every statistic as four numbers."""
+    """All statistics, each as four numbers."""
 
     def __init__(self) -> None:
         self.numbers: defaultdict[str, int] = defaultdict(int)
@@ -47,7 +47,7 @@ class Counters:
 
 
 class Subject:
-    """Statistics, and the counters beside them."""
+    """The statistics and the simple counters."""
 
     def __init__(self) -> None:
         self.stats, self.counters = DeviceStats(1 << 62), Counters()

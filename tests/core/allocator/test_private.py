@@ -1,4 +1,4 @@
-"""Private pools, one step at a time: ids, who holds them, which requests go there, what is given back."""
+"""Private pools, step by step: ids, holders, routing and release."""
 
 from __future__ import annotations
 

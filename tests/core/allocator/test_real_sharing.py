@@ -25,7 +25,7 @@ SIZE = 45 * MIB + 5
 SETTINGS = ("expandable_segments:False", "expandable_segments:True")
 
 # Reads the ends of what is shared, writes there, and lets go.
-TAKER = """
+RECEIVER = """
 import sys
 import cudakit
 from cudakit.gpu.api import LEGACY, Ptr
@@ -58,7 +58,7 @@ except cudakit.CudakitError as error:
 """
 
 # Shares, and ends.
-GIVER = """
+SENDER = """
 import sys
 import cudakit
 allocator = cudakit.CachingAllocator(0, settings=sys.argv[1])
@@ -87,7 +87,7 @@ def python(script: str, settings: str, *lines: str, **environment: str) -> list[
 
 
 def told(lines: list[str]) -> list[str]:
-    """Skip where the system forbids it; that is said with what helps."""
+    """Skip the test, with the remedy, if the system forbids it."""
     if "Error" in lines[0] or "Unusable" in lines[0]:
         assert "--cap-add=SYS_PTRACE" in lines[0], lines
         pytest.skip(lines[0])
@@ -111,7 +111,7 @@ def test_child_process_reads_and_writes_shared_memory(gpu: Gpu, settings: str) -
     gpu.sync()
     texts = [allocator.share(ptr).as_text() for ptr in (block, above)]
 
-    lines = told(python(TAKER, settings, *texts))
+    lines = told(python(RECEIVER, settings, *texts))
 
     assert lines == [f"True {SIZE} 0209", "0303", "5a5a"]
     assert [byte_at(gpu, ptr) for ptr in (block, block + SIZE - 1)] == [0x5A, 0x5A]
@@ -139,7 +139,7 @@ def test_shared_pages_are_released_to_the_device(gpu: Gpu) -> None:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_memory_of_an_ended_process_cannot_be_opened(gpu: Gpu, settings: str) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=settings)
-    (text,) = python(GIVER, settings)
+    (text,) = python(SENDER, settings)
 
     with pytest.raises((EnvironmentUnusable, CudaError)) as caught:
         allocator.open_shared(cudakit.SharedMemory.from_text(text))

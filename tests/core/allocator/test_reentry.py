@@ -1,4 +1,4 @@
-"""Scenario 29 and threads: the allocator is entered while it is at work."""
+"""Scenario 29: re-entrant calls; and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLS = ("malloc", "free", "event", "record", "query_event", "sync_event", "memo
 
 
 class Interrupted(Device):
-    """A device in the midst of whose calls a finalizer runs."""
+    """A device that runs a finalizer during a call."""
 
     def __init__(self, capacity: int = 1 << 34) -> None:
         super().__init__(capacity)

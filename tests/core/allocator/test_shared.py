@@ -1,4 +1,4 @@
-"""What is sent to another process: its text, and what is no such text."""
+"""The text of SharedMemory, and invalid texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of other processes while a graph is captured, which must not notice."""
+"""Sharing and opening memory during a graph capture keep the capture valid."""
 
 from __future__ import annotations
 

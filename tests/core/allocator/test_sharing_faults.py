@@ -1,4 +1,4 @@
-"""Each call of the driver fails, at each point, on either side of shared memory: nothing leaks."""
+"""Every driver call can fail in either process of shared memory: nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)
 
 
 class Two:
-    """Two processes, and what each does with shared memory, whatever fails."""
+    """Two processes that share memory and continue after failures."""
 
     def __init__(self, settings: Settings) -> None:
         self.giving = FailingGpu(CAPACITY)
         self.taking = FailingGpu(CAPACITY, same_machine_as=self.giving)
         self.giver = CachingAllocator(GpuUpstream(self.giving), settings)
         self.taker = CachingAllocator(GpuUpstream(self.taking), settings)
-        self.told: list[CudaError] = []
+        self.errors: list[CudaError] = []
 
     def run(self) -> None:
-        """Share, open twice, close by hand and by the end of an object, and give all back."""
+        """Share, open twice, close explicitly and by garbage collection, and release all."""
         blocks = [self.alloc(size) for size in (30 * MIB, 15 * MIB)]
         shared = [self.share(block) for block in [*blocks, blocks[0]]]
         opened = [self.opened(each) for each in shared]
         for each in opened[:1]:
-            with self.telling():
+            with self.recording_errors():
                 if each is not None:
                     each.close()
         del opened, each
         gc.collect()
         for block in blocks:
-            with self.telling():
+            with self.recording_errors():
                 self.giver.free(block)
         for allocator in (self.giver, self.taker):
-            with self.telling():
+            with self.recording_errors():
                 allocator.empty_cache()
             law.check(allocator)
 
     def settle(self) -> None:
-        """Do once more what was refused."""
+        """Repeat the refused calls."""
         self.giving.fail_at = self.taking.fail_at = 0
         block = self.giver.alloc(15 * MIB)
         self.taker.open_shared(self.giver.share(block)).close()
@@ -62,7 +62,7 @@ class Two:
             law.check(allocator)
 
     def left_over(self) -> list[object]:
-        """Return all that either process still has of the other, or of the device."""
+        """Return everything that either process still has open or allocated."""
         machine = self.giving.ipc.registry
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.giving, self.taking):
@@ -70,26 +70,26 @@ class Two:
         return [each for each in lists if each]
 
     def alloc(self, size_bytes: int) -> int:
-        with self.telling():
+        with self.recording_errors():
             return self.giver.alloc(size_bytes)
         return 0
 
     def share(self, ptr: int) -> SharedMemory | None:
-        with self.telling():
+        with self.recording_errors():
             return self.giver.share(ptr) if ptr else None
         return None
 
     def opened(self, shared: SharedMemory | None) -> OpenedMemory | None:
-        with self.telling():
+        with self.recording_errors():
             return self.taker.open_shared(shared) if shared else None
         return None
 
-    def telling(self) -> Telling:
-        return Telling(self.told)
+    def recording_errors(self) -> RecordErrors:
+        return RecordErrors(self.errors)
 
 
-class Telling(suppress):
-    """Goes on after what the driver refuses, and keeps it."""
+class RecordErrors(suppress):
+    """Continues after errors of the driver, and records them."""
 
     def __init__(self, told: list[CudaError]) -> None:
         super().__init__(CudaError)
@@ -120,7 +120,7 @@ QUIET = {"release", "revoke", "ipc_close", "sync", "unmap", "unreserve", "backin
 def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], side: str) -> None:
     whole = Two(settings)
     whole.run()
-    assert whole.told == []
+    assert whole.errors == []
     assert whole.left_over() == []
     done = {*whole.giving.calls, *whole.taking.calls}
     assert calls <= done
@@ -134,7 +134,7 @@ def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], s
         two.run()
         name = gpu.calls[fail_at - 1]
         assert gpu.failed
-        assert two.told or name in QUIET, name
+        assert two.errors or name in QUIET, name
         two.settle()
 
         assert two.left_over() == [], name

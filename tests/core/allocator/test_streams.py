@@ -1,4 +1,4 @@
-"""Scenarios 23 to 28 and 33, on the simulated GPU: what other streams use is reused when they are done."""
+"""Scenarios 23 to 28 and 33, on the simulated GPU: blocks are reused after the streams that use them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PLAIN, EXPANDING = Settings(), Settings(expandable_segments=True)
 
 
 class Pair:
-    """Two processes of one machine, and what each has written where."""
+    """Two processes of one machine, and their written bytes."""
 
     def __init__(self, settings: Settings = PLAIN, *, shares: bool = True) -> None:
         self.first = Sim(capacity_bytes=CAPACITY)

@@ -1,4 +1,4 @@
-"""A device in memory that has virtual memory too: what is reserved and mapped, and calls that fail."""
+"""A device in memory with virtual memory, whose calls can fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudakit.errors import CudaError
 
 
 class Pages:
-    """Virtual memory that refuses what a driver refuses."""
+    """Virtual memory that raises the errors of a driver."""
 
     def __init__(self, device: VirtualDevice) -> None:
         self._device = device
@@ -70,10 +70,10 @@ class VirtualDevice(Device):
         return sum(self.held.values()) + sum(self.mapped.values())
 
     def addresses(self, size_bytes: int) -> int:
-        """Give out addresses that nobody had."""
+        """Return unused addresses."""
         ptr, self._next = self._next, self._next + size_bytes + 2 * MIB
         return ptr
 
     def call(self, name: str) -> None:
-        """Count a call of the driver, which may be the one that fails."""
+        """Count a driver call, and raise if it is the failing one."""
         self._call(name)

@@ -1,4 +1,4 @@
-"""How statistics change, and what a snapshot says in few words."""
+"""Changes of statistics, and short forms of snapshots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def current(allocator: CachingAllocator, metric: str, kind: str = "all") -> int:
 
 @contextmanager
 def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
-    """Collect by how much every current value changes, where it does; by its name without ``current``.
+    """Collect the changes of current values, by name without ``current``.
 
     Of private pools that are made meanwhile nothing was known before.
     """
@@ -28,7 +28,7 @@ def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
 
 
 def blocks(allocator: CachingAllocator) -> list[list[tuple[int, str]]]:
-    """List the size and the state of each block, segment by segment."""
+    """List the size and the state of each block, by segment."""
     return [
         [(block["size"], block["state"]) for block in segment["blocks"]]
         for segment in allocator.snapshot()["segments"]

@@ -1,4 +1,4 @@
-"""The allocator on a simulated GPU whose streams can be kept busy."""
+"""An allocator on a simulated GPU with busy streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _spin(launch: Launch, nanoseconds: np.uint64) -> None:
 
 
 class Work:
-    """A simulated GPU, an allocator on it, and work for its streams."""
+    """A simulated GPU, its allocator, and work for its streams."""
 
     def __init__(self, capacity_bytes: int = 1 << 30, **options: Any) -> None:
         self.gpu = Sim(capacity_bytes=capacity_bytes, host_kernels={"spin": _spin})

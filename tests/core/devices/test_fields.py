@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.core.devices.fields import named, registry
+from cudakit.core.devices.fields import fields_by_name, registry
 from cudakit.errors import UsageError
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.fields import FieldInfo
@@ -77,12 +77,12 @@ def test_attribute_numbers_are_those_of_driver() -> None:
 
 
 def test_fields_are_returned_in_requested_order() -> None:
-    assert [field.name for field in named(["uuid", "name"])] == ["uuid", "name"]
+    assert [field.name for field in fields_by_name(["uuid", "name"])] == ["uuid", "name"]
 
 
 def test_unknown_field_is_refused_with_similar_names() -> None:
     with pytest.raises(UsageError, match="no field 'power_drw_w'") as failure:
-        named(["name", "power_drw_w"])
+        fields_by_name(["name", "power_drw_w"])
 
     assert "power_draw_w" in failure.value.hint
     assert "--list-fields" in failure.value.hint

@@ -160,13 +160,13 @@ def test_accesses_belong_to_the_launching_thread() -> None:
     s.kernel(1, Access(X, X + 4, WRITE), thread=1)
     s.sync(1, thread=1)
     s.seq += 1
-    told = [
+    recorded = [
         Event(Launch(2, "k"), seq=s.seq, context=1, thread=1),
         Event(Access(X, X + 4, WRITE), seq=s.seq, context=1, thread=2),
         Event(Accessed(), seq=s.seq, context=1, thread=2),
         Event(Fill(2, X, 4), seq=s.seq + 1, context=1, thread=1),
     ]
-    assert s.feed(told) == []
+    assert s.feed(recorded) == []
     assert (s.engine.gaps, s.engine.coverage.launches_exact) == ({}, 2)
 
 

@@ -60,7 +60,7 @@ def diagnose(
     only, skip = selected_ids(only, skip, deep=deep)
     themes = {**THEMES, **SELF_TEST} if deep else THEMES
     checks = tuple(
-        _run(theme, check, context)
+        _run_check(theme, check, context)
         for theme, members in themes.items()
         for check in members
         if (not only or check.id in only) and check.id not in skip
@@ -73,14 +73,16 @@ def diagnose(
         counts={status.name.lower(): counts[status] for status in Status},
         about=versions(context),
         devices=tuple(
-            _line(one) for one in context.nvml_devices or context.cuda_devices if one.parent is None
+            _device_line(one)
+            for one in context.nvml_devices or context.cuda_devices
+            if one.parent is None
         ),
         checks=checks,
         variables=set_variables(context),
     )
 
 
-def _run(theme: str, check: Check, context: RunContext) -> CheckResult:
+def _run_check(theme: str, check: Check, context: RunContext) -> CheckResult:
     found = check.run(context)
     return CheckResult(
         check.id, theme, check.title, found.status, found.summary, found.evidence, found.fix
@@ -151,7 +153,7 @@ def _packages(context: RunContext) -> dict[str, str]:
     return {name: installed[name] for name in _PACKAGES if name in installed}
 
 
-def _line(device: DeviceFacts) -> DeviceLine:
+def _device_line(device: DeviceFacts) -> DeviceLine:
     def text(name: str) -> str | Unavailable:
         value = device.fields.get(name, Unavailable("not known"))
         return value if isinstance(value, (str, Unavailable)) else str(value)

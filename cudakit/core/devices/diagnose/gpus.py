@@ -36,7 +36,7 @@ class GpuState:
         value = self.fields.get(name)
         return value if isinstance(value, bool) else None
 
-    def words(self, name: str) -> tuple[str, ...] | None:
+    def texts(self, name: str) -> tuple[str, ...] | None:
         value = self.fields.get(name)
         return tuple(map(str, value)) if isinstance(value, tuple) else None
 

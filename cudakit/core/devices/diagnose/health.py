@@ -71,7 +71,7 @@ def memory_errors(context: RunContext) -> Finding:
     )
 
 
-def _repairs(gpu: GpuState) -> str | None:
+def _repair_counts(gpu: GpuState) -> str | None:
     remapped = gpu.number("remapped_rows_correctable"), gpu.number("remapped_rows_uncorrectable")
     if None not in remapped:
         return f"{sum(int(rows or 0) for rows in remapped)} rows remapped"
@@ -91,14 +91,14 @@ REPAIR_RULES = (
         lambda gpu: gpu.flag("remapped_rows_failed") or gpu.flag("unrepairable_memory"),
         "{gpus}: defective memory could not be replaced: no spare rows are left",
         ("replace the GPU",),
-        _repairs,
+        _repair_counts,
     ),
     GpuRule(
         Status.WARN,
         lambda gpu: any(gpu.flag(name) for name in _PENDING_REPAIRS),
         "{gpus}: defective memory is still in use until the next reset",
         (_RESET,),
-        _repairs,
+        _repair_counts,
     ),
     GpuRule(
         Status.FAIL,
@@ -118,7 +118,9 @@ def memory_repairs(context: RunContext) -> Finding:
     failed replacement means that no spare rows are left: the GPU must be replaced. The driver may also
     request an action (recovery action). Source: NVIDIA GPU Memory Error Management.
     """
-    return check_gpus(gpu_states(context), REPAIR_RULES, "no memory repair is pending", _repairs)
+    return check_gpus(
+        gpu_states(context), REPAIR_RULES, "no memory repair is pending", _repair_counts
+    )
 
 
 # --- speed -----------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ def _is_busy(gpu: GpuState) -> bool:
     return (gpu.number("utilization_gpu_percent") or 0) >= _BUSY_PERCENT
 
 
-def _link(gpu: GpuState) -> str:
+def _link_text(gpu: GpuState) -> str:
     def text(name: str) -> str:
         number = gpu.number(name)
         return "?" if number is None else f"{number:g}"
@@ -159,14 +161,14 @@ PCIE_RULES = (
         lambda gpu: _is_below_maximum(gpu, "pcie_width"),
         "{gpus}: the PCIe link has fewer lanes than GPU and slot support",
         ("reseat the card; check the riser and the BIOS setting for bifurcation",),
-        _link,
+        _link_text,
     ),
     GpuRule(
         Status.WARN,
         lambda gpu: _is_below_maximum(gpu, "pcie_generation") and _is_busy(gpu),
         "{gpus}: the PCIe link runs below its maximum generation under load",
         ("check the riser, the BIOS link speed, and replays: nvidia-smi -q -d PCIE",),
-        _link,
+        _link_text,
     ),
 )
 
@@ -183,26 +185,26 @@ def pcie_links(context: RunContext) -> Finding:
     passed = (
         f"PCIe links have all lanes{' (idle links run slower, which is normal)' if idle else ''}"
     )
-    return check_gpus(gpus, PCIE_RULES, passed, _link, without="no GPU reports a PCIe link")
+    return check_gpus(gpus, PCIE_RULES, passed, _link_text, without="no GPU reports a PCIe link")
 
 
 def _clock_reasons(gpu: GpuState) -> str:
-    return ", ".join(gpu.words("clock_event_reasons") or ()) or "none"
+    return ", ".join(gpu.texts("clock_event_reasons") or ()) or "none"
 
 
-def _throttle(gpu: GpuState) -> str:
+def _throttle_reason(gpu: GpuState) -> str:
     """Return the first reason for throttling, "" if there is none."""
-    reasons = gpu.words("clock_event_reasons") or ()
+    reasons = gpu.texts("clock_event_reasons") or ()
     return next((reason for reason in reasons if reason in _THROTTLES), "")
 
 
 THROTTLING_RULE = GpuRule(
     Status.WARN,
-    _throttle,
+    _throttle_reason,
     "{gpus}: throttled now ({detail})",
     ("check fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
     lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number('temperature_gpu_c') or 0:g} °C",
-    detail=_throttle,
+    detail=_throttle_reason,
 )
 
 
@@ -213,7 +215,7 @@ def throttling(context: RunContext) -> Finding:
     reported, because it is normal under full load; CK031 checks the limit itself. A power brake is a
     request of the power supply to draw less.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.words("clock_event_reasons") is not None]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.texts("clock_event_reasons") is not None]
     return check_gpus(gpus, [THROTTLING_RULE], "no GPU is throttled now", _clock_reasons)
 
 
@@ -221,7 +223,7 @@ def _power_limit(gpu: GpuState) -> float:
     return gpu.number("power_limit_enforced_w") or gpu.number("power_limit_w") or 0
 
 
-def _power(gpu: GpuState) -> str:
+def _power_text(gpu: GpuState) -> str:
     default = gpu.number("power_limit_default_w")
     return f"{_power_limit(gpu):.0f} W, default {'?' if default is None else f'{default:.0f} W'}"
 
@@ -232,7 +234,7 @@ POWER_RULE = GpuRule(
     lambda gpu: _power_limit(gpu) + 1 < (gpu.number("power_limit_default_w") or 0),
     "{gpus}: the power limit is below its default",
     ("sudo nvidia-smi -i {index} -pl {detail:.0f}",),
-    _power,
+    _power_text,
     detail=lambda gpu: gpu.number("power_limit_default_w") or 0,
 )
 
@@ -250,7 +252,7 @@ def power_limits(context: RunContext) -> Finding:
         gpus,
         [POWER_RULE],
         "all power limits are at or above their default",
-        _power,
+        _power_text,
         without="no GPU reports a power limit",
     )
 

@@ -151,8 +151,10 @@ def gpus_on_bus(context: RunContext) -> Finding:
 def _compare_with_bus(
     context: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]
 ) -> Finding:
-    answering = {_normalized(one.pci_bus_id) for one in known if isinstance(one.pci_bus_id, str)}
-    unknown = [one for one in on_bus if _normalized(one.address) not in answering]
+    answering = {
+        _without_leading_zeros(one.pci_bus_id) for one in known if isinstance(one.pci_bus_id, str)
+    }
+    unknown = [one for one in on_bus if _without_leading_zeros(one.address) not in answering]
     if not unknown:
         return ok(f"NVML reports every GPU on the PCI bus ({len(on_bus)})")
     seen = {one.address: one.driver or "no driver" for one in unknown}
@@ -162,7 +164,7 @@ def _compare_with_bus(
     return report(f"the driver did not initialize {len(unknown)} of {len(on_bus)} GPUs", seen, _LOG)
 
 
-def _normalized(address: str) -> str:
+def _without_leading_zeros(address: str) -> str:
     # The PCI domain has 4 digits or 8.
     domain, _, rest = address.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}"

@@ -152,10 +152,12 @@ def architectures(context: RunContext) -> Finding:
     torch.cuda.get_arch_list() lists.
     """
     devices = _capabilities(context)
-    names = ", ".join(f"{name} ({_dotted(found)})" for name, found in devices.items())
-    evidence = {name: f"compute capability {_dotted(found)}" for name, found in devices.items()}
+    names = ", ".join(f"{name} ({_capability_text(found)})" for name, found in devices.items())
+    evidence = {
+        name: f"compute capability {_capability_text(found)}" for name, found in devices.items()
+    }
     return combine(
-        (*_too_old(devices, evidence), *_without_code(context, devices, evidence)),
+        (*_unsupported_gpus(devices, evidence), *_builds_without_code(context, devices, evidence)),
         otherwise=ok(f"the installed builds support {names}", evidence),
     )
 
@@ -173,17 +175,20 @@ def _capabilities(context: RunContext) -> dict[str, _Capability]:
     return found
 
 
-def _too_old(devices: dict[str, _Capability], evidence: dict[str, str]) -> Iterator[Finding]:
+def _unsupported_gpus(
+    devices: dict[str, _Capability], evidence: dict[str, str]
+) -> Iterator[Finding]:
     for name, capability in devices.items():
         if capability < _SUPPORTED:
             yield fail(
-                f"{name} has compute capability {_dotted(capability)}; cudakit needs {_dotted(_SUPPORTED)}",
+                f"{name} has compute capability {_capability_text(capability)}; "
+                f"cudakit needs {_capability_text(_SUPPORTED)}",
                 evidence,
                 "use a Turing or newer GPU",
             )
 
 
-def _without_code(
+def _builds_without_code(
     context: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
     for build in require(context.software.builds):
@@ -219,7 +224,7 @@ def _build_with_code(capability: _Capability) -> str:
     return f"install a build for CUDA {cuda_text(first)} or newer"
 
 
-def _dotted(capability: _Capability) -> str:
+def _capability_text(capability: _Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
@@ -235,7 +240,7 @@ def framework_builds(context: RunContext) -> Finding:
     """
     found = {build.framework: build for build in require(context.software.builds)}
     installed = distributions(context)
-    evidence = {f"{one.framework} {one.version}": _built(one) for one in found.values()}
+    evidence = {f"{one.framework} {one.version}": _cuda_of_build(one) for one in found.values()}
     problems = []
     if "torch" in found and found["torch"].cuda is None:
         problems.append(_torch_without_cuda(context, found["torch"], evidence))
@@ -251,7 +256,7 @@ def framework_builds(context: RunContext) -> Finding:
     return combine(problems, otherwise=ok(passed, evidence))
 
 
-def _built(build: Build) -> str:
+def _cuda_of_build(build: Build) -> str:
     return f"CUDA {cuda_text(build.cuda)}" if build.cuda else "without CUDA"
 
 
@@ -277,12 +282,12 @@ def module_conflicts(context: RunContext) -> Finding:
     """
     installed = distributions(context)
     return combine(
-        [*_overlaps(installed.keys()), *_duplicates(context)],
+        [*_same_modules(installed.keys()), *_installed_twice(context)],
         otherwise=ok("no two packages install the same module"),
     )
 
 
-def _overlaps(names: Iterable[str]) -> Iterator[Finding]:
+def _same_modules(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _SAME_MODULE.items():
         found = [name for name in packages if name in set(names)]
         if len(found) > 1:
@@ -307,7 +312,7 @@ def _cuda_major(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _duplicates(context: RunContext) -> Iterator[Finding]:
+def _installed_twice(context: RunContext) -> Iterator[Finding]:
     copies: dict[str, list[Distribution]] = {}
     for one in require(context.software.distributions):
         if one.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in one.name:

@@ -80,7 +80,7 @@ def _title(result: DoctorResult) -> str:
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
-    """Return the counts, which say also how many checks could not be made."""
+    """Return the number of checks by status, and what to run next."""
     counts = result.counts
     unknown = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
     text = (

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from cudakit.core.devices.present.fields import (
+    as_text,
     machine,
-    measured,
-    nvml_number,
+    number_with_unit,
+    nvml_index_text,
     properties,
-    text_value,
     title,
 )
 from cudakit.core.devices.present.topology import topology
@@ -120,13 +120,13 @@ def _watts(value: Field) -> str:
 
 
 def _number(name: str, unit: str) -> _Cell:
-    return lambda device: measured(device.field(name), unit)
+    return lambda device: number_with_unit(device.field(name), unit)
 
 
 def _utilization(device: Device) -> Value:
     """Return the SM activity; with "~" the coarse utilization of a GPU that does not measure it."""
     if not _is_coarse(device):
-        return measured(device.field("sm_activity_percent"), "%")
+        return number_with_unit(device.field("sm_activity_percent"), "%")
     coarse = device.field("utilization_gpu_percent")
     return coarse if isinstance(coarse, Unavailable) else Text(f"~{coarse} %")
 
@@ -141,8 +141,8 @@ _COARSE = (
 )
 
 _INDEX_COLUMNS: list[tuple[Column, _Cell]] = [
-    (Column("CUDA", "number"), lambda device: text_value(device.cuda_index)),
-    (Column("NVML", "number"), nvml_number),
+    (Column("CUDA", "number"), lambda device: as_text(device.cuda_index)),
+    (Column("NVML", "number"), nvml_index_text),
 ]
 _STATE_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("PCI", "text"), _pci),
@@ -166,7 +166,7 @@ _POWER_COLUMNS: list[tuple[Column, _Cell]] = [
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
 _CAPABILITY: tuple[Column, _Cell] = (
     Column("cc", "number"),
-    lambda device: text_value(device.field("compute_capability")),
+    lambda device: as_text(device.field("compute_capability")),
 )
 
 # The fields that the tables and notes of --watch need.
@@ -214,35 +214,40 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note("info", f"{short_label(device)}: {device.processes.reason}")
-    listed = [process for device in known for process in _processes(device)]
-    for name, value_of in _EXPLAINED.items():
-        missing = [(p, value) for p in listed if isinstance(value := value_of(p), Unavailable)]
-        for reason in dict.fromkeys(value.reason for _, value in missing):
-            pids = ", ".join(dict.fromkeys(str(p.pid) for p, v in missing if v.reason == reason))
-            yield Note("info", f"no {name} of pid {pids}: {reason}")
+    yield from _missing_values([process for device in known for process in _processes(device)])
 
 
-# Values of a process whose absence needs a reason below the table.
-_EXPLAINED: dict[str, Callable[[Process], object]] = {
-    "command": lambda process: process.name,
-    "SM utilization": lambda process: process.sm_percent,
-    "memory": lambda process: process.used_bytes,
-}
+def _missing_values(listed: Sequence[Process]) -> Iterator[Note]:
+    """Yield a note for each reason for missing values, with the values and the pids."""
+    missing: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for process in listed:
+        values = {
+            "command": process.name,
+            "SM utilization": process.sm_percent,
+            "memory": process.used_bytes,
+            "runtime": process.runtime_s,
+        }
+        for name, value in values.items():
+            if isinstance(value, Unavailable):
+                names, pids = missing.setdefault(value.reason, ({}, {}))
+                names[name] = pids[str(process.pid)] = None
+    for reason, (names, pids) in missing.items():
+        yield Note("info", f"no {' and '.join(names)} of pid {', '.join(pids)}: {reason}")
 
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _processes(device):
         used, runtime = process.used_bytes, process.runtime_s
         yield (
-            text_value(device.cuda_index),
-            nvml_number(device),
+            as_text(device.cuda_index),
+            nvml_index_text(device),
             Text(str(process.pid)),
             Text(_TYPES.get(process.kind, process.kind)),
-            text_value(process.user),
-            measured(process.sm_percent, "%"),
+            as_text(process.user),
+            number_with_unit(process.sm_percent, "%"),
             used if isinstance(used, Unavailable) else Bytes(used),
             runtime if isinstance(runtime, Unavailable) else Seconds(round(runtime)),
-            text_value(process.name),
+            as_text(process.name),
         )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TIMES = {"ns": 1e-9, "us": 1e-6}
 
 
-def shown(value: Field, field: FieldInfo) -> Value:
+def field_value(value: Field, field: FieldInfo) -> Value:
     """Return a field as a value; a number of another unit becomes text with the unit."""
     match value:
         case Unavailable():
@@ -61,21 +61,21 @@ def _with_unit(value: Scalar, field: FieldInfo) -> str:
     return f"{number} {field.unit}" if field.unit else number
 
 
-def measured(value: Field, unit: str) -> Value:
+def number_with_unit(value: Field, unit: str) -> Value:
     """Return a number with its unit for a column: ``692 W``."""
     if isinstance(value, Unavailable):
         return value
     return Text(f"{value:.0f} {unit}" if isinstance(value, float) else f"{value} {unit}")
 
 
-def nvml_number(device: Device) -> Value:
+def nvml_index_text(device: Device) -> Value:
     """Return the NVML index; of a MIG instance ``0/1``, after the index of its GPU."""
     if device.parent is None:
-        return text_value(device.nvml_index)
+        return as_text(device.nvml_index)
     return Text(f"{device.parent}/{device.nvml_index}")
 
 
-def text_value(value: object) -> Value:
+def as_text(value: object) -> Value:
     """Return a name or a number as text."""
     return value if isinstance(value, Unavailable) else Text(str(value))
 
@@ -99,7 +99,7 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
     )
     rows = tuple(
-        tuple(shown(device.field(field.name), field) for field in fields)
+        tuple(field_value(device.field(field.name), field) for field in fields)
         for device in result.devices
     )
     faint = frozenset(at for at, device in enumerate(result.devices) if device.hidden)
@@ -159,16 +159,16 @@ def _cell(value: Field) -> str:
 def machine(result: DevicesResult) -> Section:
     """Return the versions of the driver and its libraries."""
     rows: list[tuple[str, Value]] = [
-        ("driver version", text_value(result.driver_version)),
-        ("NVML version", text_value(result.nvml_version)),
+        ("driver version", as_text(result.driver_version)),
+        ("NVML version", as_text(result.nvml_version)),
     ]
     cuda = result.cuda
     if isinstance(cuda, Unavailable):
         rows.append(("CUDA", cuda))
     else:
         rows += [
-            ("CUDA version", text_value(cuda.version)),
-            ("libcuda", text_value(cuda.library)),
+            ("CUDA version", as_text(cuda.version)),
+            ("libcuda", as_text(cuda.library)),
             ("CUDA_VISIBLE_DEVICES", Text(_variable(cuda.visible_devices))),
             ("CUDA_DEVICE_ORDER", Text(_variable(cuda.device_order))),
         ]
@@ -180,7 +180,9 @@ def properties(device: Device) -> Section:
     groups: dict[str, list[tuple[str, Value]]] = {}
     for name, field in registry().items():
         if field.kind == "identity" or name in device.fields:
-            groups.setdefault(field.group, []).append((name, shown(device.field(name), field)))
+            groups.setdefault(field.group, []).append(
+                (name, field_value(device.field(name), field))
+            )
     return Section(
         label(device),
         tuple(Section(group.capitalize(), (Facts(tuple(rows)),)) for group, rows in groups.items()),

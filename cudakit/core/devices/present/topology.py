@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from cudakit.core.devices.present.fields import text_value
+from cudakit.core.devices.present.fields import as_text
 from cudakit.core.devices.result import Device, DevicesResult, Pair
 from cudakit.document import Column, Node, Note, Table, Text, Value
 from cudakit.units import Unavailable
@@ -30,7 +30,7 @@ def topology(result: DevicesResult) -> Iterator[Node]:
         yield Note("info", "the machine has only one GPU")
         return
     pairs = {(pair.first, pair.second): pair for pair in result.pairs}
-    yield _matrix("link", gpus, pairs, lambda pair: text_value(pair.path))
+    yield _matrix("link", gpus, pairs, lambda pair: as_text(pair.path))
     yield _matrix("peer access", gpus, pairs, _access)
     for pair in result.pairs:
         if pair.disagreement:
@@ -48,7 +48,7 @@ def _matrix(
         (
             Text(_name(one)),
             *(_cell(one, other, pairs, cell) for other in gpus),
-            *(text_value(one.field(name)) for name in local),
+            *(as_text(one.field(name)) for name in local),
         )
         for one in gpus
     )

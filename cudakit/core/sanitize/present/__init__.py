@@ -14,7 +14,7 @@ from cudakit.units import format_count
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, 0 for all."""
     shown = result.races if top == 0 else result.races[:top]
-    nodes: list[Node] = [Note("error", f"incomplete: {text}") for text in result.incomplete]
+    nodes: list[Node] = [Note("error", text) for text in result.incomplete]
     nodes += [
         races.race(found, number, several_processes=len(result.processes) > 1)
         for number, found in enumerate(shown, start=1)
@@ -43,7 +43,7 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
     if times > races:
         yield f"found {format_count(times)} times"
     if result.incomplete:
-        yield "recording incomplete"
+        yield "result incomplete"
     if result.simulated:
         yield "on a simulated device"
     if result.stopped:

@@ -132,9 +132,12 @@ def _stack(side: Side) -> Stack:
 
 
 def _bytes(found: FoundRace) -> str:
-    within = {None: "", 0: ", at the start of the allocation"}.get(
-        found.offset_bytes, f", {format_bytes(found.offset_bytes or 0)} into the allocation"
-    )
+    within = ""
+    if found.offset_bytes is not None:
+        offset = (
+            format_bytes(found.offset_bytes) + " into" if found.offset_bytes else "at the start of"
+        )
+        within = f", {offset} the allocation"
     fewer = (
         "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
     )

@@ -1,4 +1,4 @@
-"""Long random runs, beside a model that searches lists from end to end."""
+"""Long random runs equal a model with linear searches."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from core.devices.machines import (
     three_gpus,
 )
 
-from cudakit.core.devices.fields import named, registry
+from cudakit.core.devices.fields import fields_by_name, registry
 from cudakit.core.devices.present import FIELDS, report
-from cudakit.core.devices.present.fields import columns, listing, shown, table
+from cudakit.core.devices.present.fields import columns, field_value, listing, table
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult
 from cudakit.document import (
@@ -212,7 +212,9 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
     elsewhere = Unavailable("another container")
     process_list = (
         Process(41, "compute", GIB, "python train.py", "ada", 93, 61.7),
-        Process(7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere, Unavailable("MIG")),
+        Process(
+            7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere, Unavailable("MIG"), elsewhere
+        ),
     )
     machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=process_list)
     found = section(report(read_devices(machine, processes=True)), "Processes")
@@ -224,7 +226,7 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
         ("0", "0", "7", "G", "n/a", "n/a", "n/a", "n/a", "n/a"),
     ]
     assert [note.text for note in reasons if isinstance(note, Note)] == [
-        "no command of pid 7: another container",
+        "no command and runtime of pid 7: another container",
         "no SM utilization of pid 7: MIG",
         "no memory of pid 7: WDDM",
     ]
@@ -326,14 +328,14 @@ def test_long_report_has_driver_then_every_field_by_group() -> None:
     ],
 )
 def test_field_is_shown_in_its_unit(name: str, value: Any, expected: Value) -> None:
-    assert shown(value, registry()[name]) == expected
+    assert field_value(value, registry()[name]) == expected
 
 
 # --- chosen fields ---------------------------------------------------------------------------------
 
 
 def arrays(result: DevicesResult, *names: str) -> dict[str, list[Any]]:
-    (node,) = columns(named(names), result).nodes
+    (node,) = columns(fields_by_name(names), result).nodes
     assert isinstance(node, Columns)
     return {name: np.asarray(array).tolist() for name, array in node.arrays.items()}
 
@@ -353,7 +355,7 @@ def test_missing_value_of_one_device_keeps_numeric_column() -> None:
     unknown = telemetry_of(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
     result = read_devices(three_gpus(telemetry_reads={1: [unknown]}))
 
-    (node,) = columns(named(["temperature_gpu_c", "power_draw_w"]), result).nodes
+    (node,) = columns(fields_by_name(["temperature_gpu_c", "power_draw_w"]), result).nodes
     assert isinstance(node, Columns)
     assert node.arrays["temperature_gpu_c"].tolist() == [50, None, 50]
     assert np.isnan(node.arrays["power_draw_w"][1])
@@ -362,7 +364,7 @@ def test_missing_value_of_one_device_keeps_numeric_column() -> None:
 def test_table_of_fields_has_reasons_and_faint_rows() -> None:
     view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
     result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view))
-    (node,) = table(named(["cuda_index", "temperature_gpu_c"]), result).nodes
+    (node,) = table(fields_by_name(["cuda_index", "temperature_gpu_c"]), result).nodes
 
     assert isinstance(node, Table)
     assert [column.kind for column in node.columns] == ["text", "number"]

@@ -122,6 +122,20 @@ def test_report_without_gpu_work() -> None:
     assert "nothing was checked" in text
 
 
+def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
+    reason = "12 events of process 7 could not be recorded: No space left on device"
+    document = report(replace(racy(race()), incomplete=(reason,)))
+
+    assert document.title == "1 race between streams, result incomplete"
+    assert document.nodes[0] == Note("error", reason)
+
+
+def test_result_without_gpu_work_gives_the_reason() -> None:
+    empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
+
+    assert "nothing was checked (no CUDA device)" in read(empty)
+
+
 @pytest.mark.parametrize(
     ("races", "verdict"),
     [

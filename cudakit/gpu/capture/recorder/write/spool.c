@@ -1,17 +1,27 @@
 #define _GNU_SOURCE
 #include "write/spool.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "containers.h"
 
+/* A smaller file is better than none on a disk that is almost full. */
 #define SEGMENT_BYTES ((size_t)4 << 20)
+#define MIN_SEGMENT_BYTES ((size_t)64 << 10)
+/* The end of a segment, which only records of losses may use: one for each doubling of their number. */
+#define RESERVED_BYTES ((size_t)8 << 10)
+/* Creating a file on a full disk takes far longer than a record should. */
+#define FAILURES_PER_TRIAL 256
+#define LOSS_TEXT "trace record that could not be written"
 #define TEXT_LIMIT 65536 /* longer than any kernel name */
 
 typedef struct {
@@ -28,57 +38,56 @@ typedef struct __attribute__((packed)) {
 
 static char directory[PATH_MAX - 64];
 static char *segment; /* NULL: no open segment */
-static size_t used;
+static size_t used, segment_bytes;
+static bool abandoned;           /* the reader no longer exists */
 static unsigned segments, chain; /* chain: incremented when this process id has already written a trace (exec) */
 static uint32_t strings, stacks;
+static uint32_t failures;   /* to begin a segment, since the last success */
 static table known_strings; /* by hash */
-static uint64_t lost, written;
+static uint64_t lost, reported_lost, written;
+static record lost_record; /* the first record that was lost */
 static int lost_because;
 
 void spool_open(const char *path)
 {
     snprintf(directory, sizeof directory, "%s", path);
+    abandoned = false;
 }
 
 static void drop_segment(void)
 {
     if (segment)
-        munmap(segment, SEGMENT_BYTES);
+        munmap(segment, segment_bytes);
     segment = NULL;
-}
-
-void spool_close(void)
-{
-    drop_segment();
 }
 
 void spool_forked(void)
 {
     drop_segment();
     table_clear(&known_strings);
-    segments = chain = 0;
+    segments = chain = failures = 0;
     strings = stacks = 0;
-    lost = written = 0;
+    lost = reported_lost = written = 0;
 }
 
-static char *map_file(const char *path)
+/* Create and map a file; on failure return NULL and set ``why`` to the errno. */
+static char *map_file(const char *path, size_t bytes, int *why)
 {
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    *why = file < 0 ? errno : 0;
     if (file < 0)
         return NULL;
     /* Allocate the file now: a full disk is an error here, but would be SIGBUS in the user's program later. */
-    int failed = posix_fallocate(file, 0, (off_t)SEGMENT_BYTES);
+    *why = posix_fallocate(file, 0, (off_t)bytes);
     void *mapped = MAP_FAILED;
-    if (!failed)
-        mapped = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    int why = failed ? failed : errno;
-    close(file);
-    if (mapped == MAP_FAILED) {
-        unlink(path);
-        errno = why;
-        return NULL;
+    if (!*why) {
+        mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        *why = mapped == MAP_FAILED ? errno : 0;
     }
-    return mapped;
+    close(file);
+    if (*why)
+        unlink(path);
+    return *why ? NULL : mapped;
 }
 
 /* Build the path of the next segment. After exec, a process finds the segments of the previous program under
@@ -92,50 +101,62 @@ static void name_segment(char *path, size_t bytes)
     } while (!segments && !access(path, F_OK) && ++chain);
 }
 
-static int next_segment(void)
+static char *map_file_that_fits(const char *path, size_t *bytes)
 {
-    char path[PATH_MAX], partial[PATH_MAX + sizeof ".new"];
-    name_segment(path, sizeof path);
-    snprintf(partial, sizeof partial, "%s.new", path);
-    char *fresh = map_file(partial);
-    if (!fresh)
-        return -1;
-    header head = {"cudakit", 1, sizeof(record), 1, 0, sizeof(header)};
-    head.magic[7] = '\n';
-    memcpy(fresh, &head, sizeof head);
-    if (rename(partial, path)) {
-        munmap(fresh, SEGMENT_BYTES);
-        return -1;
+    int why = ENOSPC;
+    char *mapped = NULL;
+    size_t wanted = SEGMENT_BYTES;
+    for (; !mapped && wanted >= MIN_SEGMENT_BYTES && (why == ENOSPC || why == EDQUOT || why == EFBIG);
+         wanted /= 2) {
+        mapped = map_file(path, wanted, &why);
+        *bytes = wanted;
     }
-    drop_segment();
-    segment = fresh;
-    used = sizeof head;
-    segments++;
-    return 0;
+    errno = why;
+    return mapped;
 }
 
-/* Append a block so that a reader sees all of it or nothing. */
-static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
+/* Delete the directory of a reader that no longer exists. All of its files are cudakit's. */
+static void delete_directory(void)
 {
-    size_t needed = sizeof(block) + bytes;
-    if ((!segment || used + needed > SEGMENT_BYTES) && next_segment())
-        return -1;
+    DIR *open_directory = opendir(directory);
+    if (!open_directory)
+        return;
+    const int descriptor = dirfd(open_directory);
+    for (struct dirent *entry; descriptor >= 0 && (entry = readdir(open_directory));)
+        unlinkat(descriptor, entry->d_name, 0);
+    closedir(open_directory);
+    rmdir(directory);
+}
+
+/* Open the file in which a supervisor expects the losses; -1: there is no supervisor. */
+static int open_losses(void)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/losses", directory);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+static bool has_reader(void)
+{
+    int losses = abandoned ? -1 : open_losses();
+    if (losses >= 0 && !flock(losses, LOCK_EX | LOCK_NB)) {
+        abandoned = true;
+        drop_segment();
+        delete_directory();
+    }
+    if (losses >= 0)
+        close(losses);
+    return !abandoned;
+}
+
+/* Write a block so that a reader sees all of it or nothing. There is space for it. */
+static void write_block(const char *tag, uint32_t items, const void *payload, size_t bytes)
+{
     block head = {{tag[0], tag[1], tag[2], tag[3]}, items, bytes};
     memcpy(segment + used, &head, sizeof head);
     memcpy(segment + used + sizeof head, payload, bytes);
-    used += needed;
+    used += sizeof head + bytes;
     __atomic_store_n(&((header *)segment)->end, used, __ATOMIC_RELEASE);
-    return 0;
-}
-
-void spool_records(const record *records, size_t count)
-{
-    if (append("rcds", (uint32_t)count, records, count * sizeof *records)) {
-        lost += count;
-        lost_because = errno;
-    } else {
-        written += count;
-    }
 }
 
 static uint64_t hash_of(const char *text, size_t length)
@@ -144,6 +165,129 @@ static uint64_t hash_of(const char *text, size_t length)
     for (size_t i = 0; i < length; i++)
         hash = (hash ^ (uint8_t)text[i]) * 0x100000001b3ull;
     return hash ? hash : 1;
+}
+
+/* Write the text of loss records while there is space for it. */
+static void write_loss_text(void)
+{
+    char payload[sizeof(uint32_t) + sizeof LOSS_TEXT];
+    const uint32_t length = sizeof LOSS_TEXT - 1;
+    memcpy(payload, &length, sizeof length);
+    memcpy(payload + sizeof length, LOSS_TEXT, length);
+    write_block("text", 1, payload, sizeof length + length);
+    table_put(&known_strings, hash_of(LOSS_TEXT, length), ++strings);
+}
+
+static int next_segment(void)
+{
+    char path[PATH_MAX], partial[PATH_MAX + sizeof ".new"];
+    name_segment(path, sizeof path);
+    snprintf(partial, sizeof partial, "%s.new", path);
+    size_t bytes = 0;
+    if (!has_reader())
+        return -1;
+    if (failures % FAILURES_PER_TRIAL) {
+        failures++;
+        return -1;
+    }
+    char *fresh = map_file_that_fits(partial, &bytes);
+    failures = fresh ? 0 : failures + 1;
+    if (!fresh)
+        return -1;
+    header head = {"cudakit", 1, sizeof(record), 1, 0, sizeof(header)};
+    head.magic[7] = '\n';
+    memcpy(fresh, &head, sizeof head);
+    if (rename(partial, path)) {
+        munmap(fresh, bytes);
+        return -1;
+    }
+    drop_segment();
+    segment = fresh;
+    segment_bytes = bytes;
+    used = sizeof head;
+    if (!segments++)
+        write_loss_text();
+    return 0;
+}
+
+static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
+{
+    size_t needed = sizeof(block) + bytes;
+    if (!segment || used + needed > segment_bytes - RESERVED_BYTES) {
+        if (next_segment())
+            return -1;
+        if (used + needed > segment_bytes - RESERVED_BYTES) {
+            errno = ENOSPC;
+            return -1;
+        }
+    }
+    write_block(tag, items, payload, bytes);
+    return 0;
+}
+
+#define LOSS_SLOTS 256
+
+/* Write the number of lost records to this process's slot of the file ``losses``, which needs no new disk space. False
+ * if there is no such file. */
+static bool write_loss_slot(void)
+{
+    const uint64_t slot[3] = {(uint64_t)getpid(), lost, (uint64_t)lost_because};
+    uint64_t owner = 1;
+    int losses = open_losses();
+    if (losses < 0)
+        return false;
+    for (uint64_t i = 0; i < LOSS_SLOTS && owner && owner != slot[0]; i++) {
+        const off_t at = (off_t)((slot[0] + i) % LOSS_SLOTS * sizeof slot);
+        if (pread(losses, &owner, sizeof owner, at) == sizeof owner && (!owner || owner == slot[0]) &&
+            pwrite(losses, slot, sizeof slot, at) == sizeof slot)
+            break;
+    }
+    close(losses);
+    return true;
+}
+
+static void write_loss_gap(void)
+{
+    if (!segment || used + sizeof(block) + sizeof(record) > segment_bytes)
+        return;
+    record gap = lost_record;
+    gap.kind = KIND_GAP;
+    memset(gap.own, 0, sizeof gap.own);
+    gap.gap.what = spool_text(LOSS_TEXT);
+    gap.gap.count = lost - reported_lost;
+    write_block("rcds", 1, &gap, sizeof gap);
+    reported_lost = lost;
+}
+
+/* Report the number of lost records: when it has doubled, and at the end. */
+static void report_loss(bool is_last)
+{
+    if (lost == reported_lost || abandoned || (!is_last && lost < 2 * reported_lost))
+        return;
+    if (write_loss_slot())
+        reported_lost = lost;
+    else
+        write_loss_gap();
+}
+
+void spool_close(void)
+{
+    report_loss(true);
+    if (has_reader())
+        drop_segment();
+}
+
+void spool_records(const record *records, size_t count)
+{
+    if (!append("rcds", (uint32_t)count, records, count * sizeof *records)) {
+        written += count;
+        return;
+    }
+    lost_because = failures > 1 ? lost_because : errno;
+    if (lost == reported_lost)
+        lost_record = *records;
+    lost += count;
+    report_loss(false);
 }
 
 uint32_t spool_text(const char *text)

@@ -11,7 +11,10 @@
 
 #include "write/record.h"
 
-/* Set the directory; the first record creates the first file. */
+/* Set the directory; the first record creates the first file.
+ *
+ * If a supervisor reads the directory, it holds a lock on the file ``losses`` (cudakit/trace/losses.py). When a segment
+ * is begun and the lock is free, the supervisor was killed: the directory is deleted, and later records are dropped. */
 void spool_open(const char *directory);
 
 /* Start a new trace in the child of a fork; the existing segments belong to the parent. */
@@ -20,7 +23,8 @@ void spool_forked(void);
 /* Close the segment; the next record begins another one. */
 void spool_close(void);
 
-/* Append records that belong together: a reader sees all or none of them. */
+/* Append records that belong together: a reader sees all or none of them. Records that cannot be written are counted: in
+ * the file ``losses``, or without a supervisor by GAP records, for which each segment has space. */
 void spool_records(const record *records, size_t count);
 
 /* Return the id of a string, writing a new string to the trace. */

@@ -1,4 +1,4 @@
-"""The judge: what is the same is found equal, and what is not is found."""
+"""The compare_subjects: what is the same is found equal, and what is not is found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from allocator_scenarios.canonical import BY_POOL, Names, canonical, segment_by_segment
-from allocator_scenarios.compare import differences, judge, run
+from allocator_scenarios.compare import compare_subjects, differences, run
 from allocator_scenarios.cudakit_subject import Ours, in_memory
 from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
@@ -123,7 +123,7 @@ def two_pools(s: Subject) -> Steps:
 
 
 def test_two_equal_runs_compare_equal() -> None:
-    verdict = judge(SHORT, in_memory, in_memory())
+    verdict = compare_subjects(SHORT, in_memory, in_memory())
 
     assert (verdict.problems, verdict.placed, verdict.word) == ((), False, "equal")
     assert verdict.checks == 4
@@ -131,7 +131,7 @@ def test_two_equal_runs_compare_equal() -> None:
 
 def test_order_of_addresses_is_ignored() -> None:
     found = list(differences(run(two_caches, in_memory()), run(two_caches, falling())))
-    verdict = judge(two_caches, in_memory, falling())
+    verdict = compare_subjects(two_caches, in_memory, falling())
 
     assert found != []
     assert (verdict.problems, verdict.placed) == ((), True)
@@ -141,7 +141,7 @@ def test_order_of_addresses_is_ignored() -> None:
 def test_long_run_compares_equal_at_equal_addresses(settings: tuple[str, ...]) -> None:
     run = random_run(1, 9, steps=3000, settings=settings)
 
-    assert judge(run, in_memory, falling()).problems == ()
+    assert compare_subjects(run, in_memory, falling()).problems == ()
 
 
 @pytest.mark.parametrize("kind", [Ours, Backwards])
@@ -149,13 +149,13 @@ def test_long_run_compares_equal_at_equal_addresses(settings: tuple[str, ...]) -
 def test_order_of_restored_segments_is_ignored(kind: type[Ours], rising: bool) -> None:
     theirs = changed(kind, rising=rising)
 
-    verdict = judge(mixed_checkpoint, in_memory, theirs)
+    verdict = compare_subjects(mixed_checkpoint, in_memory, theirs)
 
     assert (verdict.problems, verdict.placed) == ((), False)
 
 
 def test_difference_of_a_restored_pool_is_reported() -> None:
-    verdict = judge(mixed_checkpoint, in_memory, changed(Twice))
+    verdict = compare_subjects(mixed_checkpoint, in_memory, changed(Twice))
 
     assert any(problem.startswith("restored: trace") for problem in verdict.problems)
 
@@ -177,7 +177,7 @@ def test_difference_of_reserved_bytes_of_a_pool_is_reported() -> None:
 
 
 def test_difference_of_sizes_is_reported_with_both_values() -> None:
-    verdict = judge(another_stream, in_memory, changed(Generous))
+    verdict = compare_subjects(another_stream, in_memory, changed(Generous))
 
     assert (
         "freed: statistic active_bytes.all.allocated: 3,145,728, PyTorch 3,146,240"
@@ -188,7 +188,7 @@ def test_difference_of_sizes_is_reported_with_both_values() -> None:
 
 
 def test_difference_of_block_states_is_reported() -> None:
-    verdict = judge(another_stream, in_memory, changed(Forgetful))
+    verdict = compare_subjects(another_stream, in_memory, changed(Forgetful))
 
     assert (
         "freed: segment 0 block 0 state: active_pending_free, PyTorch inactive" in verdict.problems
@@ -197,7 +197,7 @@ def test_difference_of_block_states_is_reported() -> None:
 
 
 def test_further_differences_are_counted() -> None:
-    verdict = judge(SHORT, in_memory, changed(Generous))
+    verdict = compare_subjects(SHORT, in_memory, changed(Generous))
 
     assert any(problem.endswith("more") for problem in verdict.problems)
 
@@ -221,7 +221,7 @@ def test_unexpected_value_is_reported(check: Check, words: str) -> None:
 
     assert len(taken.wrong) == 1
     assert words in taken.wrong[0]
-    assert judge(wrong, in_memory, None).problems == (
+    assert compare_subjects(wrong, in_memory, None).problems == (
         f"a: cudakit is not as expected: {taken.wrong[0]}",
     )
 
@@ -231,7 +231,7 @@ def test_scenario_that_pytorch_cannot_run_has_a_reason_and_still_runs_on_cudakit
         def busy(self, stream: str) -> None:
             raise CannotRun(f"there is no stream {stream}")
 
-    verdict = judge(another_stream, in_memory, changed(Without))
+    verdict = compare_subjects(another_stream, in_memory, changed(Without))
 
     assert verdict.problems == ()
     assert verdict.word == "as expected, not compared: there is no stream s1"
@@ -243,8 +243,8 @@ def test_exception_of_a_subject_is_reported_as_a_problem() -> None:
         s.empty_cache()
         yield Check("emptied")
 
-    theirs = judge(emptied, in_memory, changed(Failing))
-    own = judge(emptied, lambda _: changed(Failing), None)
+    theirs = compare_subjects(emptied, in_memory, changed(Failing))
+    own = compare_subjects(emptied, lambda _: changed(Failing), None)
 
     assert theirs.problems == ("PyTorch failed: RuntimeError: no cache to empty",)
     assert own.problems == ("cudakit failed: RuntimeError: no cache to empty",)
