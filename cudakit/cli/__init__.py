@@ -45,6 +45,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "cudakit.cli.run:run",
         "Run a program: do its CUDA streams race? What uses its memory?",
     ),
+    "sanitize": (
+        "cudakit.cli.sanitize:sanitize",
+        "Find the races again in the log of a run, with other options.",
+    ),
 }
 
 ENVIRONMENT = (
