@@ -185,7 +185,10 @@ def _create(place: Path, form: Literal["b", "t"], *, name: str) -> IO[Any]:
 
 
 def _unwritable(name: str, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {name}: {error.strerror}", hint="choose another file")
+    return UsageError(
+        f"cannot write {name}: {error.strerror}",
+        hint="create its directory, or choose another file",
+    )
 
 
 def _discard(stream: IO[Any], partial: Path | None) -> None:

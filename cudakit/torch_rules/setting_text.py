@@ -104,7 +104,7 @@ class _Cursor:
 
     def word(self, expected: str) -> Token:
         if self.here.text in ("", ",", ":", "[", "]"):
-            raise self.here.refused(f"here should be {expected}, not {self.here.shown}")
+            raise self.here.refused(f"expected {expected}, found {self.here.shown}")
         space = next((i for i, c in enumerate(self.here.text) if c.isspace()), None)
         if space is not None:
             where = Token(self.here.variable, self.here.at + space, self.here.text[space])
@@ -116,7 +116,7 @@ class _Cursor:
     def separator(self, sign: str) -> None:
         if self.here.text != sign:
             raise self.here.refused(
-                f"here should be {sign!r}, after {self._before.shown}, not {self.here.shown}"
+                f"expected {sign!r} after {self._before.shown}, found {self.here.shown}"
             )
         self.take()
 

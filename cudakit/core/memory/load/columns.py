@@ -131,7 +131,9 @@ def read_final_state(
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():
-        raise SnapshotError("a segment has no address: the file is damaged or no memory snapshot")
+        raise SnapshotError(
+            "a segment has no address: the file is damaged, or not a memory snapshot"
+        )
     order = np.argsort(address.view(np.uint64), kind="stable")
     handles, address = handles[order], address[order]
     size = _sizes(tree, handles, "total_size", what="segment")
@@ -218,7 +220,7 @@ def _block_addresses(
 def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> Ints:
     size, known = tree.integers(tree.column(handles, key))
     if not known.all():
-        raise SnapshotError(f"a {what} has no {key}: the file is damaged or no memory snapshot")
+        raise SnapshotError(f"a {what} has no {key}: the file is damaged, or not a memory snapshot")
     wrong = (size < 0) | (size > MOST_BYTES)
     if wrong.any():
         raise SnapshotError(f"a {what} has a {key} of {size[wrong][0]} bytes: the file is damaged")
