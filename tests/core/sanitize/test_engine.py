@@ -99,21 +99,24 @@ def test_unrelated_records_are_ignored() -> None:
 
 def test_engine_counts_coverage() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.MERGED))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY), Accessed())
     s.given(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
     s.fill(1, "x")
     s.call(GraphLaunch(1, 1, 1))
     assert s.engine.coverage == Coverage(
-        launches=3,
+        launches=4,
         launches_unknown=1,
-        launches_exact=1,
+        launches_exact=2,
+        launches_whole_tensor=1,
         launches_assumed=1,
         copies=1,
         fills=1,
-        accesses_exact=1,
+        accesses_exact=2,
         accesses_summary=1,
+        accesses_merged=1,
         accesses_assumed=2,
         graph_launches=1,
     )
