@@ -261,7 +261,7 @@ class Status(IntEnum):
         "the MPS server has its maximum number of clients",
         "end a client",
     )
-    MPS_MAX_CONNECTIONS_REACHED = 809, "the MPS server has its maximum of connections"
+    MPS_MAX_CONNECTIONS_REACHED = 809, "the MPS server has its maximum number of connections"
     MPS_CLIENT_TERMINATED = (
         810,
         "the MPS server terminated this client",
@@ -382,17 +382,19 @@ def remedy(status: Status) -> str:
 _BY_CODE = {int(status): status for status in Status}
 
 
-def cuda_error(code: int, *, seen: str = "", name: str = "", text: str = "") -> CudaError:
-    """Return the CudaError of a CUresult; ``seen`` are observed values to append to its message.
+def cuda_error(code: int, *, detail: str = "", name: str = "", text: str = "") -> CudaError:
+    """Return the CudaError of a CUresult; ``detail`` are observed values to append to its message.
 
     ``name`` and ``text`` are the driver's own, used for codes that are not in this module.
     """
     if code not in _BY_CODE:
-        return CudaError(code, name or f"CUDA error {code}", _with(text or "no explanation", seen))
+        return CudaError(
+            code, name or f"CUDA error {code}", _with_detail(text or "no explanation", detail)
+        )
     status = _BY_CODE[code]
-    message = _with(status.meaning, seen)
+    message = _with_detail(status.meaning, detail)
     return CudaError(code, f"CUDA_ERROR_{status.name}", message, hint=remedy(status))
 
 
-def _with(meaning: str, seen: str) -> str:
-    return f"{meaning}: {seen}" if seen else meaning
+def _with_detail(meaning: str, detail: str) -> str:
+    return f"{meaning}: {detail}" if detail else meaning
