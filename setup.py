@@ -48,7 +48,11 @@ EXTENSIONS = [
         headers=("cudakit/core/memory/load/**/*.h",),
     ),
     # Without it, the allocator's calls are pure Python.
-    _extension("cudakit.core.allocator._fast", "cudakit/core/allocator/_fast.c"),
+    _extension(
+        "cudakit.core.allocator._fast",
+        "cudakit/core/allocator/fast/fast_path.c",
+        headers=("cudakit/core/allocator/fast/*.h",),
+    ),
     # Without it, buffers of cuda.core are allocated through pure Python.
     _extension("cudakit.gpu.plugs._buffers", "cudakit/gpu/plugs/_buffers.c"),
     # Without it, `cudakit.torch_pool` is unavailable and says so.

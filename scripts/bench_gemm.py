@@ -1,9 +1,9 @@
-"""Compare ``cudakit bench gemm`` with torch on a GPU: 12 shapes, every type, five rounds in turn, one run.
+"""Compare ``cudakit bench gemm`` with torch on a GPU: 12 shapes, every data type, interleaved, in one run.
 
     python scripts/bench_gemm.py [-o FILE.json] [--dtype LIST] [--budget SEC]
 
-A ratio is cudakit's rate over torch's: the median over samples that followed one another, in one process on
-random data, with its 95 % interval over the rounds. Exits with 1 where one is below 0.99.
+A ratio is cudakit's rate divided by torch's: the median of interleaved samples with its 95% CI over rounds.
+Exits with 1 if a ratio is below 0.99.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 from cudakit.core.bench.stats import ci_over_rounds
 
 SHAPES = Path(__file__).with_name("gemm_shapes.txt")
-LEAST_RATIO = 0.99
+MIN_RATIO = 0.99
 
 _Case = dict[str, Any]
 
 
 class Pair(NamedTuple):
-    """The same product by cudakit and by torch."""
+    """The same GEMM by cudakit and by torch."""
 
     own: _Case
-    peer: _Case
+    baseline: _Case
 
     @property
     def ratio(self) -> float:
@@ -46,9 +46,9 @@ class Pair(NamedTuple):
 
     @property
     def rounds(self) -> list[list[float]]:
-        """Of each round, torch's time over ours in samples that followed one another."""
-        each = zip(in_rounds(self.own), in_rounds(self.peer), strict=True)
-        return [[p / o for o, p in zip(own, peer, strict=False)] for own, peer in each]
+        """Per round, torch's time divided by cudakit's in adjacent samples."""
+        each = zip(in_rounds(self.own), in_rounds(self.baseline), strict=True)
+        return [[b / o for o, b in zip(own, other, strict=False)] for own, other in each]
 
 
 def in_rounds(case: _Case) -> Iterator[list[float]]:
@@ -69,10 +69,10 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 def pairs(cases: list[_Case]) -> Iterator[Pair]:
     known = [case for case in cases if case["median_s"] is not None]
-    peers = {str(case["axes"]): case for case in known if case["library"] == "torch"}
+    baselines = {str(case["axes"]): case for case in known if case["contender"] == "torch"}
     for case in known:
-        if case["library"] == "cudakit" and str(case["axes"]) in peers:
-            yield Pair(case, peers[str(case["axes"])])
+        if case["contender"] == "cudakit" and str(case["axes"]) in baselines:
+            yield Pair(case, baselines[str(case["axes"])])
 
 
 def line(pair: Pair) -> str:
@@ -94,22 +94,22 @@ def main() -> int:
     parser.add_argument("--dtype", default="fp64,fp32,tf32,fp16,bf16,fp8_e4m3,int8")
     parser.add_argument("--budget", default="300")
     options = parser.parse_args()
-    asked = ["--shapes", str(SHAPES), "--dtype", options.dtype, "--budget", options.budget]
-    result = measure([*asked, "--vs", "torch"])
+    arguments = ["--shapes", str(SHAPES), "--dtype", options.dtype, "--budget", options.budget]
+    result = measure([*arguments, "--vs", "torch"])
     if options.output:
         options.output.write_text(json.dumps(result) + "\n")
-    found = [*pairs(result["results"])]
+    compared = [*pairs(result["results"])]
     print(
-        f"{'type':9} {'m x n x k':20} {'TFLOP/s':>8} {'limit':>5} {'ratio':>7} {'±':>7} {'pJ/op':>7}"
+        f"{'type':9} {'m x n x k':20} {'TFLOP/s':>8} {'peak':>5} {'ratio':>7} {'±':>7} {'pJ/op':>7}"
     )
-    for pair in found:
+    for pair in compared:
         print(line(pair))
     for case in result["results"]:
         if case["median_s"] is None:
-            print("no figure:", case["library"], case["axes"], case["unavailable"]["median_s"])
-    worst = min(pair.ratio for pair in found)
-    print(f"worst ratio {worst:.4f} of {len(found)}; at least {LEAST_RATIO} is wanted")
-    return int(worst < LEAST_RATIO)
+            print("not run:", case["contender"], case["axes"], case["unavailable"]["median_s"])
+    worst = min(pair.ratio for pair in compared)
+    print(f"worst ratio {worst:.4f} of {len(compared)}; the minimum is {MIN_RATIO}")
+    return int(worst < MIN_RATIO)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Check the figures of ``cudakit bench`` with instruments that share no code with it, in one run on a GPU.
+"""Check results of ``cudakit bench`` with tools that share no code with it, in one run on a GPU.
 
     python scripts/crosscheck_bench.py [-o FILE.json] [--only memory,copy,launch,alloc,graph,torch]
 
-The instruments: crosscheck.cu, CUDA C++ with events of the runtime, compiled here by nvcc; torch, with its
-own kernels and its own events. What is compared is the median of the same thing: ratios of 1 mean that both
-say the same. Host latencies differ by what Python costs, which is no error but is shown.
+The tools are crosscheck.cu, CUDA C++ with events of the runtime, compiled by nvcc, and torch with its own
+kernels and events. The ratio is that of the medians. Host latencies differ by the time of Python, which is no
+error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 SOURCE = Path(__file__).with_name("crosscheck.cu")
 GIB = 1 << 30
 
-# What is asked of cudakit, bench by bench.
+# The options of each bench.
 BENCHES = {
     "memory": [
         "--operations",
@@ -50,11 +50,11 @@ BENCHES = {
 
 
 class Check(NamedTuple):
-    """A figure of cudakit, beside what another instrument says of the same."""
+    """A result of cudakit, and that of another tool."""
 
     figure: str
     cudakit_s: float
-    by: str
+    tool: str
     other_s: float
 
     @property
@@ -62,8 +62,8 @@ class Check(NamedTuple):
         return self.cudakit_s / self.other_s if self.other_s else float("nan")
 
 
-def names(case: dict[str, Any]) -> str:
-    """Name a case as crosscheck.cu does."""
+def name_of(case: dict[str, Any]) -> str:
+    """Return the name of a case in crosscheck.cu."""
     axes, name = case["axes"], case["name"]
     size = axes.get("size_bytes", 0)
     amount = f"{size // GIB}GiB" if size >= GIB else f"{size >> 20}MiB"
@@ -79,7 +79,7 @@ def names(case: dict[str, Any]) -> str:
     return str(axes.get("call", name))
 
 
-def by_cudakit(only: set[str]) -> dict[str, float]:
+def measure_by_cudakit(only: set[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for bench, options in BENCHES.items():
         if bench not in only:
@@ -92,11 +92,11 @@ def by_cudakit(only: set[str]) -> dict[str, float]:
             continue
         for case in json.loads(done.stdout)["results"]:
             if case["median_s"] is not None:
-                found[names(case)] = case["median_s"]
+                found[name_of(case)] = case["median_s"]
     return found
 
 
-def by_cuda() -> dict[str, float]:
+def measure_by_cuda() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         program = str(Path(directory) / "crosscheck")
         compiler = shutil.which("nvcc") or sys.exit("nvcc is not on the PATH")
@@ -106,23 +106,23 @@ def by_cuda() -> dict[str, float]:
     return {name: float(seconds) for name, seconds in lines}
 
 
-def by_torch() -> dict[str, float]:
-    """Time torch's own kernels by its own events, its launches hidden behind a sleep."""
+def measure_by_torch() -> dict[str, float]:
+    """Time torch's kernels by its events, with a sleep kernel that hides the launches."""
     import torch
 
     count = GIB // 4
     x, y, z = (torch.rand(count, device="cuda") for _ in range(3))
     host = torch.rand(count).pin_memory()
     return {
-        "memory copy 1GiB": _by_events(torch, lambda: torch.mul(y, 1.7, out=x)),
-        "memory triad 1GiB": _by_events(torch, lambda: torch.add(y, z, alpha=1.7, out=x)),
-        "copy d2d 1GiB": _by_events(torch, lambda: x.copy_(y)),
-        "copy h2d 1GiB": _by_events(torch, lambda: x.copy_(host, non_blocking=True), 20),
-        "copy d2h 1GiB": _by_events(torch, lambda: host.copy_(x, non_blocking=True), 20),
+        "memory copy 1GiB": _time_by_events(torch, lambda: torch.mul(y, 1.7, out=x)),
+        "memory triad 1GiB": _time_by_events(torch, lambda: torch.add(y, z, alpha=1.7, out=x)),
+        "copy d2d 1GiB": _time_by_events(torch, lambda: x.copy_(y)),
+        "copy h2d 1GiB": _time_by_events(torch, lambda: x.copy_(host, non_blocking=True), 20),
+        "copy d2h 1GiB": _time_by_events(torch, lambda: host.copy_(x, non_blocking=True), 20),
     }
 
 
-def _by_events(torch: Any, work: Callable[[], object], samples: int = 200) -> float:
+def _time_by_events(torch: Any, work: Callable[[], object], samples: int = 200) -> float:
     times = []
     for sample in range(-10, samples):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -137,12 +137,12 @@ def _by_events(torch: Any, work: Callable[[], object], samples: int = 200) -> fl
 
 
 def checks(only: set[str]) -> Iterator[Check]:
-    own = by_cudakit(only)
-    others = {"CUDA C++": by_cuda(), "torch": by_torch() if "torch" in only else {}}
+    own = measure_by_cudakit(only)
+    others = {"CUDA C++": measure_by_cuda(), "torch": measure_by_torch() if "torch" in only else {}}
     for figure, seconds in own.items():
-        for by, known in others.items():
+        for tool, known in others.items():
             if figure in known:
-                yield Check(figure, seconds, by, known[figure])
+                yield Check(figure, seconds, tool, known[figure])
 
 
 def main() -> int:
@@ -154,11 +154,11 @@ def main() -> int:
     if options.output:
         plain = [check._asdict() | {"ratio": check.ratio} for check in found]
         options.output.write_text(json.dumps(plain, indent=2) + "\n")
-    print(f"{'cudakit':>12} {'other':>12} {'ratio':>7}  by        figure")
+    print(f"{'cudakit':>12} {'other':>12} {'ratio':>7}  tool      figure")
     for check in found:
         print(
             f"{check.cudakit_s * 1e6:9.2f} us {check.other_s * 1e6:9.2f} us {check.ratio:7.4f}  "
-            f"{check.by:9} {check.figure}"
+            f"{check.tool:9} {check.figure}"
         )
     return 0
 

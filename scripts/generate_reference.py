@@ -27,7 +27,7 @@ from reference_types import (
 
 import cudakit.api
 import cudakit.errors
-from cudakit.cli import COMMANDS, load_command, program
+from cudakit.cli import COMMANDS, ENVIRONMENT, load_command, program
 from cudakit.cli.bench import SHARED_TITLE, BenchGroup
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, help_records
@@ -71,6 +71,7 @@ RESULTS = {
         "run --sanitize -o FILE.json",
         "cudakit.core.sanitize.result:SanitizeResult",
     ),
+    "sanitize-json.md": ("sanitize FILE --json", "cudakit.core.sanitize.result:SanitizeResult"),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
         "memviz AFTER --diff BEFORE --json",
@@ -122,13 +123,13 @@ def program_page() -> str:
         ("Command", "What it does"),
         ((f"[`cudakit {name}`]({name}.md)", line) for name, (_, line) in COMMANDS.items()),
     )
-    epilog = (program.epilog or "").replace("\b\n", "")
+    variables = ((f"`{name}`", meaning) for name, meaning in ENVIRONMENT)
     return sections(
         f"# cudakit\n\n{program.help}",
         commands,
         f"## Options\n\n{options(program_context())}",
         f"## JSON documents\n\n{schemas_table()}",
-        f"## Environment\n\n```\n{epilog.strip()}\n```",
+        f"## Environment variables\n\n{table(('Variable', 'Meaning'), variables)}",
     )
 
 

@@ -1,9 +1,9 @@
-"""Repeat a bench in processes of its own, and say whether runs agree within their intervals.
+"""Repeat a bench in separate processes, and check that runs agree within their confidence intervals.
 
     python scripts/repeat_bench.py [--pairs N] [-o FILE.json] -- gemm 4096 --dtype bf16 ...
 
-Two runs agree where their medians differ by at most the root of the sum of squares of the half-widths of
-their confidence intervals. Exits with 1 where fewer than nine of ten pairs do, or two runs differ by 1 %.
+Two runs agree if their medians differ by at most the root of the sum of squares of the half-widths of their
+confidence intervals. Exits with 1 if fewer than nine of ten pairs agree, or two runs differ by more than 1%.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LEAST_AGREEING = 0.9
-MOST_DIFFERENCE = 0.01
+MIN_AGREEING = 0.9
+MAX_DIFFERENCE = 0.01
 
 _Result = dict[str, Any]
 
 
 class Figure(NamedTuple):
-    """The median of a case in one run, and half the width of its interval."""
+    """The median of a case in one run, and the half-width of its CI."""
 
     median_s: float
     half_s: float
@@ -40,27 +40,27 @@ def run(arguments: list[str]) -> _Result:
 
 def figures(result: _Result) -> dict[str, Figure]:
     return {
-        " ".join([case["library"], case["name"], *(f"{k}={v}" for k, v in case["axes"].items())]): (
-            Figure(case["median_s"], (case["ci95_s"][1] - case["ci95_s"][0]) / 2)
-        )
+        " ".join(
+            [case["contender"], case["name"], *(f"{k}={v}" for k, v in case["axes"].items())]
+        ): (Figure(case["median_s"], (case["ci95_s"][1] - case["ci95_s"][0]) / 2))
         for case in result["results"]
         if case["median_s"] is not None
     }
 
 
 def agreement(runs: list[Figure]) -> dict[str, float]:
-    """Compare neighbours in pairs that share no run."""
+    """Compare consecutive runs in disjoint pairs."""
     pairs = [*zip(runs[::2], runs[1::2], strict=False)]
     agree = [abs(a.median_s - b.median_s) <= (a.half_s**2 + b.half_s**2) ** 0.5 for a, b in pairs]
     medians = [one.median_s for one in runs]
-    middle = statistics.median(medians)
+    median_s = statistics.median(medians)
     return {
         "pairs": len(pairs),
         "agreeing": sum(agree) / len(agree),
-        "spread": (max(medians) - min(medians)) / middle,
-        "largest_difference": max(abs(a.median_s - b.median_s) for a, b in pairs) / middle,
-        "half_width": statistics.median(one.half_s for one in runs) / middle,
-        "median_s": middle,
+        "spread": (max(medians) - min(medians)) / median_s,
+        "largest_difference": max(abs(a.median_s - b.median_s) for a, b in pairs) / median_s,
+        "half_width": statistics.median(one.half_s for one in runs) / median_s,
+        "median_s": median_s,
     }
 
 
@@ -75,14 +75,14 @@ def main() -> int:
     if options.output:
         options.output.write_text(json.dumps(found, indent=2) + "\n")
     print(f"{'median':>12} {'±':>7} {'spread':>7} {'pair':>7} {'agree':>6}  case")
-    for name, of in found.items():
+    for name, row in found.items():
         print(
-            f"{of['median_s'] * 1e6:9.2f} us {of['half_width']:7.3%} {of['spread']:7.3%} "
-            f"{of['largest_difference']:7.3%} {of['agreeing']:6.0%}  {name}"
+            f"{row['median_s'] * 1e6:9.2f} us {row['half_width']:7.3%} {row['spread']:7.3%} "
+            f"{row['largest_difference']:7.3%} {row['agreeing']:6.0%}  {name}"
         )
     worst = [
-        of["agreeing"] < LEAST_AGREEING or of["largest_difference"] > MOST_DIFFERENCE
-        for of in found.values()
+        row["agreeing"] < MIN_AGREEING or row["largest_difference"] > MAX_DIFFERENCE
+        for row in found.values()
     ]
     return int(any(worst))
 

@@ -43,22 +43,25 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Run a program: do its CUDA streams race? What uses its memory?",
+        "Do the CUDA streams of a program race? Or record its GPU memory.",
+    ),
+    "sanitize": (
+        "cudakit.cli.sanitize:sanitize",
+        "Find the races again in the log of a run, with other options.",
     ),
 }
 
-_EPILOG = """\b
-Environment variables:
-  NO_COLOR=1                 never use colors
-  FORCE_COLOR=1              use colors in pipes too
-  COLUMNS=N                  width of reports (default: the terminal's, or 100)
-  LC_ALL=C                   draw with ASCII characters
-  CUDAKIT_ALLOC_CONF         allocator settings, as in PYTORCH_CUDA_ALLOC_CONF
-  CUDAKIT_PTXAS              the ptxas that run --sanitize uses
-  CUDAKIT_SANITIZER_LIBRARY  the libsanitizer-public.so that run --sanitize uses
-  XDG_CACHE_HOME             directory of compiled device code (default: ~/.cache)
-  CUDAKIT_DEBUG=1            print the traceback of an error
-"""
+ENVIRONMENT = (
+    ("NO_COLOR=1", "never use colors"),
+    ("FORCE_COLOR=1", "use colors in pipes too"),
+    ("COLUMNS=N", "width of reports (default: terminal, or 100)"),
+    ("LC_ALL=C", "draw with ASCII characters"),
+    ("CUDAKIT_ALLOC_CONF", "allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"),
+    ("CUDAKIT_PTXAS", "the ptxas of run --sanitize"),
+    ("CUDAKIT_SANITIZER_LIBRARY", "the libsanitizer-public.so of run --sanitize"),
+    ("XDG_CACHE_HOME", "cache of compiled device code (default: ~/.cache)"),
+    ("CUDAKIT_DEBUG=1", "print the traceback of an error"),
+)
 
 
 def load_command(name: str) -> click.Command:
@@ -77,6 +80,11 @@ class LazyGroup(click.Group):
         name, stub, rest = super().resolve_command(ctx, args)
         return name, load_command(name) if name and stub else stub, rest
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the environment variables."""
+        with formatter.section("Environment variables"):
+            formatter.write_dl(ENVIRONMENT)
+
 
 def _stubs() -> dict[str, click.Command]:
     return {name: click.Command(name, short_help=line) for name, (_, line) in COMMANDS.items()}
@@ -85,7 +93,6 @@ def _stubs() -> dict[str, click.Command]:
 @click.group(
     cls=LazyGroup,
     commands=_stubs(),
-    epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="cudakit", prog_name="cudakit", message="%(prog)s %(version)s")

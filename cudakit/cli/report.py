@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from cudakit.cli.options import OutputOptions, suffixes
-from cudakit.cli.output import Output, open_output, printable, standard_output
+from cudakit.cli.options import OutputOptions, Target, suffixes
+from cudakit.cli.output import Output, open_file, printable, standard_output
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,33 +96,42 @@ class Outputs:
     """The open files of ``-o``, and the terminal."""
 
     def __init__(
-        self, options: OutputOptions, files: Sequence[tuple[str, Output]], opened: ExitStack
+        self,
+        options: OutputOptions,
+        files: Sequence[tuple[str, Output]],
+        opened: ExitStack,
+        terminal: Callable[[], Output],
     ) -> None:
         self._options = options
         self._files = files
         self._opened = opened
-        # The report's format on the terminal, if the options ask for it.
+        self._terminal = terminal
+        # The formats to write to the terminal; with --quiet or files only if the options ask for it.
         asked = [target.suffix or "txt" for target in options.targets if target.path == "-"]
-        self._on_terminal = asked or ([] if files or options.quiet else ["txt"])
+        self._on_terminal = (
+            ["json"] if options.json else asked or ([] if files or options.quiet else ["txt"])
+        )
 
-    def write(self, report: Report, terminal: Output | None = None) -> None:
-        """Write the report to every place; the terminal is standard output unless it is given.
+    def write(self, report: Report) -> None:
+        """Write the report to every place.
 
-        Files are complete before anything is printed: the reader of the terminal may go away. Raises
-        EnvironmentUnusable if a disk is full.
+        Files are complete before anything is printed, because the reader of the terminal may close the pipe.
+        Raises EnvironmentUnusable if a disk is full.
         """
         for suffix, file in self._files:
             file.write(report.text(suffix, file))
         self._opened.close()
-        self._print(report, terminal or standard_output())
+        for suffix in self._on_terminal:
+            terminal = self._terminal()
+            terminal.write(report.text(suffix, terminal))
+        if not self._on_terminal:
+            self._print_brief(report)
         self.close()
 
     def streams(self) -> list[tuple[str, Output]]:
         """Return every place with its format, for a command that writes repeatedly; call ``close`` then."""
-        if self._options.json:
-            return [*self._files, ("json", standard_output())]
-        on_terminal = [(suffix, standard_output()) for suffix in self._on_terminal]
-        return [*self._files, *(on_terminal or [("txt", standard_output())] * (not self._files))]
+        formats = self._on_terminal or ([] if self._files else ["txt"])
+        return [*self._files, *((suffix, self._terminal()) for suffix in formats)]
 
     def close(self) -> None:
         """Complete the files, and name them on standard error."""
@@ -132,53 +140,53 @@ class Outputs:
             for _, file in self._files:
                 click.echo(f"Wrote {printable(file.name)}", err=True)
 
-    def _print(self, report: Report, terminal: Output) -> None:
-        if self._options.json:
-            terminal.write(report.text("json", terminal))
-        elif self._on_terminal:
-            for suffix in self._on_terminal:
-                terminal.write(report.text(suffix, terminal))
-        else:
-            self._print_brief(report, terminal)
-
-    def _print_brief(self, report: Report, terminal: Output) -> None:
+    def _print_brief(self, report: Report) -> None:
         lines = report.lines(with_rows=self._options.quiet)
-        if self._files:
-            lines = lines if self._options.quiet else lines[:_SUMMARY_LINES]
-            click.echo("\n".join(lines), err=True)
-        else:
-            terminal.write("".join(f"{line}\n" for line in lines))
+        if not self._files:
+            self._terminal().write("".join(f"{line}\n" for line in lines))
+            return
+        lines = lines if self._options.quiet else lines[:_SUMMARY_LINES]
+        click.echo("\n".join(lines), err=True)
 
 
 @contextmanager
-def open_outputs(options: OutputOptions, formats: Sequence[str] | None = None) -> Iterator[Outputs]:
+def open_outputs(
+    options: OutputOptions,
+    formats: Sequence[str] | None = None,
+    *,
+    terminal: Callable[[], Output] = standard_output,
+) -> Iterator[Outputs]:
     """Open the files of ``-o`` before the long work; the block writes the report.
 
-    ``formats`` restricts the formats of the command.
+    ``formats`` restricts the formats of the command. ``terminal`` returns the stream of the report, which is
+    standard error for ``run``. A file appears complete or not at all.
 
-    A file appears complete or not at all. Raises UsageError for a suffix that is none of ``formats``, for a
-    file named twice, one that exists without ``--force``, and one that cannot be written.
+    Raises UsageError for a suffix that is none of ``formats``, for a file named twice, one that exists
+    without ``--force``, and one that cannot be written.
     """
     formats = options.formats if formats is None else formats
-    targets = [target for target in options.targets if target.path != "-"]
-    _refuse_duplicates([target.path for target in targets])
-    wanted = [
-        (
-            _check_format(target.suffix, formats)
-            if target.suffix
-            else format_of(target.path, formats),
-            target,
-        )
-        for target in targets
-    ]
-    if sys.stdout is None and not targets:
-        standard_output()
+    files = [target for target in options.targets if target.path != "-"]
+    refuse_duplicates(options.paths)
+    wanted = [(_format(target, formats), target.path) for target in files]
+    if options.json or len(files) < len(options.targets) or not files:
+        terminal()  # raises if standard output is closed
     with ExitStack() as opened:
-        files = [
-            (suffix, opened.enter_context(open_output(target.path, force=options.force)))
-            for suffix, target in wanted
+        written = [
+            (suffix, opened.enter_context(open_file(path, force=options.force)))
+            for suffix, path in wanted
         ]
-        yield Outputs(options, files, opened)
+        yield Outputs(options, written, opened, terminal)
+
+
+def _format(target: Target, formats: Sequence[str]) -> str:
+    if not target.suffix:
+        return format_of(target.path, formats)
+    if target.suffix not in formats:
+        raise UsageError(
+            f"this report cannot be written as {target.suffix}",
+            hint=f"use -o FILE with {suffixes(formats)}",
+        )
+    return target.suffix
 
 
 def format_of(path: str, formats: Sequence[str]) -> str:
@@ -193,16 +201,8 @@ def format_of(path: str, formats: Sequence[str]) -> str:
     )
 
 
-def _check_format(suffix: str, formats: Sequence[str]) -> str:
-    if suffix not in formats:
-        raise UsageError(
-            f"this report cannot be written as {suffix}",
-            hint=f"use -o FILE with {suffixes(formats)}",
-        )
-    return suffix
-
-
-def _refuse_duplicates(paths: Sequence[str]) -> None:
+def refuse_duplicates(paths: Sequence[str]) -> None:
+    """Raise UsageError if two paths are the same file."""
     places = [os.path.realpath(path) for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:

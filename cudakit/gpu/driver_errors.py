@@ -74,13 +74,13 @@ class Status(IntEnum):
     NO_DEVICE = (
         100,
         "the driver found no CUDA device",
-        "run `cudakit doctor`: it checks device nodes, CUDA_VISIBLE_DEVICES, containers and MIG",
+        "check device nodes (CK002), CUDA_VISIBLE_DEVICES (CK014), container (CK016) and MIG (CK017)",
         "CUDA_VISIBLE_DEVICES hides every GPU, a container without --gpus, a MIG GPU without instances",
     )
     INVALID_DEVICE = (
         101,
         "the device index is not valid",
-        "list the devices with `cudakit devices`",
+        "list the devices with `cudakit devices`; restart a container that lost its device nodes",
         "an index beyond the visible devices, or device nodes that the container has lost",
     )
     DEVICE_NOT_LICENSED = 102, "the vGPU has no license", "start nvidia-gridd on this machine"
@@ -256,12 +256,8 @@ class Status(IntEnum):
     )
     MPS_RPC_FAILURE = 806, "a call from the client to the MPS server failed", _MPS_RESTART
     MPS_SERVER_NOT_READY = 807, "the MPS server is starting or recovering", "try again"
-    MPS_MAX_CLIENTS_REACHED = (
-        808,
-        "the MPS server has its maximum number of clients",
-        "end a client",
-    )
-    MPS_MAX_CONNECTIONS_REACHED = 809, "the MPS server has its maximum number of connections"
+    MPS_MAX_CLIENTS_REACHED = 808, "the MPS server has too many clients", "end a client"
+    MPS_MAX_CONNECTIONS_REACHED = 809, "the MPS server has too many connections", "end a client"
     MPS_CLIENT_TERMINATED = (
         810,
         "the MPS server terminated this client",
@@ -310,8 +306,8 @@ class Status(IntEnum):
     UNKNOWN = (
         999,
         "the driver gives no reason",
-        "check the kernel log (sudo dmesg | grep -i nvrm) and /dev/nvidia-uvm (CK002)",
-        "a missing or broken /dev/nvidia-uvm, often after suspend, or a hardware error",
+        "reload the UVM module: sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm",
+        "a missing or broken /dev/nvidia-uvm (CK002), often after suspend, or a hardware error",
     )
 
 
@@ -349,14 +345,11 @@ RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
         "the launch configuration is not valid for the device",
         "check the grid and block sizes: at most 1024 threads per block, no dimension of 0",
     ),
-    18: ("cudaErrorInvalidTexture", "the texture is not valid", ""),
-    21: ("cudaErrorInvalidMemcpyDirection", "the copy direction does not fit the pointers", ""),
     35: (
         "cudaErrorInsufficientDriver",
         "the driver is older than the CUDA runtime needs",
         "update the driver, or install a build for the driver's CUDA version (CK009)",
     ),
-    49: ("cudaErrorIncompatibleDriverContext", "the current context is not a runtime context", ""),
     98: (
         "cudaErrorInvalidDeviceFunction",
         "the function does not exist on the device, or was compiled for another architecture",
@@ -380,6 +373,11 @@ def remedy(status: Status) -> str:
 
 
 _BY_CODE = {int(status): status for status in Status}
+
+
+def remedy_of(code: int) -> str:
+    """Return what to do after the CUresult, "" if there is no general advice."""
+    return remedy(_BY_CODE[code]) if code in _BY_CODE else ""
 
 
 def cuda_error(code: int, *, detail: str = "", name: str = "", text: str = "") -> CudaError:

@@ -20,6 +20,7 @@ from cudakit.document import (
     Value,
     View,
 )
+from cudakit.render.escape import escape_invisible
 from cudakit.render.values import LEVELS, NO_STACK, format_frame, format_value, format_y, x_value
 
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
@@ -30,7 +31,6 @@ _MOST_POINTS = 40
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
 # Syntax at the beginning of a paragraph: lists, rules and underlined headings.
 _BEGINNING = re.compile(r"^(\d*)([-+=.)])")
-_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 
 def render(document: Document) -> str:
@@ -124,5 +124,5 @@ def _paragraph(text: str) -> str:
 
 def _escape(text: str) -> str:
     """Escape text for one line of Markdown."""
-    plain = _INVISIBLE.sub(" ", text).strip()
+    plain = escape_invisible(" ".join(text.split()))
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", plain)

@@ -79,7 +79,7 @@ def details(report: OomReport) -> str:
         lines.append("Blocks in use in mostly free segments, which they keep reserved:")
     for pin in report.pins:
         lines += _pin_lines(pin)
-    lines.append("Remedies:")
+    lines.append("Possible remedies:")
     for remedy in remedies(report):
         lines += wrap(remedy, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
     return "\n".join(lines)

@@ -31,7 +31,7 @@ PYTORCH_CALLS = AllocatorCalls(
     synchronize="torch.cuda.synchronize()",
     record_trace="torch.cuda.memory._record_memory_history()",
     record_stacks='stacks="all"',
-    mark_step="torch.profiler.record_function('step 1')",
+    mark_step="torch.profiler.record_function(f'step {i}')",
 )
 CUDAKIT_CALLS = AllocatorCalls(
     settings_variable="CUDAKIT_ALLOC_CONF",
@@ -41,7 +41,7 @@ CUDAKIT_CALLS = AllocatorCalls(
     synchronize="process_events() after a device synchronization",
     record_trace="CachingAllocator.record_history()",
     record_stacks='context="all"',
-    mark_step="CachingAllocator.annotated('step 1')",
+    mark_step="CachingAllocator.annotated(f'step {i}')",
 )
 
 

@@ -106,7 +106,7 @@ class _Cursor:
 
     def word(self, expected: str) -> Token:
         if self.current.text in ("", ",", ":", "[", "]"):
-            raise self.current.error(f"here should be {expected}, not {self.current.shown}")
+            raise self.current.error(f"expected {expected}, found {self.current.shown}")
         space = next((i for i, c in enumerate(self.current.text) if c.isspace()), None)
         if space is not None:
             space_token = Token(
@@ -120,7 +120,7 @@ class _Cursor:
     def separator(self, sign: str) -> None:
         if self.current.text != sign:
             raise self.current.error(
-                f"here should be {sign!r}, after {self._previous.shown}, not {self.current.shown}"
+                f"expected {sign!r} after {self._previous.shown}, found {self.current.shown}"
             )
         self.take()
 

@@ -13,8 +13,9 @@ from invocation import Terminal
 
 from cudakit.cli.output import (
     Output,
-    open_output,
+    open_file,
     printable,
+    standard_output,
     terminal_width,
     wants_ascii,
     wants_color,
@@ -35,7 +36,7 @@ def names(directory: Path) -> list[str]:
 
 
 def test_file_appears_when_the_block_ends(target: Path) -> None:
-    with open_output(str(target)) as output:
+    with open_file(str(target)) as output:
         output.write("first\n")
         output.write(str(line) for line in range(3))
         assert not target.exists()
@@ -45,7 +46,7 @@ def test_file_appears_when_the_block_ends(target: Path) -> None:
 
 
 def test_failed_run_leaves_nothing(target: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), open_output(str(target)) as output:
+    with pytest.raises(KeyboardInterrupt), open_file(str(target)) as output:
         output.write("half")
         raise KeyboardInterrupt
 
@@ -55,7 +56,7 @@ def test_failed_run_leaves_nothing(target: Path) -> None:
 def test_failed_run_keeps_the_existing_file(target: Path) -> None:
     target.write_text("old")
 
-    with pytest.raises(ZeroDivisionError), open_output(str(target), force=True) as output:
+    with pytest.raises(ZeroDivisionError), open_file(str(target), force=True) as output:
         output.write(str(1 // piece) for piece in (1, 0))
 
     assert names(target.parent) == ["report.txt"]
@@ -65,7 +66,7 @@ def test_failed_run_keeps_the_existing_file(target: Path) -> None:
 def test_file_that_exists_is_rejected_before_any_work(target: Path) -> None:
     target.write_text("old")
 
-    with pytest.raises(UsageError, match="exists") as refused, open_output(str(target)):
+    with pytest.raises(UsageError, match="exists") as refused, open_file(str(target)):
         pytest.fail("the work must not start")
 
     assert refused.value.hint == "-f replaces it"
@@ -75,7 +76,7 @@ def test_file_that_exists_is_rejected_before_any_work(target: Path) -> None:
 def test_force_replaces_a_file(target: Path) -> None:
     target.write_text("old and longer")
 
-    with open_output(str(target), force=True) as output:
+    with open_file(str(target), force=True) as output:
         output.write("new")
 
     assert target.read_text() == "new"
@@ -86,7 +87,7 @@ def test_force_replaces_the_target_of_a_link_and_keeps_the_link(target: Path) ->
     link = target.with_name("latest.txt")
     link.symlink_to(target)
 
-    with open_output(str(link), force=True) as output:
+    with open_file(str(link), force=True) as output:
         output.write("new")
 
     assert link.is_symlink()
@@ -97,7 +98,7 @@ def test_new_file_has_the_default_permissions(target: Path) -> None:
     other = target.with_name("other")
     other.touch()
 
-    with open_output(str(target)) as output:
+    with open_file(str(target)) as output:
         output.write("x")
 
     assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
@@ -106,7 +107,7 @@ def test_new_file_has_the_default_permissions(target: Path) -> None:
 def test_name_of_maximal_length_is_written(tmp_path: Path) -> None:
     target = tmp_path / ("n" * 255)
 
-    with open_output(str(target)) as output:
+    with open_file(str(target)) as output:
         output.write("x")
 
     assert target.read_text() == "x"
@@ -129,7 +130,7 @@ def test_unwritable_path_is_a_usage_error_before_any_work(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
 
-    with pytest.raises(UsageError, match=reason), open_output(path):
+    with pytest.raises(UsageError, match=reason), open_file(path):
         pytest.fail("the work must not start")
 
     assert names(tmp_path) == ["file"]
@@ -138,7 +139,7 @@ def test_unwritable_path_is_a_usage_error_before_any_work(
 def test_device_is_written_and_never_replaced() -> None:
     reader, device = os.openpty()
     with os.fdopen(reader, "rb") as screen, os.fdopen(device):
-        with open_output(os.ttyname(device)) as output:
+        with open_file(os.ttyname(device)) as output:
             output.write("x")
 
         assert screen.read(1) == b"x"
@@ -152,7 +153,7 @@ def test_named_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
     reader.start()
 
-    with open_output(str(pipe)) as output:
+    with open_file(str(pipe)) as output:
         output.write("x")
 
     reader.join(timeout=10)
@@ -182,19 +183,15 @@ def test_error_of_the_renderer_is_not_reported_as_error_of_the_file(target: Path
         yield "half"
         raise FileNotFoundError(2, "the input went away")
 
-    with pytest.raises(FileNotFoundError), open_output(str(target)) as output:
+    with pytest.raises(FileNotFoundError), open_file(str(target)) as output:
         output.write(pieces())
 
 
 # --- standard output ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [None, "-"])
-def test_missing_path_and_dash_are_standard_output(
-    path: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with open_output(path) as output:
-        output.write("hello\n")
+def test_standard_output_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    standard_output().write("hello\n")
 
     assert capsys.readouterr().out == "hello\n"
 
@@ -202,8 +199,8 @@ def test_missing_path_and_dash_are_standard_output(
 def test_closed_standard_output_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
 
-    with pytest.raises(UsageError, match="standard output is closed"), open_output(None):
-        pytest.fail("the work must not start")
+    with pytest.raises(UsageError, match="standard output is closed"):
+        standard_output()
 
 
 def test_character_outside_of_the_encoding_is_escaped() -> None:
@@ -217,7 +214,7 @@ def test_character_outside_of_the_encoding_is_escaped() -> None:
 
 
 def test_lone_surrogate_does_not_break_a_file(target: Path) -> None:
-    with open_output(str(target)) as output:
+    with open_file(str(target)) as output:
         output.write("π \udc80")
 
     assert target.read_bytes() == "π \\udc80".encode()
@@ -276,9 +273,9 @@ def test_color_depends_on_terminal_and_environment(
 def test_file_has_no_color_with_force_color(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
 
-    with open_output(str(target)) as output, open_output(None) as stdout:
+    with open_file(str(target)) as output:
         assert not output.color
-        assert stdout.color
+        assert standard_output().color
 
 
 @pytest.mark.parametrize(

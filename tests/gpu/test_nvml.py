@@ -489,8 +489,16 @@ def test_process_has_newest_sm_utilization_and_runtime(tmp_path: Path) -> None:
     assert (process.sm_percent, process.runtime_s) == (93, 60.5)
 
 
-def test_process_without_sample_has_not_used_the_sms(tmp_path: Path) -> None:
-    (process,) = listed_with(refuse(pynvml.NVML_ERROR_NOT_FOUND), tmp_path)
+@pytest.mark.parametrize(
+    "utilization",
+    [
+        refuse(pynvml.NVML_ERROR_NOT_FOUND),
+        refuse(pynvml.NVML_SUCCESS),  # nvidia-ml-py raises this if there are no samples
+        [SimpleNamespace(pid=41, timeStamp=1, smUtil=2**32 - 1)],
+    ],
+)
+def test_process_without_sample_has_not_used_the_sms(tmp_path: Path, utilization: object) -> None:
+    (process,) = listed_with(utilization, tmp_path)
 
     assert process.sm_percent == 0
 

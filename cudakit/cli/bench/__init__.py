@@ -11,7 +11,7 @@ from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suit
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import help_records, with_options
 
-SHARED_TITLE = f"{MEASUREMENT} options of every benchmark"
+SHARED_TITLE = f"{MEASUREMENT} options of every benchmark except suite"
 
 
 class BenchGroup(click.Group):

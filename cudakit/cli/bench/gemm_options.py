@@ -47,8 +47,8 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
             type=Value("cudakit.core.bench.workloads.gemm_shapes:PRESETS"),
             multiple=True,
             metavar="NAME",
-            help="Shapes: cubes (512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b or "
-            "gpt3-175b for 16 and 4096 tokens; llm is the first two models. Repeatable.",
+            help="Shapes: cubes (M = N = K, 512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b "
+            "or gpt3-175b for 16 and 4096 tokens; llm is the first two models. Repeatable.",
         ),
         option(
             "--dtype",

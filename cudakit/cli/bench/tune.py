@@ -14,7 +14,7 @@ from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import given
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
-from cudakit.cli.output import open_output, printable
+from cudakit.cli.output import open_file, printable
 from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
 
@@ -158,7 +158,7 @@ def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -
         export = None
         if tuning.export is not None:
             format_of(tuning.export, ("csv",))
-            export = stack.enter_context(open_output(tuning.export, force=output.force))
+            export = stack.enter_context(open_file(tuning.export, force=output.force))
         tuned, exported = _search(spec, gpu, limits, tuning, quiet=output.quiet)
         if export and exported:
             export.write(exported.text)

@@ -32,7 +32,7 @@ class Monitor:
     ) -> None:
         self.snapshots: list[str] = []
         self.stopped = False
-        self._enough = False
+        self._enough = self._unrecorded = False
         self._failure: Exception | None = None
         self._notes: Counter[str] = Counter()
         self._incomplete: Counter[str] = Counter()
@@ -67,9 +67,10 @@ class Monitor:
         else:
             self.add_note(notice.text)
 
-    def add_note(self, reason: str) -> None:
-        """Add a reason why part of the program is not checked, or checked less exactly."""
+    def add_note(self, reason: str, *, unrecorded: bool = False) -> None:
+        """Add a reason why the program is not recorded, or is checked only in part or less exactly."""
         self._notes[reason] += 1
+        self._unrecorded |= unrecorded
 
     @property
     def notes(self) -> list[str]:
@@ -94,8 +95,8 @@ class Monitor:
         if not self._detector.recorded_work:
             no_gpu_work = self._why_no_gpu_work(exit_status)
         if require_gpu and not self._detector.recorded_gpu_work:
-            reason = no_gpu_work or self._why_no_gpu_work(exit_status)
-            incomplete.append(f"no work of a real GPU was recorded (--require-gpu): {reason}")
+            why = "" if no_gpu_work else f": {self._why_no_gpu_work(exit_status)}"
+            incomplete.append(f"no work of a real GPU was recorded (--require-gpu){why}")
         return self._detector.result(
             self._report,
             exit_status=exit_status,
@@ -111,6 +112,8 @@ class Monitor:
             return "the program initialized CUDA, but enqueued no work"
         if unusable := why_cuda_is_unusable():
             return unusable
+        if self._unrecorded:
+            return "the program was not recorded"
         if self._detector.recorded_work:
             return "the program used simulated devices only"
         if exit_status:

@@ -1,4 +1,4 @@
-"""The native types of the allocator: those of _fast.c, with the rarely called methods of the plain ones.
+"""The native types of the allocator: those of fast/, with the rarely called methods of the plain types.
 
 Importing this module raises ImportError if the extension was not compiled; then the plain types are used.
 """

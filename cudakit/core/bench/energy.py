@@ -56,7 +56,7 @@ class CounterSteps:
     def __init__(self, read_j: ReadJ, now_s: Callable[[], float]) -> None:
         self._read_j, self._now_s = read_j, now_s
         self._seen_j = read_j()
-        self._moments: list[tuple[float, float]] = []  # s, J
+        self._changes: list[tuple[float, float]] = []  # s, J
 
     @property
     def missing(self) -> Unavailable | None:
@@ -66,18 +66,18 @@ class CounterSteps:
     @property
     def elapsed_s(self) -> float:
         """Time between the first and the last change."""
-        return self._moments[-1][0] - self._moments[0][0] if self._moments else 0.0
+        return self._changes[-1][0] - self._changes[0][0] if self._changes else 0.0
 
     def poll(self) -> None:
         """Read the counter, and record the time if its value has changed."""
         read_j = self._read_j()
         if read_j != self._seen_j and not isinstance(read_j, Unavailable):
             self._seen_j = read_j
-            self._moments.append((self._now_s(), read_j))
+            self._changes.append((self._now_s(), read_j))
 
     def power_w(self) -> float:
         """Return the mean power in watts between the first and the last change."""
-        return (self._moments[-1][1] - self._moments[0][1]) / self.elapsed_s
+        return (self._changes[-1][1] - self._changes[0][1]) / self.elapsed_s
 
 
 class _MeteredDevice(DeviceInfo, Streams, Protocol):
@@ -105,7 +105,7 @@ class EnergyMeter:
         self._gpu, self._stream, self._work = gpu, stream, work
         self._runs, self._run_s, self._min_s, self._now_s = runs, run_s, min_s, now_s
         self._steps = CounterSteps(read_j or (lambda: read_energy_j(gpu)), now_s)
-        self._works = _works_in_chunk(runs, run_s)
+        self._repeats = _repeats_per_chunk(runs, run_s)
         self._found: float | Unavailable = Unavailable("the measurement of energy was interrupted")
 
     def run(self) -> Iterator[float]:
@@ -141,14 +141,14 @@ class EnergyMeter:
         return self._found
 
     def _enqueue(self) -> None:
-        for _ in range(self._works):
+        for _ in range(self._repeats):
             self._work(self._stream)
 
     def _energy_j(self, ends_s: list[float]) -> float | Unavailable:
         if self._steps.elapsed_s < self._min_s:
             return Unavailable("the energy counter changed too rarely")
         chunk_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        elapsed_s = chunk_s / (self._works * self._runs)
+        elapsed_s = chunk_s / (self._repeats * self._runs)
         if self._run_s < _MIN_BUSY * elapsed_s:
             share = self._run_s / elapsed_s
             return Unavailable(f"the GPU was busy for only {share:.0%} of the time")
@@ -163,6 +163,6 @@ def read_energy_j(gpu: DeviceInfo) -> float | Unavailable:
     return Unavailable("the GPU has no energy counter")
 
 
-def _works_in_chunk(runs: int, run_s: float) -> int:
-    wanted = _CHUNK_S / max(runs * run_s, 1e-9)
-    return max(1, min(round(wanted), MAX_QUEUED // 2 // runs))
+def _repeats_per_chunk(runs: int, run_s: float) -> int:
+    repeats = _CHUNK_S / max(runs * run_s, 1e-9)
+    return max(1, min(round(repeats), MAX_QUEUED // 2 // runs))

@@ -63,7 +63,6 @@ class Measurement:
     cold: bool  # whether a buffer set was evicted from the L2 cache before it was reused
     warmup: tuple[Reading, ...]
     discarded: tuple[Reading, ...]
-    floor_s: float  # time of an empty sample, for information: it is not subtracted
     before: Telemetry  # before the first sample
     after: Telemetry  # after the last sample
     footprint_bytes: int  # of one buffer set
@@ -76,7 +75,7 @@ class Measurement:
 
     @property
     def ends_case(self) -> bool:
-        """Whether no further round follows."""
+        """Whether this is the last round of its case."""
         return self.stopped in ("interrupted", "wrong")
 
     @property
@@ -109,7 +108,6 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
         cold=all(each.cold for each in rounds),
         warmup=tuple(chain.from_iterable(each.warmup for each in rounds)),
         discarded=tuple(chain.from_iterable(each.discarded for each in rounds)),
-        floor_s=min(each.floor_s for each in rounds),
         after=last.after,
         executions=sum(each.executions for each in rounds),
         energy_j=last.energy_j,

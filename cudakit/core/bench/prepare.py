@@ -40,7 +40,6 @@ class WorkloadRun:
         self.work = SampleWork(self.rotation.run)
         self.verification = verify(timer, self.rotation, prepared)
         # Recorded by warm_up.
-        self.floor_s = 0.0  # time of an empty sample
         self.warmup: list[Reading] = []
         self.warmup_s = 0.0
         self.settled = not method.warmup_s

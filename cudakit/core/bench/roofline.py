@@ -25,9 +25,9 @@ _HALVING = frozenset({"7.5", "8.6", "8.9"})
 
 _RATES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        # Turing white paper: 512 fp16 multiply-adds a clock; T4 datasheet: 130 TOP/s int8.
+        # Turing white paper: 512 fp16 multiply-adds per clock; T4 datasheet: 130 TOP/s int8.
         "7.5": {"fp64": 4, "fp32": 128, "fp16": 1024, "int8": 2048},
-        # A100 white paper: 1024 fp16 multiply-adds a clock, 64 of fp64 in tensor cores.
+        # A100 white paper: 1024 fp16 multiply-adds per clock, 64 of fp64 in tensor cores.
         "8.0": {
             "fp64": 64,
             "fp64_tensor": 128,

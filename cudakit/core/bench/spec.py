@@ -116,7 +116,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySpec(Spec):
-    """Options of the bandwidth of device memory, as kernels reach it."""
+    """Options of ``cudakit bench memory``."""
 
     bench: ClassVar[str] = "memory"
 
@@ -136,7 +136,7 @@ class MemorySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySpec(Spec):
-    """Options of the rate of copies by the driver."""
+    """Options of ``cudakit bench copy``."""
 
     bench: ClassVar[str] = "copy"
 
@@ -160,7 +160,7 @@ class CopySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec(Spec):
-    """Options of the latencies of launches, waits, events and streams."""
+    """Options of ``cudakit bench launch``."""
 
     bench: ClassVar[str] = "launch"
 
@@ -173,7 +173,7 @@ class LaunchSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocSpec(Spec):
-    """Options of the time to allocate and free memory.
+    """Options of ``cudakit bench alloc``.
 
     ``others`` are factories of allocators besides the driver's, by name.
     """
@@ -195,7 +195,7 @@ class AllocSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec(Spec):
-    """Options of the time to create and launch CUDA graphs."""
+    """Options of ``cudakit bench graph``."""
 
     bench: ClassVar[str] = "graph"
 
@@ -216,7 +216,7 @@ class GraphSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSpec(Spec):
-    """Options of GEMMs.
+    """Options of ``cudakit bench gemm``.
 
     ``library`` is measured; samples of ``baselines`` are interleaved with its samples, on equal data. A GEMM
     that a library does not support has a result without a time. It is an error if no GEMM is supported.

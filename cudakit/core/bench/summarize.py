@@ -46,7 +46,6 @@ def summarize_run(run: WorkloadRun) -> Measurement:
         cold=_is_cold(run),
         warmup=tuple(run.warmup),
         discarded=tuple(run.discarded),
-        floor_s=run.floor_s,
         before=run.before,
         after=run.after,
         footprint_bytes=run.prepared.footprint_bytes,
@@ -117,7 +116,7 @@ def _unsupported_result(
 ) -> CaseResult:
     """Return a result in which all figures are Unavailable for the same reason."""
     why = Unavailable(reason.message)
-    empty = case_result(
+    return case_result(
         case.workload.name,
         implementation.axes,
         Samples((), converged=False),
@@ -128,15 +127,7 @@ def _unsupported_result(
         operation=case.operation,
         library=implementation.library,
         settings=_settings(case, implementation, reason.settings),
-    )
-    return replace(
-        empty,
-        median_s=why,
-        ci95_s=why,
-        ratio_to_limit=why,
-        ratio_to_datasheet=why,
-        statistics=why,
-        energy_j=why,
+        unsupported=why,
     )
 
 
@@ -155,9 +146,13 @@ def case_result(
     energy_j: float | Unavailable = _NO_ENERGY,
     library: str = CUDAKIT,
     settings: Mapping[str, Axis] | None = None,
+    unsupported: Unavailable | None = None,
 ) -> CaseResult:
-    """Return the result of a case, without a time if its verification failed or it has no samples."""
-    withheld = reason_to_withhold(samples, verification)
+    """Return the result of a case.
+
+    It has no time if the case is unsupported, its verification failed, or it has no samples.
+    """
+    withheld = unsupported or reason_to_withhold(samples, verification)
     kept = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
     summary = withheld or summarize(kept)
     median_s = summary.median_s if isinstance(summary, Summary) else summary

@@ -17,7 +17,6 @@ from cudakit.core.bench.sample_work import make_sample_work
 from cudakit.core.bench.timer import SampleWork
 from cudakit.core.bench.workload import UnsupportedCase
 from cudakit.errors import Unsupported
-from cudakit.gpu.api import Stream
 
 _PILOTS = 3
 _MAX_DRIFT = 0.01
@@ -34,25 +33,16 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
     """
     for run in runs:
         run.work = _make_sample_work(run)
-        empty = SampleWork(_enqueue_nothing, clock=run.method.clock)
-        run.floor_s = _min_time_s(run, empty, blocked=run.is_blocked)
         _settle(run, progress)
 
 
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
-        estimate_s = _min_time_s(run, SampleWork(run.rotation.run), blocked=False)
+        pilot = SampleWork(run.rotation.run)
+        estimate_s = min(run.timer.time(pilot).time_s for _ in range(_PILOTS))
         return make_sample_work(run.timer, run.rotation, run.method, estimate_s)
     except Unsupported as reason:
         raise UnsupportedCase(run.workload, reason, run.settings) from reason
-
-
-def _min_time_s(run: WorkloadRun, work: SampleWork, *, blocked: bool) -> float:
-    return min(run.timer.time(work, blocked=blocked).time_s for _ in range(_PILOTS))
-
-
-def _enqueue_nothing(stream: Stream) -> None:
-    """Enqueue no work."""
 
 
 def _settle(run: WorkloadRun, progress: Progress) -> None:

@@ -146,7 +146,7 @@ def create_event(gpu: Streams, cleanup: ExitStack) -> Event:
 
 
 class PreparedLatency:
-    """A Prepared without data, for latencies. ``close`` releases what is in ``cleanup``."""
+    """A Prepared without data, for latencies. ``close`` releases all resources in ``cleanup``."""
 
     footprint_bytes = 0
     bytes_moved = 0

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudakit.gpu.api.facts import NOT_QUERIED, CudaView, DeviceFacts, NvmlView, Telemetry
+from cudakit.gpu.driver_errors import remedy_of
 from cudakit.units import Unavailable
 
 _NOT_GATHERED = Unavailable("not gathered")
@@ -188,3 +189,8 @@ class RunContext:
         """The error code of cuInit; None if it succeeded or was not called."""
         error = None if isinstance(self.cuda, Unavailable) else self.cuda.error
         return error[0] if error else None
+
+    @property
+    def cuda_remedy(self) -> str:
+        """What to do about the error of cuInit, "" if there is no general advice."""
+        return "" if self.cuda_error is None else remedy_of(self.cuda_error)

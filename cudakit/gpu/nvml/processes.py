@@ -69,7 +69,8 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
     except AttributeError:
         return Unavailable("this nvidia-ml-py does not report utilization by process")
     newest_last = sorted(samples, key=lambda sample: sample.timeStamp)
-    return {sample.pid: sample.smUtil for sample in newest_last}
+    # Some drivers return samples that they have not filled.
+    return {sample.pid: sample.smUtil for sample in newest_last if sample.smUtil <= 100}
 
 
 def _process(

@@ -106,9 +106,9 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
     import atexit
 
-    atexit.register(end, recorder, settings["spool"])
+    atexit.register(delete_if_abandoned, settings["spool"])
     if patches:
-        # Not in an exit handler of C: CUDA may be unloaded by then. Runs before ``end``.
+        # Runs before the other one. Not in an exit handler of C: CUDA may be unloaded by then.
         atexit.register(recorder.finish)
     # The recorder stops in its own C exit handler: after Python's cleanup, which is recorded too, and before
     # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
@@ -116,16 +116,13 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
         os.register_at_fork(after_in_child=recorder.stop)
 
 
-def end(recorder: "ModuleType", directory: str) -> None:
-    """Report the events that the recorder lost; delete the spool if the supervisor has been killed."""
+def delete_if_abandoned(directory: str) -> None:
+    """Delete the spool if the supervisor has been killed, which releases its lock on a file in it."""
     import fcntl
 
     try:
         file = os.open(f"{directory}/losses", os.O_RDWR)
         try:
-            counts = recorder.counts()
-            if counts["lost"]:
-                report_loss(file, counts["lost"], counts["errno"])
             fcntl.flock(
                 file, fcntl.LOCK_EX | fcntl.LOCK_NB
             )  # raises if the supervisor holds the lock
@@ -137,16 +134,6 @@ def end(recorder: "ModuleType", directory: str) -> None:
         os.rmdir(directory)
     except OSError:
         pass
-
-
-def report_loss(file: int, count: int, errno: int) -> None:
-    """Write a count as ``cudakit.trace.losses`` does, which the program may not have."""
-    slot_bytes, slots, process = 24, 256, os.getpid()
-    for slot in range(process, process + slots):
-        at = slot % slots * slot_bytes
-        if int.from_bytes(os.pread(file, 8, at), "little") in (0, process):
-            os.pwrite(file, b"".join(n.to_bytes(8, "little") for n in (process, count, errno)), at)
-            return
 
 
 def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:

@@ -1,4 +1,4 @@
-"""What nobody should ask of ``cudakit bench``, or hand it in a file: one line, a hint, and exit code 2."""
+"""Invalid options and files of ``cudakit bench`` give one line, a hint, and exit code 2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def error_of(cli: Cli, *arguments: str | Path) -> str:
         ("--budget", "inf", "--budget is inf"),
         ("--timeout", "nan", "--timeout is nan"),
         ("--precision", "0", "--precision is 0"),
-        ("--precision", "-1%", "not a ratio"),
+        ("--precision", "-1%", "is not a percentage or a ratio"),
         ("--warmup", "-1", "--warmup is -1; it must be from 0 to 3,600"),
         ("--warmup", "inf", "--warmup is inf"),
         ("--warmup", "nan", "--warmup is nan"),

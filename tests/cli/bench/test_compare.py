@@ -17,7 +17,7 @@ REASON = Unavailable("fp8 is multiplied in layout tn only")
 
 @pytest.fixture
 def saved(tmp_path: Path) -> dict[str, Path]:
-    """Write results, by what became of them since ``before``."""
+    """Write results by their change since ``before``."""
     results: dict[str, BenchResult] = {
         "before": result(gemm()),
         "same": result(gemm()),

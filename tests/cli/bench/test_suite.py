@@ -19,6 +19,7 @@ def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: P
     assert lines[0] == "Simulated: bench suite, NVIDIA H200"
     assert lines[2].endswith("Not assessed: simulated devices have no expected values.")
     assert max(map(len, lines)) <= 100
+    assert "n/a" not in run.stdout
     assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
     result = json.loads(places[0].read_text())
     assert (result["schema"], result["quick"], result["health"]) == ("cudakit.suite/1", True, None)

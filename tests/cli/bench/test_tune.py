@@ -1,4 +1,4 @@
-"""``--tune`` and ``--tuned``, on the simulated device, by a command that has nothing else."""
+"""``--tune`` and ``--tuned`` on the simulated device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EQUAL = Gemm(dtype="bf16", m=64, n=64, k=64)
 
 @dataclass
 class Run:
-    """What a command line did."""
+    """The outcome of a command line."""
 
     exit_code: int
     stdout: str

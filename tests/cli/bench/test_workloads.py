@@ -148,7 +148,7 @@ def test_ctrl_c_keeps_results_so_far(command: list[str], tmp_path: Path) -> None
     target = tmp_path / "run.json"
     terminal, side = pty.openpty()
     arguments = ["bench", "copy", "--gpu", "sim", "--directions", "d2h", "--sizes", "4KiB,64MiB"]
-    # Thousands of copies of what the host needs time for: it does not end by itself before it is told to.
+    # Thousands of slow copies, which do not end before the interrupt.
     slow = ["--samples", "100000", "--timeout", "1000", "-o", str(target), "-o", "-"]
     with subprocess.Popen(
         [*command, *arguments, *slow],

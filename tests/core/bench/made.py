@@ -1,4 +1,4 @@
-"""Results that no device measured, for tests of what is made of them."""
+"""Results for tests, made without a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# What CUDA and NVML say of an H200.
+# Facts of CUDA and NVML of an H200.
 FIELDS: Mapping[str, Field] = {
     "name": "NVIDIA H200",
     "compute_capability": "9.0",
@@ -80,7 +80,7 @@ def machine(**changes: Any) -> Environment:
 
 
 def times(median_s: float) -> Samples:
-    """Make 64 samples evenly within 2 % of a time, in mixed order, at clocks near 1755 MHz.
+    """Return 64 samples evenly within 2 % of a time, in mixed order, at clocks near 1755 MHz.
 
     All are multiples of a power of two, so that sums are exact and golden files the same everywhere.
     """
@@ -94,7 +94,7 @@ def times(median_s: float) -> Samples:
 
 
 def gemm(size: int = 8192, *, rate: float = 790e12, **changes: Any) -> CaseResult:
-    """Make a case of a matrix product that ran at a rate."""
+    """Return the result of a GEMM that ran at a rate."""
     operations, moved = 2.0 * size**3, 3 * 2.0 * size**2
     samples = changes.pop("samples", times(operations / rate))
     given: dict[str, Any] = {
@@ -111,7 +111,7 @@ def gemm(size: int = 8192, *, rate: float = 790e12, **changes: Any) -> CaseResul
 
 
 def launch(**changes: Any) -> CaseResult:
-    """Make a case that a latency has no theoretical peak."""
+    """Return the result of a latency."""
     given: dict[str, Any] = {
         "method": Method("host", "hot", blocker=False),
         "environment": machine(),

@@ -1,4 +1,4 @@
-"""Libraries that multiply wrongly, or not at all."""
+"""BLAS libraries that compute wrong values, or support less."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudakit.units import Unavailable
 
 
 class Run(NamedTuple):
-    """A product that was just enqueued."""
+    """A GEMM that was just enqueued."""
 
     gpu: Gpu
     gemm: Gemm
@@ -35,17 +35,17 @@ class Run(NamedTuple):
 
     @property
     def last(self) -> Ptr:
-        """Where the last element of D is."""
+        """The address of the last element of D."""
         d = self.gemm.d
         return Ptr(self.at.d + (d.elements - self.gemm.padding - 1) * d.element.size_bytes)
 
 
-# What happens to it behind the library's back.
+# Changes the output after a GEMM.
 Spoil = Callable[[Run], None]
 
 
 class Spoiled(Sim):
-    """A device whose libraries do something to what they have computed, or refuse to compute."""
+    """A simulated device whose libraries spoil their results, or do not support some GEMMs."""
 
     def __init__(
         self,

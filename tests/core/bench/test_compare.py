@@ -32,8 +32,8 @@ OPPOSITE = {
 }
 
 
-def spread(centre: float, width: float, *, n: int = 41, clock_hz: float = 0.0) -> Samples:
-    """Make samples evenly around a time, at one clock if any."""
+def evenly(centre: float, width: float, *, n: int = 41, clock_hz: float = 0.0) -> Samples:
+    """Return samples evenly around a time, at one clock or without clocks."""
     times = tuple(centre * (1 + width * (2 * i / (n - 1) - 1)) for i in range(n))
     return Samples(times, (clock_hz,) * n if clock_hz else ())
 
@@ -87,26 +87,26 @@ def test_change_is_inside_its_interval(first: Samples, last: Samples) -> None:
 
 
 def test_ten_percent_more_time_is_slower_and_less_is_faster() -> None:
-    found = verdict(spread(1.0, 0.01), spread(1.1, 0.01))
+    found = verdict(evenly(1.0, 0.01), evenly(1.1, 0.01))
 
     assert (found.verdict, found.reason) == (Verdict.SLOWER, "")
     assert found.change == pytest.approx(0.1)
-    assert verdict(spread(1.1, 0.01), spread(1.0, 0.01)).verdict is Verdict.FASTER
+    assert verdict(evenly(1.1, 0.01), evenly(1.0, 0.01)).verdict is Verdict.FASTER
 
 
 def test_less_than_runs_of_one_machine_differ_is_the_same() -> None:
-    assert verdict(spread(1.0, 1e-5), spread(1.004, 1e-5)).verdict is Verdict.SAME
+    assert verdict(evenly(1.0, 1e-5), evenly(1.004, 1e-5)).verdict is Verdict.SAME
 
 
 def test_intervals_that_overlap_without_holding_both_medians_are_ambiguous() -> None:
-    found = verdict(spread(1.0, 1e-5), spread(1.007, 1e-5))
+    found = verdict(evenly(1.0, 1e-5), evenly(1.007, 1e-5))
 
     assert found.verdict is Verdict.AMBIGUOUS
     assert "overlap" in found.reason
 
 
 def test_lower_clock_alone_is_ambiguous() -> None:
-    found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01, clock_hz=1.9e9 / 1.1))
+    found = verdict(evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.1, 0.01, clock_hz=1.9e9 / 1.1))
 
     assert found.verdict is Verdict.AMBIGUOUS
     assert found.reason == "slower in time, the same in cycles"
@@ -114,13 +114,13 @@ def test_lower_clock_alone_is_ambiguous() -> None:
 
 
 def test_slower_at_the_same_clock_is_slower_in_cycles_too() -> None:
-    found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01, clock_hz=1.9e9))
+    found = verdict(evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.1, 0.01, clock_hz=1.9e9))
 
     assert (found.verdict, found.cycles_change) == (Verdict.SLOWER, pytest.approx(0.1))
 
 
 def test_times_decide_if_one_run_has_no_clock() -> None:
-    found = verdict(spread(1.0, 0.01, clock_hz=1.9e9), spread(1.1, 0.01))
+    found = verdict(evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.1, 0.01))
 
     assert found.verdict is Verdict.SLOWER
     assert isinstance(found.cycles_change, Unavailable)
@@ -180,7 +180,7 @@ def comparison(before: Samples, after: Samples) -> Comparison:
 
 
 def test_fail_on_finds_cases_above_threshold() -> None:
-    slower = comparison(spread(1.0, 0.001), spread(1.06, 0.001))
+    slower = comparison(evenly(1.0, 0.001), evenly(1.06, 0.001))
 
     assert len(parse_fail_on("slower:5%").found(slower)) == 1
     assert parse_fail_on("slower:7%").found(slower) == ()
@@ -190,7 +190,7 @@ def test_fail_on_finds_cases_above_threshold() -> None:
 
 def test_fail_on_does_not_take_the_ambiguous_for_slower() -> None:
     lower_clock = comparison(
-        spread(1.0, 0.01, clock_hz=1.9e9), spread(1.2, 0.01, clock_hz=1.9e9 / 1.2)
+        evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.2, 0.01, clock_hz=1.9e9 / 1.2)
     )
 
     assert parse_fail_on("slower").found(lower_clock) == ()

@@ -10,11 +10,11 @@ from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
 from cudakit.units import Unavailable
 
-LEAST_S = 0.5
+MIN_S = 0.5
 
 
 class Counter:
-    """Draws a constant power, and moves in steps of a tenth of a second; to look at it takes a while."""
+    """An energy counter at constant power that changes every 0.1 s and is slow to read."""
 
     def __init__(self, watts: float, phase_s: float = 0.0) -> None:
         self.now_s, self._watts, self._phase_s = 100.0, watts, phase_s
@@ -31,7 +31,7 @@ class Counter:
 def test_power_is_measured_between_counter_steps(watts: float, phase_s: float) -> None:
     counter = Counter(watts, phase_s)
     steps = CounterSteps(counter.read_j, counter.clock)
-    while steps.elapsed_s < LEAST_S:
+    while steps.elapsed_s < MIN_S:
         steps.poll()
 
     assert steps.power_w() == pytest.approx(watts, rel=0.02)
@@ -46,7 +46,7 @@ def test_device_without_energy_counter_runs_no_work() -> None:
         worked.append,
         runs=1,
         run_s=1e-3,
-        min_s=LEAST_S,
+        min_s=MIN_S,
         now_s=lambda: 0.0,
         read_j=lambda: reason,
     )
@@ -57,7 +57,7 @@ def test_device_without_energy_counter_runs_no_work() -> None:
 
 
 class Bench:
-    """A device that spins for 2 ms in each run, and a counter on its virtual time."""
+    """A device that spins for 2 ms per execution, and an energy counter of its virtual time."""
 
     RUN_S = 2e-3
 
@@ -84,7 +84,7 @@ class Bench:
             self.work,
             runs=1,
             run_s=self._run_s,
-            min_s=LEAST_S,
+            min_s=MIN_S,
             now_s=self.now_s,
             read_j=self.read_j,
         )
@@ -117,7 +117,7 @@ def test_wait_for_slow_counter_is_bounded() -> None:
     list(meter.run())
 
     assert meter.per_run_j() == Unavailable("the energy counter changed too rarely")
-    assert bench.now_s() < 4 * LEAST_S
+    assert bench.now_s() < 4 * MIN_S
 
 
 def test_interrupted_meter_has_no_energy() -> None:

@@ -82,7 +82,7 @@ L4 = machine(gpu="NVIDIA L4")
 
 
 def case(name: str, **axes: str | int) -> CaseResult:
-    """Make a case that moves data."""
+    """Return a case that moves data."""
     return replace(gemm(), name=name, axes=axes, operations=0.0, bytes_moved=2.0**30)
 
 

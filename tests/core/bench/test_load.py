@@ -20,7 +20,7 @@ from cudakit.serialize import from_plain
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[[object], Path]:
-    """Write a file: a text as it is, all else as JSON."""
+    """Write a file: a text unchanged, other values as JSON."""
 
     def write(content: object) -> Path:
         path = tmp_path / "bench.json"
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Callable[[object], Path]:
 
 
 def plain(*, at: str = "", value: object = None) -> Any:
-    """Give a result as JSON values, one of them replaced: ``results.0.median_s``."""
+    """Return a result as JSON values with one value replaced: ``results.0.median_s``."""
     made: Any = json.loads(render(result(gemm())))
     if at:
         path = [int(step) if step.isdigit() else step for step in at.split(".")]

@@ -86,7 +86,7 @@ def test_simulated_device_has_one_round(timer: Timer) -> None:
 
 @dataclass
 class WrongFrom(Copy):
-    """Computes what is right in its first rounds only."""
+    """A copy that is correct in its first rounds only."""
 
     round: int = 2
 
@@ -109,7 +109,7 @@ def test_wrong_value_in_one_round_withholds_figure_of_all_rounds(timer: Timer) -
 
 @dataclass
 class InterruptedIn(Copy):
-    """Meets a Ctrl-C in one of its rounds, as it begins or after so many runs."""
+    """A copy that is interrupted at the begin of a round, or after a number of executions."""
 
     round: int = 1
     runs: int = 0
@@ -168,7 +168,7 @@ def test_rounds_share_samples_and_time(
 
 
 def runs(*, count: int, between: float, within: float, seed: int) -> list[np.ndarray]:
-    """Make runs of 5 rounds of 40 samples whose rounds differ."""
+    """Return runs of 5 rounds of 40 samples with differences between rounds."""
     random = np.random.default_rng(seed)
     return [
         (

@@ -162,7 +162,7 @@ def test_budget_is_shared_among_cases() -> None:
 
 @dataclass
 class ByAnother(Copy):
-    """The same copy by another library, which may not offer it."""
+    """The same copy by another library, which may not support it."""
 
     library: str = "other"
     offered: bool = True

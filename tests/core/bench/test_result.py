@@ -10,7 +10,7 @@ from cudakit.core.bench.workload import Verification
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 
-# What the issue of the bench promises to those who read its JSON.
+# The documented keys of the JSON.
 PROMISED = (
     "name",
     "axes",

@@ -32,12 +32,12 @@ DISTRIBUTIONS: dict[str, tuple[Callable[[np.random.Generator, int], Array], floa
 }
 
 
-def neighbours_alike(random: np.random.Generator, n: int, *, likeness: float = 0.9) -> Array:
-    """Make an autoregressive series around 100."""
+def correlated_series(random: np.random.Generator, n: int, *, correlation: float = 0.9) -> Array:
+    """Return an autoregressive series around 100."""
     steps, at = random.standard_normal(n), 0.0
     series = []
     for step in steps.tolist():
-        at = likeness * at + step
+        at = correlation * at + step
         series.append(100 + at)
     return np.array(series)
 
@@ -145,7 +145,7 @@ def test_independent_samples_are_hardly_widened() -> None:
 
 def test_median_ci_of_correlated_samples_covers_median() -> None:
     random = np.random.default_rng(5)
-    series = [neighbours_alike(random, 400) for _ in range(200)]
+    series = [correlated_series(random, 400) for _ in range(200)]
     naive = [median_ci(one) for one in series]
     wide = [summarize(Samples(tuple(one.tolist()))).ci95_s for one in series]
 

@@ -36,7 +36,7 @@ AXES = {
 
 
 class Measurable(Sim):
-    """Says that it is real, so that it gets what a real device does."""
+    """A simulated device that reports to be real, so that its cases are those of a real device."""
 
     simulated = False
 
@@ -98,7 +98,7 @@ def test_suite_on_simulated_gpu_is_not_assessed() -> None:
 
 
 class Without(Sim):
-    """Has no library that multiplies."""
+    """A simulated device without a BLAS library."""
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         raise MissingDependency(library, purpose="multiplying", requirement="nvmath-python>=1.0,<2")
@@ -119,7 +119,7 @@ def test_suite_without_cublas_measures_the_rest() -> None:
 
 
 class Broken(Sim):
-    """Fails with what a library cannot be blamed for."""
+    """A simulated device whose BLAS library cannot be opened because of a device error."""
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         raise CudaError(214, "CUDA_ERROR_ECC_UNCORRECTABLE", library)
@@ -131,7 +131,7 @@ def test_other_errors_than_missing_library_propagate() -> None:
 
 
 class Narrow(Without):
-    """Has lost half of its lanes, and the last word of every large copy."""
+    """A simulated device with half of its PCIe lanes, which loses the last word of large copies."""
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
         found = super().telemetry(names)

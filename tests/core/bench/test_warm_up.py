@@ -7,7 +7,7 @@ from cudakit.core.bench.warm_up import SteadyState, drift
 
 
 def after(settling: SteadyState, readings: list[Reading], step_s: float = 0.01) -> float:
-    """Add readings until it stops, the last one over and over; say when."""
+    """Add readings, then the last one repeatedly, until the warm-up ends; return when."""
     elapsed_s = 0.0
     for number in range(100_000):
         elapsed_s += step_s

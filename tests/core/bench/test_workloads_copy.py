@@ -131,7 +131,7 @@ def test_peer_copies_run_concurrently() -> None:
 
 
 class Apart(Sim):
-    """Reaches no other device directly."""
+    """A simulated device without direct access to other devices."""
 
     def can_access_peer(self, ordinal: int) -> bool:
         return super().can_access_peer(ordinal) and False
@@ -165,14 +165,14 @@ def test_peer_copy_needs_second_device(direction: str) -> None:
 
 
 class Dropping(Sim):
-    """Forgets the last word of every copy that is not small."""
+    """A simulated device that loses the last word of large copies."""
 
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         super().copy(dst, src, size_bytes - 4 * (size_bytes > 64), stream)
 
 
 class Tiring(Sim):
-    """Copies no more after so many times."""
+    """A simulated device that copies nothing after a number of copies."""
 
     left = 0
 

@@ -1,4 +1,4 @@
-"""What the check of a product lets through: what rounding explains, and nothing else."""
+"""The check of a GEMM accepts errors that rounding explains, and no larger ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def factors(k: int, element: Element, seed: int = 0) -> tuple[npt.NDArray[Any], 
 
 
 def one_after_the_other(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: Any) -> Any:
-    """Sum with every addition rounded: the worst order there is."""
+    """Sum with every addition rounded, in the worst order."""
     sums = np.zeros((LINES, LINES), dtype)
     for term in range(a.shape[1]):
         sums += np.outer(a[:, term], b[term]).astype(dtype)
@@ -39,13 +39,13 @@ def one_after_the_other(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: Any) ->
 
 
 def cut_off(values: npt.NDArray[np.float64], bits: int) -> npt.NDArray[np.float64]:
-    """Keep so many bits of a mantissa, towards zero."""
+    """Truncate to a number of mantissa bits."""
     fraction, exponent = np.frexp(values)
     return np.ldexp(np.trunc(np.ldexp(fraction, bits)), exponent - bits)
 
 
 def cut_off_in_steps(a: npt.NDArray[Any], b: npt.NDArray[Any], step: int, bits: int) -> Any:
-    """Sum as a tensor core: some terms in each step, cut off behind it."""
+    """Sum like a tensor core: some terms per step, with truncation after it."""
     sums = np.zeros((LINES, LINES))
     for first in range(0, a.shape[1], step):
         part = slice(first, first + step)

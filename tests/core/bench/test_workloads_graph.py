@@ -16,7 +16,7 @@ from cudakit.units import Unavailable
 
 
 def figures(spec: GraphSpec) -> dict[tuple[object, ...], float]:
-    """Give the figures that are verified, by step, topology and number of nodes."""
+    """Return the verified times by step, topology and number of nodes."""
     with closing(Sim()) as gpu:
         result = run(spec, gpu)
     return {
@@ -100,7 +100,7 @@ def test_node_that_does_not_run_withholds_time(step: str) -> None:
 
 
 class Stale(Sim):
-    """Says that it updated what it left as it was."""
+    """A simulated device whose graph updates have no effect."""
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         """Do nothing."""
@@ -132,7 +132,7 @@ def test_nodes_that_do_not_run_after_the_first_check_are_found_out(step: str) ->
 
 
 class Counting(Sim):
-    """Counts the graphs, and what they were instantiated to, that there are."""
+    """A simulated device that counts its graphs and executable graphs."""
 
     live = 0
 

@@ -69,7 +69,7 @@ def test_every_allocator_of_the_driver_gives_memory_and_takes_it_back() -> None:
 
 
 class Reserving(Sim):
-    """Counts the bytes of addresses that are reserved."""
+    """A simulated device that counts reserved addresses."""
 
     reserved = 0
 
@@ -94,7 +94,7 @@ def test_addresses_are_given_back_even_where_there_is_no_memory_for_them() -> No
 
 @dataclass
 class Bump:
-    """An allocator of somebody else: one place, given to all."""
+    """An allocator that returns the same address for every allocation."""
 
     gpu: Gpu
     place: Ptr

@@ -62,7 +62,7 @@ def test_limit_of_cold_buffers_is_the_memory(operation: str) -> None:
 
 
 def no_kernel(launch: Launch, *_: object) -> None:
-    """Leave everything as it is."""
+    """Do nothing."""
 
 
 def all_but_the_last(launch: Launch, to: int, *args: Any) -> None:
@@ -140,7 +140,7 @@ def test_one_wrong_buffer_set_withholds_time() -> None:
 
 
 class NotSimulated(Sim):
-    """Says that it is real, to be asked what it would be measured with."""
+    """A simulated device that reports to be real, so that its cases are those of a real device."""
 
     simulated = False
 

@@ -1,4 +1,4 @@
-"""Workloads for tests: a real one, and what goes wrong with workloads."""
+"""Workloads for tests: copies that may be spoiled, and kernels of given durations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILLER = 0xFFFFFFFF
 
 @dataclass
 class Copy:
-    """Copies a buffer; ``spoiled`` is a buffer set that is changed behind its back, after so many runs."""
+    """Copies a buffer; ``spoiled`` is a buffer set and the number of runs after which it is overwritten."""
 
     size_bytes: int = 1 << 16
     spoiled: tuple[int, int] | None = None
@@ -98,7 +98,7 @@ SOURCE = """extern "C" __global__ void busy() {}"""
 
 @dataclass
 class Busy:
-    """Takes as long as a list says, run by run, and its last entry for ever; computes nothing."""
+    """Takes a given duration in each run, the last one in all further runs; computes nothing."""
 
     gpu: Gpu
     name: str = "busy"
@@ -129,7 +129,7 @@ class Busy:
 
 
 def busy_device(durations_ns: Iterable[int], **host_kernels: HostKernel) -> Sim:
-    """Open a simulated device on which the runs of Busy take so long."""
+    """Open a simulated device on which the runs of Busy take these durations."""
     left: Iterator[int] = iter(durations_ns)
     last = 0
 
@@ -142,7 +142,7 @@ def busy_device(durations_ns: Iterable[int], **host_kernels: HostKernel) -> Sim:
 
 
 def stamps_at(clocks_khz: Iterable[int]) -> HostKernel:
-    """Make a timestamp kernel whose pairs show one clock after the other, and then the last for ever."""
+    """Return a timestamp kernel whose pairs show these clocks, and then the last one."""
     left = iter(clocks_khz)
     state = {"launches": 0, "khz": 1_000_000, "begin_ns": 0}
 

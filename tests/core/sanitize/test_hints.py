@@ -72,7 +72,7 @@ seen = partial(kernel, known=Known.EXACT)
             RaceKind.USE_AFTER_FREE,
             work(Kind.FREE),
             seen("add"),
-            "the free on stream 7 frees 1.00 KiB that kernel add on the legacy default stream may "
+            "the free on stream 7 releases 1.00 KiB that kernel add on the legacy default stream may "
             "still be using",
         ),
         (

@@ -55,7 +55,7 @@ int sanitizerGetResultString(int result, const char **words)
 
 /* --- callbacks -------------------------------------------------------------------------------------- */
 
-static void tell(int domain, uint32_t cbid, const void *data)
+static void notify(int domain, uint32_t cbid, const void *data)
 {
     if (told)
         told(NULL, domain, cbid, data);
@@ -63,10 +63,10 @@ static void tell(int domain, uint32_t cbid, const void *data)
 
 static void *current_context;
 
-static void tell_call(uint32_t cbid, int site, const void *parameters, int result)
+static void notify_call(uint32_t cbid, int site, const void *parameters, int result)
 {
     Sanitizer_CallbackData data = {site, "", parameters, site ? &result : NULL, NULL, current_context};
-    tell(DOMAIN_DRIVER_API, cbid, &data);
+    notify(DOMAIN_DRIVER_API, cbid, &data);
 }
 
 /* --- driver queries --------------------------------------------------------------------------- */
@@ -106,7 +106,7 @@ int cuStreamCreate(CUstream *stream, unsigned flags)
 void drop_own_stream(void *context)
 {
     Sanitizer_ResourceStreamData data = {context, NULL, &own, &own};
-    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
 }
 
 int cuStreamDestroy_v2(CUstream stream)
@@ -236,29 +236,29 @@ void make_context(void *context, int device)
     Sanitizer_ResourceStreamData internal = {context, NULL, NULL, (char *)context + 2};
     Sanitizer_ResourceContextData data = {context, NULL, device};
     current_context = context;
-    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &internal);
-    tell(DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &internal);
+    notify(DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED, &data);
 }
 
 void make_stream(void *context, void *stream, uint32_t flags)
 {
     stream_create_params parameters = {NULL, flags, 0};
     Sanitizer_ResourceStreamData data = {context, NULL, stream, stream};
-    tell_call(CBID_cuStreamCreate, 0, &parameters, 0);
-    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
-    tell_call(CBID_cuStreamCreate, 1, &parameters, 0);
+    notify_call(CBID_cuStreamCreate, 0, &parameters, 0);
+    notify(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
+    notify_call(CBID_cuStreamCreate, 1, &parameters, 0);
 }
 
 void use_thread_stream(void *context, void *stream)
 {
     Sanitizer_ResourceStreamData data = {context, NULL, NULL, stream};
-    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
 }
 
 void drop_stream(void *context, void *stream)
 {
     Sanitizer_ResourceStreamData data = {context, NULL, stream, stream};
-    tell(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
     device_forget(stream);
 }
 
@@ -266,7 +266,7 @@ void memory(uint32_t cbid, void *context, void *stream, uint64_t address, uint64
 {
     Sanitizer_ResourceMemoryData data = {
         .address = address, .size = size, .context = context, .hStream = stream, .flags = flags};
-    tell(DOMAIN_RESOURCE, cbid, &data);
+    notify(DOMAIN_RESOURCE, cbid, &data);
 }
 
 void copy_rows(void *context, void *stream, uint64_t to, uint64_t from, const uint64_t *box, int direction)
@@ -285,15 +285,15 @@ void copy_rows(void *context, void *stream, uint64_t to, uint64_t from, const ui
                                  .hApiStream = stream};
     memcpy3d_params parameters = {.src = {.height = box[5]}, .dst = {.height = box[5]}};
     const void *call = &parameters;
-    tell_call(CBID_cuMemcpy3DAsync_v2, 0, &call, 0);
-    tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &data);
-    tell_call(CBID_cuMemcpy3DAsync_v2, 1, &call, 0);
+    notify_call(CBID_cuMemcpy3DAsync_v2, 0, &call, 0);
+    notify(DOMAIN_MEMCPY, MEMCPY_STARTING, &data);
+    notify_call(CBID_cuMemcpy3DAsync_v2, 1, &call, 0);
 }
 
 void fill(void *context, void *stream, uint64_t address, uint64_t width, uint32_t element_size)
 {
     Sanitizer_MemsetData data = {context, NULL, stream, address, width, 1, 0, element_size, 0, 1};
-    tell(DOMAIN_MEMSET, 1, &data);
+    notify(DOMAIN_MEMSET, 1, &data);
 }
 
 static __thread const touch *touches; /* by the next kernels of this thread */
@@ -315,7 +315,7 @@ void load_module(void *context, void *loaded, const char *cubin, size_t bytes)
 {
     Sanitizer_ResourceModuleData data = {context, loaded, bytes, cubin, NULL};
     module = loaded;
-    tell(DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED, &data);
 }
 
 static Sanitizer_LaunchData launch_data(void *context, void *stream, const kernel *function, fake_launch *handle)
@@ -354,25 +354,25 @@ void launch(void *context, void *stream, kernel *function, void **parameters, vo
                           .extra = extra};
     fake_launch handle = {.grid = __atomic_add_fetch(&last_grid, 1, __ATOMIC_RELAXED)};
     Sanitizer_LaunchData data = launch_data(context, stream, function, &handle);
-    tell_call(CBID_cuLaunchKernel, 0, &call, 0);
-    tell(DOMAIN_LAUNCH, LAUNCH_BEGIN, &data);
+    notify_call(CBID_cuLaunchKernel, 0, &call, 0);
+    notify(DOMAIN_LAUNCH, LAUNCH_BEGIN, &data);
     if (!launch_result) {
         device_launch(stream, &handle, touches, touch_count);
-        tell(DOMAIN_LAUNCH, LAUNCH_END, &data);
+        notify(DOMAIN_LAUNCH, LAUNCH_END, &data);
     }
-    tell_call(CBID_cuLaunchKernel, 1, &call, launch_result);
+    notify_call(CBID_cuLaunchKernel, 1, &call, launch_result);
 }
 
 void event(uint32_t cbid, void *of, void *context, void *stream)
 {
     Sanitizer_EventData data = {of, context, NULL, NULL, stream};
-    tell(DOMAIN_EVENTS, cbid, &data);
+    notify(DOMAIN_EVENTS, cbid, &data);
 }
 
 void query_event(void *of, int result)
 {
-    tell_call(CBID_cuEventQuery, 0, &of, 0);
-    tell_call(CBID_cuEventQuery, 1, &of, result);
+    notify_call(CBID_cuEventQuery, 0, &of, 0);
+    notify_call(CBID_cuEventQuery, 1, &of, result);
 }
 
 void call_host(void *stream)
@@ -381,23 +381,23 @@ void call_host(void *stream)
         CUstream stream;
         void *function, *data;
     } call = {stream, NULL, NULL};
-    tell_call(CBID_cuLaunchHostFunc, 0, &call, 0);
-    tell_call(CBID_cuLaunchHostFunc, 1, &call, 0);
+    notify_call(CBID_cuLaunchHostFunc, 0, &call, 0);
+    notify_call(CBID_cuLaunchHostFunc, 1, &call, 0);
 }
 
 void synchronize(uint32_t cbid, void *context, void *stream)
 {
     Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
     device_drain(cbid == SYNC_STREAM ? stream : NULL);
-    tell(DOMAIN_SYNCHRONIZE, cbid, &data);
+    notify(DOMAIN_SYNCHRONIZE, cbid, &data);
 }
 
 /* Synchronise with one stream, but report another. */
-void synchronize_but(void *context, void *stream, int tells)
+void synchronize_but(void *context, void *stream, int notifies)
 {
     Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
-    if (tells)
-        tell(DOMAIN_SYNCHRONIZE, SYNC_STREAM, &data);
+    if (notifies)
+        notify(DOMAIN_SYNCHRONIZE, SYNC_STREAM, &data);
     else
         device_drain(stream);
 }
@@ -405,17 +405,17 @@ void synchronize_but(void *context, void *stream, int tells)
 /* Call a driver function that makes no other callback. */
 void call_driver(uint32_t cbid, const void *parameters)
 {
-    tell_call(cbid, 0, parameters, 0);
-    tell_call(cbid, 1, parameters, 0);
+    notify_call(cbid, 0, parameters, 0);
+    notify_call(cbid, 1, parameters, 0);
 }
 
 void instantiate(graph *of, void *executable)
 {
     instantiate_params call = {NULL, of};
     Sanitizer_GraphExecData data = {of, executable, 0, 0, NULL};
-    tell_call(CBID_cuGraphInstantiateWithFlags, 0, &call, 0);
-    tell(DOMAIN_GRAPHS, GRAPHS_EXEC_CREATED, &data);
-    tell_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 0);
+    notify_call(CBID_cuGraphInstantiateWithFlags, 0, &call, 0);
+    notify(DOMAIN_GRAPHS, GRAPHS_EXEC_CREATED, &data);
+    notify_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 0);
 }
 
 void launch_graph(void *context, void *stream, void *executable, int kernels)
@@ -426,11 +426,11 @@ void launch_graph(void *context, void *stream, void *executable, int kernels)
         char work[512];
     } node = {.head = {.graphExec = executable, .launchId = 1, .nodeType = NODE_KERNEL}};
     Sanitizer_MemcpyData inner = {.direction = MEMCPY_HOST_TO_DEVICE, .size = 8, .width = 8};
-    tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
+    notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
     for (int i = 0; i < kernels; i++)
-        tell(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
-    tell(DOMAIN_MEMCPY, MEMCPY_STARTING, &inner); /* memcpy nodes also make memcpy callbacks */
-    tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
+        notify(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
+    notify(DOMAIN_MEMCPY, MEMCPY_STARTING, &inner); /* memcpy nodes also make memcpy callbacks */
+    notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
 }
 
 /* Launch a graph of kernels, each with its own access. Kernels of a linear graph all have the user data that
@@ -444,14 +444,14 @@ void launch_kernels(void *context, void *stream, void *executable, void *all, ui
     } call = {executable, stream};
     Sanitizer_GraphLaunchData data = {context, NULL, stream, executable, 0};
     fake_launch handles[MOST] = {0};
-    tell_call(CBID_cuGraphLaunch, 0, &call, 0);
-    tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
+    notify_call(CBID_cuGraphLaunch, 0, &call, 0);
+    notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
     for (size_t i = 0; i < of->nodes; i++) {
         handles[i].grid = first_grid + i;
         Sanitizer_GraphNodeLaunchData node = {
             .graphExec = executable, .launchId = 1, .node = of->node[i], .nodeType = NODE_KERNEL};
         node.launchData = launch_data(context, stream, of->node[i]->kernel.func, handles + i);
-        tell(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
+        notify(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
     }
     for (size_t i = 0; i < of->nodes && !launch_result; i++) {
         if (in_line)
@@ -459,20 +459,20 @@ void launch_kernels(void *context, void *stream, void *executable, void *all, ui
         device_launch(stream, handles + i, touches + i, 1);
     }
     if (!launch_result)
-        tell(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
-    tell_call(CBID_cuGraphLaunch, 1, &call, launch_result);
+        notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
+    notify_call(CBID_cuGraphLaunch, 1, &call, launch_result);
 }
 
 void unload_module(void)
 {
     Sanitizer_ResourceModuleData data = {.module = module};
-    tell(DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING, &data);
 }
 
 void drop_context(void *context, int device)
 {
     Sanitizer_ResourceContextData data = {context, NULL, device};
-    tell(DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING, &data);
+    notify(DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING, &data);
 }
 
 /* Measure callback time: launch a kernel with three pointers many times. */

@@ -84,7 +84,7 @@ CK_INLINE ck_u64 atomic_claim(ck_u64 at, ck_u64 value)
  * lane. */
 static __thread struct {
     ucontext_t lane[LANES], warp;
-    const void *place[LANES]; /* place of the program where the lane waits; NULL: finished */
+    const void *place[LANES]; /* code location at which the lane waits; NULL: finished */
     ck_u32 said[LANES], heard[LANES], rounds[LANES], together;
     int now; /* the running lane, from 1; 0: no warp */
 } warp;

@@ -75,7 +75,9 @@ PTX = """.version 7.8
 """
 FOUR = "{%f5, %f6, %f7, %f8}"
 BULK = "cp.async.bulk.tensor.2d"
-CODE: dict[str, tuple[int, str, str | None]] = {  # since when; the instruction; what it is
+CODE: dict[
+    str, tuple[int, str, str | None]
+] = {  # minimum compute capability; the instruction; its kind
     "tex": (80, f"tex.2d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2}}];", TEXTURES),
     "tex.level": (80, f"tex.level.2d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2}}], %f3;", TEXTURES),
     "tex.grad": (
@@ -180,7 +182,7 @@ def test_unreported_instructions_are_found(
         if cubin is None:
             pytest.skip("this assembler does not know it")
         expected = {("kernel", what)} if what else set()
-        if what == SYSTEM:  # the driver's, and who calls it is not looked for
+        if what == SYSTEM:  # any kernel may call a device function of the driver
             expected |= {("other", what)}
         assert set(unseen(library, cubin) or ()) == expected
         assert unseen(library, cubin) is not None

@@ -214,12 +214,12 @@ def test_recorded_map_is_decoded_as_encoded(library: ctypes.CDLL, number: int) -
     assert list(found.steps)[:rank] == tensor.steps
     elsewhere = each["fill"] << 15 | each["swizzle"] << 13 | each["cache"] << 17
     assert tensor.encoded(elsewhere) == content, (
-        "what the other tests make is what the driver makes"
+        "the encoder of the other tests agrees with the driver"
     )
 
 
 def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
-    """cuBLAS, bfloat16, 2048 to a side: it loads each tile of A once, and of B, and says so three times."""
+    """cuBLAS, bfloat16, 2048 to a side: it loads each tile of A and of B once."""
     boxes, expected = [], []
     for place, (rows, each) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
         grid = product(range(0, 2048, 64), range(0, 2048, rows))
@@ -378,20 +378,20 @@ PLAIN = Tensor(7, 0x7F12_3400_0000, (64, 64), (256,), (32, 8), (1, 1))
 
 SIX = replace(PLAIN, dims=(64,) * 6, strides=(256,) * 4 + (0,), box=(1,) * 6, steps=(1,) * 6)
 HUGE = replace(PLAIN, dims=(1,) * 3, strides=(16, 16), box=(256,) * 3, steps=(1,) * 3)
-NOT_UNDERSTOOD = {
+UNKNOWN_MAPS = {
     "interleaved": replace(PLAIN, interleave=1).encoded(),
     "steps in the first dimension": replace(PLAIN, steps=(2, 1)).encoded(),
     "elements of less than a byte": replace(PLAIN, type=PACKED).encoded(),
-    "no such address": replace(PLAIN, address=(1 << 57) - 1024).encoded(),
+    "an address beyond 57 bits": replace(PLAIN, address=(1 << 57) - 1024).encoded(),
     "six dimensions": SIX.encoded(),
-    "a box that no shared memory takes": HUGE.encoded(),
+    "a box larger than shared memory": HUGE.encoded(),
     "another form": PLAIN.encoded(1),
-    "a bit that is never set": PLAIN.encoded(1 << 23),
-    "the last bit": PLAIN.encoded(1 << 31),
+    "a reserved bit": PLAIN.encoded(1 << 23),
+    "the last reserved bit": PLAIN.encoded(1 << 31),
 }
 
 
-@pytest.mark.parametrize("encoded", NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD.keys())
+@pytest.mark.parametrize("encoded", UNKNOWN_MAPS.values(), ids=UNKNOWN_MAPS.keys())
 def test_unknown_map_loses_its_launch(library: ctypes.CDLL, encoded: bytes) -> None:
     maps = [tensor_map(encoded, 0), tensor_map(PLAIN.encoded(), 1)]
     rank = (encoded[8] >> 4 & 7) + 1
@@ -401,19 +401,19 @@ def test_unknown_map_loses_its_launch(library: ctypes.CDLL, encoded: bytes) -> N
     assert (4, READ) in found
 
 
-IMPLAUSIBLE = {
+UNKNOWN_BOXES = {
     "im2col": load(3, 1, (0, 0), mode=IM2COL),
     "of another rank": load(3, 1, (0, 0), rank=3),
     "a coordinate too many": load(3, 1, (0, 0, 1), rank=2),
-    "a map that was not written down": load(3, 2, (0, 0)),
-    "no place": load(3, MAP_KEYS, (0, 0)),
+    "a map that was not recorded": load(3, 2, (0, 0)),
+    "an invalid slot": load(3, MAP_KEYS, (0, 0)),
     "no map": load(3, NO_MAP, (0, 0)),
     "a store of another rank": store(3, 1, (0,)),
-    "a mode that has no boxes": store(3, 1, (0, 0), mode=SYNC),
+    "a synchronization mode": store(3, 1, (0, 0), mode=SYNC),
 }
 
 
-@pytest.mark.parametrize("box", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE.keys())
+@pytest.mark.parametrize("box", UNKNOWN_BOXES.values(), ids=UNKNOWN_BOXES.keys())
 def test_unknown_box_loses_its_launch(library: ctypes.CDLL, box: Box) -> None:
     maps = [tensor_map(PLAIN.encoded(), 1)]
     found, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])

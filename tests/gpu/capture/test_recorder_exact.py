@@ -40,7 +40,7 @@ def test_accesses_of_launch_are_exact_after_synchronise(library: Path, tmp_path:
 import time
 cuda.hold(STREAM)
 launch(read(0x100000, 4, stride=4, count=100), write(0x100201, 1), write(0x100204, 16))
-time.sleep(0.03)  # the host is not looked after more often
+time.sleep(0.03)  # longer than the interval between polls
 wait()
 cuda.resume(STREAM)
 launch(read(0x100010))
@@ -73,7 +73,7 @@ def test_soon_repeated_wait_is_read_behind_next_launches(library: Path, tmp_path
 import time
 for _ in range(2):
     launch(write(0x100000))
-    time.sleep(0.03)  # the host is not looked after more often
+    time.sleep(0.03)  # longer than the interval between polls
     wait()
 for _ in range(400):
     launch(read(0x100000))
@@ -139,7 +139,7 @@ cuda.hold(STREAM); cuda.hold(OTHER)
 launch(write(0x100000), stream=STREAM)
 launch(write(0x100004), stream=OTHER)
 time.sleep(0.03)
-wait(STREAM)  # tells nothing of the other one: its mark is behind its kernel
+wait(STREAM)  # says nothing about the other stream, whose marker is behind its kernel
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 cuda.resume(OTHER)
 time.sleep(0.03)
@@ -164,7 +164,7 @@ def elsewhere(*arguments):
     thread.start(); thread.join()
 cuda.hold(STREAM)
 launch(write(0x100000))
-cuda.synchronize_but(CONTEXT, STREAM, 0)  # the wait has ended, and was not told yet
+cuda.synchronize_but(CONTEXT, STREAM, 0)  # the wait has ended, but its callback has not come yet
 elsewhere(write(0x100004))
 time.sleep(0.03)
 cuda.synchronize_but(CONTEXT, STREAM, 1)
@@ -195,7 +195,7 @@ for each in threads: each.join()
     assert all(one.ended_nodes == [(0, True)] for one in each)
     begins = sorted(lo for one in each for lo, _, _, _ in one.accesses)
     assert begins == [0x100000 + i * 64 for i in range(800)]
-    for one in each:  # what it assumed and what it did is of the same thread
+    for one in each:  # assumed and exact accesses are of the same thread
         (lo, hi, _, _), thread = one.accesses[0], one.assumed[0].lo - 0x100000
         assert (lo - 0x100000) // 64 // 200 == thread
         assert hi - lo == 32
@@ -323,7 +323,7 @@ launch(write(0x100000))
 ctypes.c_int.in_dll(cuda, "patches_refused").value = 0
 cuda.load_module(CONTEXT, P(0x5002), b"no machine code", ctypes.c_size_t(15))
 launch(write(0x100000))
-load_module(P(0x5001))  # the handle comes again
+load_module(P(0x5001))  # the handle is reused
 launch(write(0x100000))
 """
     events = run(tmp_path, library, program)
@@ -374,10 +374,10 @@ import time
 cuda.hold(STREAM)
 launch(write(0x100000))
 cuda.drop_stream(CONTEXT, STREAM)
-cuda.make_stream(CONTEXT, STREAM, 1)  # the handle comes again
+cuda.make_stream(CONTEXT, STREAM, 1)  # the handle is reused
 launch(write(0x100004))
 time.sleep(0.03)
-wait()  # for the second of them
+wait()  # waits for the second stream
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 cuda.resume(None)
 cuda.drop_context(CONTEXT, 3)

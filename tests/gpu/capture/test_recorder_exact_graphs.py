@@ -91,7 +91,7 @@ def test_unexpected_grid_ids_spoil_the_arena(library: Path, tmp_path: Path) -> N
     program = """
 two = graph(plain, plain)
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1000)
-launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)  # the second is behind the others
+launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)  # beyond the reserved range
 import time; time.sleep(0.03)
 wait()
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1001)
@@ -213,7 +213,7 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
 @pytest.mark.parametrize(
     "program",
     [
-        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # where it stores is not among its parameters
+        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # the map of its stores is not a parameter
         "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0, 1])",
     ],
 )
@@ -297,11 +297,13 @@ call = (P * 3)(EXECUTABLE.value, ctypes.addressof(node), ctypes.addressof(change
 cuda.call_driver(EXEC_KERNEL_SET_PARAMS, call)
 launch_graph(storing, nothing)
 cuda.call_driver(563, (P * 3)())  # a memset node, whose new address is not followed
+cuda.call_driver(696, (P * 2)(EXECUTABLE.value, ctypes.addressof(storing)))  # cuGraphExecUpdate
+launch_graph(storing, nothing)
 """
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
     address = a_map()["address"]
     assert isinstance(address, int)
-    assert stored_at(events) == [address, address + (1 << 22)]
+    assert stored_at(events) == [address, address + (1 << 22), address]
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
 
 

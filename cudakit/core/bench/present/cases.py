@@ -133,7 +133,7 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:
-    """Say which bound the peak is, and at which SM clock."""
+    """Describe the peak and its SM clock."""
     computing = [case for case in cases if case.operations and _has_peak(case)]
     if not computing:
         return "Peak: the theoretical bandwidth of the memory or link."

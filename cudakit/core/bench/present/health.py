@@ -115,13 +115,10 @@ def _amount(amount: float, unit: str) -> Value:
 
 
 def _share(figure: Figure) -> Value:
-    if isinstance(figure.band, Unavailable):
-        return figure.band
-    return cell(Ratio, _divided(figure.reached, figure.band.expected))
-
-
-def _divided(amount: float | Unavailable, expected: float) -> float | Unavailable:
-    return amount if isinstance(amount, Unavailable) else amount / expected
+    band = figure.band
+    if isinstance(band, Unavailable):
+        return band
+    return cell(lambda amount: Ratio(amount / band.expected), figure.reached)
 
 
 def _not_run(suite: SuiteResult) -> Iterator[Note]:

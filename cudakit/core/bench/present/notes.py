@@ -81,7 +81,7 @@ def _verified(cases: Sequence[CaseResult]) -> Iterator[Note]:
     if wrong or not verified:
         return
     if verified == len(cases):
-        which = "the 1 case" if verified == 1 else f"all {verified} cases"
+        which = "1 case" if verified == 1 else f"all {verified} cases"
         yield Note("ok", f"Results verified for {which}.")
         return
     not_run = sum(case.is_unsupported for case in cases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -96,58 +96,47 @@ class PreparedAlloc(PreparedLatency):
         return Verification(not wrong, wrong / max(words, 1), 0.0, "the words written", detail)
 
 
-class _Uncached:
-    """An allocator that caches nothing."""
+class _DriverCalls:
+    """An allocator that calls the driver each time."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+    def __init__(
+        self, alloc: Callable[[int, Stream], Ptr], free: Callable[[Ptr, Stream], None]
+    ) -> None:
+        self.alloc, self.free = alloc, free
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no memory is cached."""
 
 
-class Driver(_Uncached):
-    """Device memory, synchronous (cuMemAlloc)."""
-
-    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
-        return self._gpu.malloc(size_bytes)
-
-    def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
-        self._gpu.free(ptr)
+def _synchronous(gpu: Gpu) -> Allocator:
+    """Return an allocator of device memory with cuMemAlloc."""
+    return _DriverCalls(lambda size_bytes, _: gpu.malloc(size_bytes), lambda ptr, _: gpu.free(ptr))
 
 
-class StreamOrdered(_Uncached):
-    """Device memory from the driver's pool (cuMemAllocAsync).
+def _stream_ordered(gpu: Gpu) -> Allocator:
+    """Return an allocator of device memory from the driver's pool (cuMemAllocAsync).
 
     By default the pool releases its memory at a synchronization (CUDA Driver API,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD).
     """
-
-    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:
-        return self._gpu.malloc(size_bytes, stream)
-
-    def free(self, ptr: Ptr, stream: Stream) -> None:
-        self._gpu.free(ptr, stream)
+    return _DriverCalls(gpu.malloc, gpu.free)
 
 
-class Pinned(_Uncached):
-    """Pinned host memory (cuMemHostAlloc)."""
-
-    def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
-        return self._gpu.host_malloc(size_bytes)
-
-    def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
-        self._gpu.host_free(ptr)
+def _pinned(gpu: Gpu) -> Allocator:
+    """Return an allocator of pinned host memory (cuMemHostAlloc)."""
+    return _DriverCalls(
+        lambda size_bytes, _: gpu.host_malloc(size_bytes), lambda ptr, _: gpu.host_free(ptr)
+    )
 
 
-class Virtual(_Uncached):
+class _VirtualMemory:
     """Device memory that is created and mapped to a reserved address (cuMemCreate, cuMemMap).
 
     Sizes are rounded up to the mapping granularity.
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        super().__init__(gpu)
+        self._gpu = gpu
         self._granularity = gpu.granularity()
         self._live: dict[Ptr, tuple[Backing, int]] = {}
 
@@ -169,7 +158,15 @@ class Virtual(_Uncached):
         self._gpu.release(backing)
         self._gpu.unreserve(ptr, whole)
 
+    def close(self) -> None:
+        """Do nothing: no memory is cached."""
+
 
 _DRIVER_ALLOCATORS: MappingProxyType[str, AllocatorFactory] = MappingProxyType(
-    {"driver": Driver, "stream-ordered": StreamOrdered, "pinned": Pinned, "virtual": Virtual}
+    {
+        "driver": _synchronous,
+        "stream-ordered": _stream_ordered,
+        "pinned": _pinned,
+        "virtual": _VirtualMemory,
+    }
 )

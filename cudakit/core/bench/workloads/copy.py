@@ -174,6 +174,8 @@ class PreparedCopy:
     def __init__(self, gpu: Gpu, copy: Copy, seed: int) -> None:
         self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
         self._ends = _ROUTES[copy.direction]
+        self.footprint_bytes = sum(e.count("device") for e in self._ends) * self._size_bytes
+        self.bytes_moved = self.footprint_bytes
         self._sets: list[tuple[_Route, ...]] = []
         with ExitStack() as cleanup:
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
@@ -182,14 +184,6 @@ class PreparedCopy:
             self._buffers = CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
             self.rotate(1)
             self._buffers.cleanup = self._cleanup = cleanup.pop_all()
-
-    @property
-    def footprint_bytes(self) -> int:
-        return sum(ends.count("device") for ends in self._ends) * self._size_bytes
-
-    @property
-    def bytes_moved(self) -> int:
-        return self.footprint_bytes
 
     def rotate(self, sets: int) -> None:
         with closing(Fill(self._gpu)) as fill:

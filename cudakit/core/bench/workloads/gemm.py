@@ -145,6 +145,8 @@ class PreparedGemm:
         self._made: list[OperandSets] = []
         self._sets: list[OperandSet] = []
         gemm, settings = workload.gemm, workload.settings
+        self.footprint_bytes = operand_bytes(gemm)
+        self.bytes_moved, self.operations = gemm.bytes_moved, gemm.operations
         with ExitStack() as cleanup:
             blas = cleanup.enter_context(closing(gpu.blas(workload.library)))
             self._plan = cleanup.enter_context(
@@ -158,18 +160,6 @@ class PreparedGemm:
             self.rotate(1)
             self._try()
             self._cleanup = cleanup.pop_all()
-
-    @property
-    def footprint_bytes(self) -> int:
-        return operand_bytes(self._workload.gemm)
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._workload.gemm.bytes_moved
-
-    @property
-    def operations(self) -> int:
-        return self._workload.gemm.operations
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:

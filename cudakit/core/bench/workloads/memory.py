@@ -140,6 +140,7 @@ class PreparedMemory:
         self, gpu: ComputeDevice, operation: _Operation, size_bytes: int, seed: int
     ) -> None:
         self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
+        self.footprint_bytes = self.bytes_moved = operation.buffers * size_bytes
         self._sets: list[Buffers] = []
         with ExitStack() as cleanup:
             self._kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
@@ -147,14 +148,6 @@ class PreparedMemory:
             self._cleanup = cleanup
             self.rotate(1)
             self._cleanup = cleanup.pop_all()
-
-    @property
-    def footprint_bytes(self) -> int:
-        return self._operation.buffers * self._size_bytes
-
-    @property
-    def bytes_moved(self) -> int:
-        return self.footprint_bytes
 
     def rotate(self, sets: int) -> None:
         with closing(Fill(self._gpu)) as fill:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
@@ -24,46 +22,15 @@ from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# The remedies for each error of cuInit (CUDA Driver API, CUresult).
-REMEDIES: Mapping[int, tuple[str, ...]] = {
-    2: ("CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)",),
-    3: ("the process was forked after its parent used CUDA: start workers with spawn",),
-    34: ("the stub libcuda was loaded: remove .../lib64/stubs from LD_LIBRARY_PATH (CK008)",),
-    46: (
-        "another process uses the GPU in exclusive mode, or its compute mode forbids use (CK018)",
-    ),
-    100: (
-        "check the device nodes (CK002), CUDA_VISIBLE_DEVICES (CK014), the container (CK016) and "
-        "MIG (CK017)",
-    ),
-    101: ("the device nodes do not fit the driver: restart the container (CK002)",),
-    102: ("license the vGPU: start nvidia-gridd, then check nvidia-smi -q | grep -i lic",),
-    304: (
-        "check the device nodes (CK002), memory limits (CK035) and the limit on open files (ulimit -n)",
-    ),
-    802: (
-        "start the fabric manager (CK006): sudo systemctl start nvidia-fabricmanager",
-        "its version must equal the driver's",
-    ),
-    803: (
-        "libcuda and the kernel module have different versions: reboot after a driver update (CK004)",
-        "remove cuda-compat from LD_LIBRARY_PATH (CK008)",
-    ),
-    804: (
-        "cuda-compat supports data-center GPUs only: remove it from LD_LIBRARY_PATH (CK008)",
-        "update the driver instead",
-    ),
-    805: ("start the MPS daemon, or unset CUDA_MPS_PIPE_DIRECTORY (CK019)",),
-    806: ("restart MPS: echo quit | nvidia-cuda-mps-control; nvidia-cuda-mps-control -d",),
-    807: ("the MPS server is starting: try again",),
-    808: ("the MPS server has its maximum number of clients: end one",),
-    809: ("the MPS server has its maximum number of connections: end a client",),
-    999: (
-        "reload the UVM module, which often breaks after suspend (CK002): "
-        "sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm",
-        "sudo dmesg | grep -iE 'nvrm|xid' | tail",
-    ),
-}
+_OUT_OF_MEMORY = 2
+# cuInit allocates no device memory: the general remedy for this error does not apply.
+_ADDRESS_SPACE = (
+    "CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)"
+)
+_NO_DEVICE = (
+    "check the device nodes (CK002), CUDA_VISIBLE_DEVICES (CK014), the container (CK016) "
+    "and MIG (CK017)"
+)
 
 _ORDER = "CUDA_DEVICE_ORDER"
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
@@ -90,9 +57,10 @@ def cuda_starts(context: RunContext) -> Finding:
     if cuda.error is not None:
         require_driver(context)
         code, name, text = cuda.error
-        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *REMEDIES.get(code, ()))
+        remedy = _ADDRESS_SPACE if code == _OUT_OF_MEMORY else context.cuda_remedy
+        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [remedy]))
     if not cuda.devices:
-        return fail("CUDA starts but finds no device", evidence, *REMEDIES[100])
+        return fail("CUDA starts but finds no device", evidence, _NO_DEVICE)
     return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from cudakit.core.devices.diagnose.check import Finding, Status, combine, fail, ok, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    Status,
+    combine,
+    count_of,
+    fail,
+    ok,
+    warn,
+)
 from cudakit.core.devices.diagnose.driver import require_nvml
 from cudakit.core.devices.diagnose.gpus import (
     GpuRule,
@@ -89,7 +97,7 @@ def mig_instances(context: RunContext) -> Finding:
     in_mig = [gpu for gpu in gpus if gpu.flag("mig_mode")]
     parents = Counter(device.parent for device in require_nvml(context).devices)
     counts = {gpu.label: parents[gpu.facts.index] for gpu in in_mig}
-    evidence = {label: f"{count} instances" for label, count in counts.items()}
+    evidence = {label: count_of(count, "instance") for label, count in counts.items()}
     empty = [gpu for gpu in in_mig if not counts[gpu.label]]
     findings = list(_MODE_CHANGE.findings(gpus))
     if empty:

@@ -214,20 +214,25 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note("info", f"{short_label(device)}: {device.processes.reason}")
-    listed = [process for device in known for process in _processes(device)]
-    for name, value_of in _EXPLAINED.items():
-        missing = [(p, value) for p in listed if isinstance(value := value_of(p), Unavailable)]
-        for reason in dict.fromkeys(value.reason for _, value in missing):
-            pids = ", ".join(dict.fromkeys(str(p.pid) for p, v in missing if v.reason == reason))
-            yield Note("info", f"no {name} of pid {pids}: {reason}")
+    yield from _missing_values([process for device in known for process in _processes(device)])
 
 
-# Values of a process whose absence needs a reason below the table.
-_EXPLAINED: dict[str, Callable[[Process], object]] = {
-    "command": lambda process: process.name,
-    "SM utilization": lambda process: process.sm_percent,
-    "memory": lambda process: process.used_bytes,
-}
+def _missing_values(listed: Sequence[Process]) -> Iterator[Note]:
+    """Yield a note for each reason for missing values, with the values and the pids."""
+    missing: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for process in listed:
+        values = {
+            "command": process.name,
+            "SM utilization": process.sm_percent,
+            "memory": process.used_bytes,
+            "runtime": process.runtime_s,
+        }
+        for name, value in values.items():
+            if isinstance(value, Unavailable):
+                names, pids = missing.setdefault(value.reason, ({}, {}))
+                names[name] = pids[str(process.pid)] = None
+    for reason, (names, pids) in missing.items():
+        yield Note("info", f"no {' and '.join(names)} of pid {', '.join(pids)}: {reason}")
 
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:

@@ -131,7 +131,9 @@ def read_final_state(
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():
-        raise SnapshotError("a segment has no address: the file is damaged or no memory snapshot")
+        raise SnapshotError(
+            "a segment has no address: the file is damaged, or not a memory snapshot"
+        )
     order = np.argsort(address.view(np.uint64), kind="stable")
     handles, address = handles[order], address[order]
     size = _sizes(tree, handles, "total_size", subject="segment")
@@ -218,7 +220,9 @@ def _block_addresses(
 def _sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> Ints:
     size, has_size = tree.integers(tree.column(handles, key))
     if not has_size.all():
-        raise SnapshotError(f"a {subject} has no {key}: the file is damaged or no memory snapshot")
+        raise SnapshotError(
+            f"a {subject} has no {key}: the file is damaged, or not a memory snapshot"
+        )
     invalid = (size < 0) | (size > MAX_BYTES)
     if invalid.any():
         raise SnapshotError(

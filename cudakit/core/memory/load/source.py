@@ -23,9 +23,7 @@ _CHUNK = 1 << 20
 _MAX_EXPANSION = 200
 _UNCHECKED_BYTES = 4 << 20
 
-HINT_DUMP = (
-    "write one with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
-)
+HINT_DUMP = "write a snapshot with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 
 
 @dataclass(frozen=True, slots=True)

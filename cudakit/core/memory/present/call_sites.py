@@ -65,7 +65,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared = f"{steps.count} moments compared, found by {steps.source}"
+    compared = f"{steps.count} moments compared; steps found by {steps.source}"
     if not device.leaks:
         yield Note("ok", f"No call stack grows from step to step ({compared}).")
         return

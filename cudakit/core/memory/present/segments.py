@@ -10,7 +10,10 @@ from cudakit.core.memory.present.layout import memory_layout
 from cudakit.core.memory.present.rows import limited, pool_name, stack_value, table
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.core.memory.snapshot import SegmentKind
-from cudakit.document import Bytes, Columns, Count, Facts, Node, Ratio, Table, Text, View
+from cudakit.document import Bytes, Columns, Count, Facts, Node, Table, Text, View
+from cudakit.units import format_bytes, format_ratio
+
+_MOST_LISTED = 5  # segments in the layout of a terminal
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
@@ -41,14 +44,18 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
     figures = device.fragmentation
     yield Facts(
         (
-            ("free in segments", Bytes(figures.free_bytes)),
-            ("share of reserved", Ratio(figures.free_share)),
+            (
+                "free in segments",
+                _with_share(figures.free_bytes, figures.free_share, "of reserved"),
+            ),
             ("largest free block", Bytes(figures.largest_hole_bytes)),
             ("free blocks", Count(figures.holes)),
             ("free in segments in use", Bytes(figures.stranded_bytes)),
             ("free in empty segments", Bytes(figures.releasable_bytes)),
-            ("lost to rounding", Bytes(figures.rounding_bytes)),
-            ("share of blocks in use", Ratio(figures.rounding_share)),
+            (
+                "lost to rounding",
+                _with_share(figures.rounding_bytes, figures.rounding_share, "of the blocks in use"),
+            ),
         )
     )
     if figures.pins:
@@ -63,8 +70,12 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
             figures.pins,
             top,
-            caption="free: in segments that hold these blocks; unshared: in segments that hold no others",
+            caption="free: in segments with these blocks; unshared: in segments with these blocks only",
         )
+
+
+def _with_share(size_bytes: int, share: float, whole: str) -> Text:
+    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {whole})")
 
 
 def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
@@ -113,8 +124,10 @@ def _emptiest_segments(device: DeviceMemory) -> Table:
             ("size", "number", lambda i: Bytes(int(layout.segments.size[i]))),
             ("in use", "number", lambda i: Bytes(int(used[i]))),
             ("free", "number", lambda i: Bytes(int(free[i]))),
-            ("blocks", "number", lambda i: Count(int(blocks[i]))),
+            ("blocks in use", "number", lambda i: Count(int(blocks[i]))),
         ),
-        np.argsort(-free, kind="stable")[:5].tolist(),
-        "the segments with most free memory",
+        np.argsort(-free, kind="stable")[:_MOST_LISTED].tolist(),
+        f"the {_MOST_LISTED} segments with the most free memory"
+        if len(free) > _MOST_LISTED
+        else "",
     )

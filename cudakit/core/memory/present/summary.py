@@ -48,6 +48,13 @@ def _finding(device: DeviceMemory) -> Note:
     if device.leaks:
         return Note("warn", growth_sentence(device))
     peak = device.peak
+    if not device.events:
+        requested = format_bytes(device.end.requested_bytes)
+        reserved = format_bytes(device.end.reserved_bytes)
+        return Note(
+            "info",
+            f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
+        )
     sizes = (
         f"peak {format_bytes(peak.requested_bytes)} requested,"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
@@ -117,7 +124,8 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
         )
     for warning in device.health.warnings:
         yield Note("warn", warning)
-    for advice in device.health.advice:
+    # Without a trace, the next step is the advice.
+    for advice in device.health.advice if device.events else ():
         yield Note("info", advice)
 
 
@@ -183,12 +191,12 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
         (
             ("file", "text", lambda device: Text(device.file)),
             ("device", "text", lambda device: Text(device_name(device))),
-            ("events", "number", lambda device: Count(device.events)),
+            ("OOMs", "number", lambda device: Count(len(device.ooms))),
             ("peak requested", "number", lambda device: Bytes(device.peak.requested_bytes)),
             ("peak reserved", "number", lambda device: Bytes(device.peak.highest_reserved_bytes)),
             ("end allocated", "number", lambda device: Bytes(device.end.allocated_bytes)),
             ("end reserved", "number", lambda device: Bytes(device.end.reserved_bytes)),
-            ("OOMs", "number", lambda device: Count(len(device.ooms))),
+            ("events", "number", lambda device: Count(device.events)),
         ),
         devices,
         _outlier(devices),
@@ -203,7 +211,7 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
     above = highest.peak.requested_bytes / median - 1 if median else 0.0
     if len(devices) < 3 or above < _OUTLIER:
         return ""
-    return f"the peak of {highest.file} {device_name(highest)} is {above:.0%} above the median"
+    return f"the peak of {highest.file} {device_name(highest)} is {above:.0%} above the median peak"
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -248,10 +256,12 @@ def totals(device: DeviceMemory) -> Table:
 
 def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
-    when = "before the first event" if peak.event < 0 else f"event {peak.event:,}"
-    caption = f"peak: most requested memory, {when} of {device.events:,}"
+    caption = "peak: the most requested memory"
+    if device.events:
+        after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
+        caption += f", {after} (the last event is {device.events - 1:,})"
     if peak.allocated_is_derived:
-        caption += "; ~ computed by the allocator's rules, not recorded"
+        caption += "; ~: computed by the allocator's rules, not recorded"
     return caption
 
 

@@ -18,6 +18,7 @@ from cudakit.core.memory.whatif.program import EMPTY_PROGRAM, Recording, program
 from cudakit.core.memory.whatif.recorded_outcome import limit_of, outcome_of, settings_of
 from cudakit.core.memory.whatif.replay import NewAllocator, replay
 from cudakit.core.memory.whatif.result import (
+    DEFAULTS,
     SCHEMA,
     DeviceWhatIf,
     Limit,
@@ -117,7 +118,7 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
             )
         # An empty replay raises Unsupported for settings that the allocator lacks, before the long work.
         replay(EMPTY_PROGRAM, settings, new_allocator, limit_bytes=spec.limit_bytes)
-        yield text.strip() or "defaults", settings
+        yield text.strip() or DEFAULTS, settings
 
 
 class _DeviceReplays:

@@ -54,7 +54,7 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
         yield Note("info", _limit(device))
     outcomes = _rows(device)
     yield Section("Reserved memory", (_reserved(device, outcomes),))
-    yield Section("Driver calls", (_driver(outcomes),))
+    yield Section("Driver calls and failures", (_driver(outcomes),))
 
 
 def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
@@ -67,13 +67,18 @@ def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
         if outcome.shortage is not None:
             yield Note(
                 "warn",
-                f"{outcome.name}: out of memory {shortage_text(outcome)}; its figures end at this event.",
+                f"{outcome.name}: out of memory {shortage_text(outcome)};"
+                " the figures of this replay end there.",
             )
 
 
 def _reliability(device: DeviceWhatIf) -> Note:
     if not device.differences:
-        return Note("ok", "The replay with the recorded settings reproduces every recorded figure.")
+        given = device.limit is not None and device.limit.source == "given"
+        limit = " and without the limit" if given else ""
+        return Note(
+            "ok", f"The replay with the recorded settings{limit} reproduces every recorded figure."
+        )
     differences = "; ".join(_difference(difference) for difference in device.differences)
     causes = device.reasons or ("the reason is unknown",)
     return Note(
@@ -125,7 +130,8 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        "free in segments: at the recorded peak; free share: its share of reserved memory",
+        "change: of the peak, relative to the recorded settings; free in segments: at the recorded peak;"
+        " free share: free in segments, relative to reserved memory",
     )
 
 
@@ -139,6 +145,7 @@ def _driver(outcomes: tuple[Outcome, ...]) -> Table:
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
         outcomes,
+        "retries: requests that first released cached memory; out of memory: failed requests",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from cudakit.core.memory.result import FileFacts
 
 SCHEMA = "cudakit.memviz.whatif/1"
+DEFAULTS = "defaults"  # the name of settings without text
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.whatif.program import Recording
 from cudakit.core.memory.whatif.recorded_outcome import has_both_kinds
-from cudakit.core.memory.whatif.result import Difference, MemoryTotals, Outcome
+from cudakit.core.memory.whatif.result import DEFAULTS, Difference, MemoryTotals, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
@@ -89,10 +89,10 @@ def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> s
         return _no_help(baseline, tried)
     chosen = tried[best]
     if baseline.shortage is not None or chosen.ooms < baseline.ooms:
-        return f"{chosen.name} would have {_benefit(baseline, chosen)}"
+        return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
     less = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
     share = less / baseline.peak.reserved_bytes
-    return f"{chosen.name} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
+    return f"{_subject(chosen)} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
 
 
 def _benefit(baseline: Outcome, chosen: Outcome) -> str:
@@ -109,9 +109,11 @@ def _benefit(baseline: Outcome, chosen: Outcome) -> str:
 
 def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
     single = len(tried) == 1
-    subject = f"{tried[0].name} would not have" if single else "none of these settings would have"
+    subject = (
+        f"{_subject(tried[0])} would not have" if single else "None of these settings would have"
+    )
     if baseline.shortage is not None:
-        return f"{subject} run to the end either"
+        return f"{subject} run to the end; nor would the recorded settings"
     if baseline.ooms:
         requests = "request" if baseline.ooms == 1 else "requests"
         return f"{subject} let the failed {requests} succeed"
@@ -123,9 +125,14 @@ def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
 
 def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:
     if outcome.shortage is not None:
-        return f"{outcome.name} would have run out of memory {shortage_text(outcome)}"
+        return f"{_subject(outcome)} would have run out of memory {shortage_text(outcome)}"
     increase = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
-    return f"{outcome.name} would have reserved {format_bytes(increase)} more at the peak"
+    return f"{_subject(outcome)} would have reserved {format_bytes(increase)} more at the peak"
+
+
+def _subject(outcome: Outcome) -> str:
+    """Return the name of the settings at the start of a sentence."""
+    return "The defaults" if outcome.name == DEFAULTS else outcome.name
 
 
 def shortage_text(outcome: Outcome) -> str:

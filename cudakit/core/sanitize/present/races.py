@@ -31,9 +31,13 @@ MEANINGS: Final = {
     RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
+# Where the name of the kind alone says too little.
+_HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
+
 _KNOWN: Final = {
     Known.EXACT: "exact",
-    Known.SUMMARY: "known as merged ranges, since the exact ones were too many",
+    Known.MERGED: "known as merged ranges, since the exact ones were too many",
+    Known.SUMMARY: "a store to some part of the tensor",
     Known.ASSUMED: "assumed from a pointer argument",
     Known.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
@@ -90,7 +94,9 @@ def race(found: FoundRace, number: int, *, several_processes: bool) -> Section:
 
 def _heading(found: FoundRace, number: int) -> str:
     times = f", found {format_count(found.count)} times" if found.count > 1 else ""
-    return f"{number}. {found.kind.value}, {found.confidence.value}{times}"
+    return (
+        f"{number}. {_HEADINGS.get(found.kind, found.kind.value)}, {found.confidence.value}{times}"
+    )
 
 
 def _note(found: FoundRace) -> Note:

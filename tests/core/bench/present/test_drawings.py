@@ -1,4 +1,4 @@
-"""The pictures of a bench: sweeps, the roofline, rates beside a peer's, and how samples are spread."""
+"""The drawings of a bench: sweeps, roofline, relative rates and distributions of samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAWINGS: dict[str, Callable[[Sequence[Columns]], Picture]] = {
 
 
 def page_of(*made: Columns) -> Node:
-    """Draw Columns on a page, with what draws those of the first one's name."""
+    """Draw Columns on a page by the function for the name of the first."""
     draw = DRAWINGS[made[0].name.split(" ")[0]]
     view = View("drawing", tuple(one.name for one in made), draw, Note("info", "no"))
     return read(render(Document("bench", (*made, view)))).one("main")

@@ -14,6 +14,7 @@ from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import BenchResult
 from cudakit.document import Columns, Document, Note, Section, Table, View
 from cudakit.render import console, csv, html, markdown
+from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
 
@@ -163,6 +164,16 @@ def test_doubtful_cases_are_grouped() -> None:
     message = notes(present(result(gemm(), *cases)))
 
     assert any(line.endswith(": 64³, 65³, 66³ and 2 more.") for line in message)
+
+
+def test_missing_peak_has_reason_once() -> None:
+    unknown = Unavailable("the peak is unknown")
+    cases = [gemm(size, limit=unknown) for size in (64, 128)]
+
+    assert "info: No % of peak for 64³, 128³: the peak is unknown." in notes(
+        present(result(gemm(), *cases))
+    )
+    assert not any("% of peak" in line for line in notes(present(result(launch()))))
 
 
 def test_result_without_cases_has_report() -> None:

@@ -1,4 +1,4 @@
-"""A simulated device whose library has algorithms that compute wrong values, refuse, or take their time."""
+"""A simulated device with algorithms that compute wrong values, are unsupported, or are slow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPOILED_BYTES = 8
 
 @dataclass
 class Faults:
-    """What is wrong with which algorithm, by its numbers."""
+    """The faults of algorithms, as predicates of the algorithm."""
 
     wrong: Callable[[Algorithm], bool] = lambda _: False
     refused: Callable[[Algorithm], bool] = lambda _: False

@@ -1,4 +1,4 @@
-"""Synthetic trials: each candidate has a true time, to which noise is added; no device is measured."""
+"""Synthetic trials: each candidate has a true time with added noise, without a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def even(width: float) -> Noise:
 
 
 def tailed(width: float) -> Noise:
-    """Make noise as of a device: mostly small, at times a hiccup."""
+    """Return noise like that of a device: mostly small, with rare outliers."""
     return lambda chance: (
         1 + width * (abs(chance.gauss(0, 1)) + 30 * (chance.random() < 0.02) * chance.random())
     )
@@ -28,7 +28,7 @@ def tailed(width: float) -> Noise:
 
 @dataclass
 class Synthetic:
-    """Times by number; ``drift`` moves all of them together."""
+    """Times by candidate; ``drift`` changes all of them together."""
 
     times_s: Sequence[float]
     noise: Noise = none

@@ -14,7 +14,7 @@ GEMM = Gemm(dtype="bf16", m=64, n=64, k=64)
 
 @dataclass
 class Listing:
-    """A library that only names algorithms."""
+    """A library that lists algorithms and computes nothing."""
 
     recommended: Sequence[Algorithm]
     everything: Sequence[Algorithm]

@@ -1,4 +1,4 @@
-"""Tuning on a real device: that it ends in time, and that what it finds can be used."""
+"""Tuning on a real device ends in time, and its algorithms can be used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GEMMS = (
     Gemm(dtype="bf16", m=128, n=256, k=8192),
 )
 LIMITS = Limits(time_s=8.0)
-# What ends after the time: the round that was begun, verification, and giving back memory.
+# After the time limit: the current round, the verification, and the release of memory.
 MORE_S = 5.0
 
 

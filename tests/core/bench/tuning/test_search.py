@@ -47,7 +47,7 @@ def test_default_stays_if_all_are_equal(noise: Noise) -> None:
         for seed in range(searches)
     )
 
-    # So many or more would be less probable than 1 in 10000 at the level that is promised.
+    # At the promised level this number has a probability below 1 in 10000.
     assert false <= most_of(searches, FALSE_POSITIVE_RATE, 1e-4)
 
 
@@ -203,6 +203,6 @@ def test_search_without_candidates_keeps_default() -> None:
 
 
 def most_of(n: int, probability: float, tail: float) -> int:
-    """Return how many of n happen at most, but for a small probability."""
+    """Return the number of n events that is exceeded with a small probability only."""
     chances = [comb(n, k) * probability**k * (1 - probability) ** (n - k) for k in range(n + 1)]
     return next(k for k in range(n + 1) if sum(chances[k + 1 :]) < tail)

@@ -1,4 +1,4 @@
-"""Tunings that no device made, for tests of what is made of them."""
+"""Tuning results for tests, made without a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_GAIN = Unavailable("no other algorithm came into the final")
 
 
 def product(**changes: Any) -> TunedGemm:
-    """Make a product that gains 5 %."""
+    """Return a GEMM with a gain of 5 %."""
     made = TunedGemm(
         gemm=GEMM,
         shape="",
@@ -51,7 +51,7 @@ def product(**changes: Any) -> TunedGemm:
 
 
 def unchanged(**changes: Any) -> TunedGemm:
-    """Make a product that keeps the default."""
+    """Return a GEMM that keeps the default."""
     same: dict[str, Any] = {
         "winner": DEFAULT,
         "significant": False,

@@ -212,7 +212,9 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
     elsewhere = Unavailable("another container")
     process_list = (
         Process(41, "compute", GIB, "python train.py", "ada", 93, 61.7),
-        Process(7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere, Unavailable("MIG")),
+        Process(
+            7, "graphics", Unavailable("WDDM"), elsewhere, elsewhere, Unavailable("MIG"), elsewhere
+        ),
     )
     machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=process_list)
     found = section(report(read_devices(machine, processes=True)), "Processes")
@@ -224,7 +226,7 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
         ("0", "0", "7", "G", "n/a", "n/a", "n/a", "n/a", "n/a"),
     ]
     assert [note.text for note in reasons if isinstance(note, Note)] == [
-        "no command of pid 7: another container",
+        "no command and runtime of pid 7: another container",
         "no SM utilization of pid 7: MIG",
         "no memory of pid 7: WDDM",
     ]

@@ -16,7 +16,7 @@ typedef struct {
     size_t count, capacity;
 } page_set;
 
-/* Make room for ``count`` pages in total. False if out of memory; the set is then unchanged. */
+/* Reserve space for ``count`` pages in total. False if out of memory; the set is then unchanged. */
 bool page_set_reserve(page_set *set, size_t count);
 void page_set_free(page_set *set);
 

@@ -19,7 +19,7 @@ struct kernel_layout;
 typedef struct {
     CUgraphNode handle; /* NULL: the end of a child graph */
     int type;
-    bool is_child; /* stands for a child graph: the end node and the nodes of the child follow */
+    bool is_child; /* represents a child graph; the end node and the nodes of the child follow */
     const char *name;
     const struct kernel_layout *layout;
     union {

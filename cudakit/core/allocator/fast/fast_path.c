@@ -1,8 +1,8 @@
 /* The fast path of the caching allocator: alloc and free in C, and the data that they work on.
  *
  * Scope. A program allocates and frees memory millions of times, and nearly every call is the usual case: a free
- * block of the request's stream is large enough, no block waits for another stream, and no option is on. This file
- * performs exactly these calls. All others are passed unchanged to slow_alloc and slow_free of oom.py, which handle
+ * block of the request's stream is large enough, no block waits for another stream, and no option is on. This
+ * extension performs exactly these calls. All others are passed unchanged to slow_alloc and slow_free of oom.py, which handle
  * every case in Python. So the rules for the other cases are written only once.
  *
  * Plain Python. blocks.py, pool_stats.py, history.py, guard.py and fast_path.py have plain types with the same
@@ -11,7 +11,7 @@
  * types that the allocator uses from those below. The rest of the allocator is written in Python, and works on
  * either kind through attributes and methods.
  *
- * The types, each with data of its own:
+ * The types, each with data of its own (types.h, blocks.h, events.h, and this file):
  *
  *   Gate           whether the fast path may be used: not while the allocator is busy or an option is on
  *   BlockCounters  counters of the small or the large pools, for the statistics
@@ -41,518 +41,17 @@
  * for lack of host memory fails in phase 1, before anything has changed.
  *
  * alloc_found_block and free_block do the same as in PyTorch's c10/cuda/CUDACachingAllocator.cpp. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <limits.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <structmember.h>
+#include "events.h"
+
 #include <time.h>
 
 /* As in torch_rules/sizes.py. */
-enum { CLASSES = 55 }; /* of the sizes of 63 bits */
-enum { SMALLEST_BLOCK = 512, MOST_SMALL = 1 << 20, LARGE_SLACK = 1 << 20 };
+enum { MOST_SMALL = 1 << 20, LARGE_SLACK = 1 << 20 };
 static const long long TOO_MANY_BYTES = 1LL << 60;
 /* CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types). */
 enum { LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
 /* As in history.Level. */
 enum { LEVEL_STATE = 1, LEVEL_ALLOC = 2, LEVEL_ALL = 3 };
-
-#define MEMBER(type, name, kind, flags) {#name, kind, offsetof(struct type, name), flags, NULL}
-#define END {NULL, 0, 0, 0, NULL}
-/* To apply to each field of a list of references. */
-#define VISIT(field) Py_VISIT(self->field);
-#define CLEAR(field) Py_CLEAR(self->field);
-#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)given.field);
-/* The functions of the garbage collector for a type, of which FIELDS lists the references. */
-#define COLLECTED(type, FIELDS) \
-    static int type##_traverse(PyObject *object, visitproc visit, void *arg) \
-    { \
-        struct type *self = (struct type *)object; \
-        Py_VISIT(Py_TYPE(object)); \
-        FIELDS(VISIT) \
-        return 0; \
-    } \
-    static int type##_clear(PyObject *object) \
-    { \
-        struct type *self = (struct type *)object; \
-        FIELDS(CLEAR) \
-        return 0; \
-    }
-#define COLLECTED_SLOTS(type) \
-    {Py_tp_traverse, type##_traverse}, {Py_tp_clear, type##_clear}, {Py_tp_dealloc, dealloc}, \
-    { \
-        0, NULL \
-    }
-
-enum type { GATE, COUNTERS, BLOCK, FREE_BLOCKS, EVENTS, FAST_PATH, TYPES };
-
-struct state {
-    PyTypeObject *types[TYPES];
-    PyObject *zero, *stream, *alloc, *free_requested, *free_completed;
-};
-static struct PyModuleDef module;
-
-static struct state *state_of(PyTypeObject *type)
-{
-    return PyModule_GetState(PyType_GetModuleByDef(type, &module));
-}
-
-static void dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    type->tp_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-/* ---- gate and counters ----------------------------------------------------------------------------------- */
-
-struct gate {
-    PyObject_HEAD
-    char busy; /* a call changes the allocator */
-    char slow; /* an option is on that the fast path does not know */
-};
-
-static PyMemberDef gate_members[] = {MEMBER(gate, busy, T_BOOL, 0), MEMBER(gate, slow, T_BOOL, 0), END};
-static PyType_Slot gate_slots[] = {{Py_tp_members, gate_members}, {0, NULL}};
-
-struct counter {
-    long long current, sum, peak;
-};
-
-enum counted { ALLOCATION, ALLOCATED_BYTES, REQUESTED_BYTES, INACTIVE_SPLIT, INACTIVE_SPLIT_BYTES, COUNTED };
-
-/* Counters of the small or the large pools. Of the total of both, only the peaks are used. */
-struct counters {
-    PyObject_HEAD
-    struct counter of[COUNTED];
-    long long searches;
-};
-
-#define STAT(name, counted) \
-    {name, T_LONGLONG, offsetof(struct counters, of[counted].current), 0, NULL}, \
-        {name "_sum", T_LONGLONG, offsetof(struct counters, of[counted].sum), 0, NULL}, \
-    { \
-        name "_peak", T_LONGLONG, offsetof(struct counters, of[counted].peak), 0, NULL \
-    }
-
-static PyMemberDef counters_members[] = {
-    STAT("allocation", ALLOCATION),
-    STAT("allocated_bytes", ALLOCATED_BYTES),
-    STAT("requested_bytes", REQUESTED_BYTES),
-    STAT("inactive_split", INACTIVE_SPLIT),
-    STAT("inactive_split_bytes", INACTIVE_SPLIT_BYTES),
-    MEMBER(counters, searches, T_LONGLONG, 0),
-    END,
-};
-
-static PyType_Slot counters_slots[] = {{Py_tp_members, counters_members}, {0, NULL}};
-
-/* ---- blocks ---------------------------------------------------------------------------------------------- */
-
-struct block {
-    PyObject_HEAD
-    long long ptr, size;
-    /* In the tree of its free blocks. First, to share a cache line with the keys. */
-    struct block *child[2]; /* blocks before this one, and after it */
-    uint64_t priority;
-    struct block **place; /* the child or root that refers to this block; NULL outside of the tree */
-    long long requested, gc_count_base;
-    struct free_blocks *free_blocks;
-    struct block *prev, *next;
-    PyObject *expandable_segment, *stream_uses, *stack, *segment_stack;
-    int event_count;
-    char free, allocated, mapped;
-};
-
-struct free_blocks {
-    PyObject_HEAD
-    PyObject *pool, *pool_id, *stream;
-    struct counters *counters;
-    struct block *roots[CLASSES]; /* a tree for the sizes from 512 to 1,023 bytes, from 1 to 2 KiB, and so on */
-    uint64_t random;
-};
-
-#define BLOCK_FIELDS(DO) \
-    DO(child[0]) \
-    DO(child[1]) \
-    DO(free_blocks) DO(prev) DO(next) DO(expandable_segment) DO(stream_uses) DO(stack) DO(segment_stack)
-COLLECTED(block, BLOCK_FIELDS)
-
-static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
-    struct block given = {.expandable_segment = Py_None}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &given.ptr, &given.size,
-                                     state_of(type)->types[FREE_BLOCKS], &given.free_blocks,
-                                     &given.expandable_segment) ||
-        !(self = (struct block *)type->tp_alloc(type, 0)))
-        return NULL;
-    self->ptr = given.ptr;
-    self->size = given.size;
-    self->mapped = true;
-    BLOCK_FIELDS(COPY)
-    return (PyObject *)self;
-}
-
-/* Set prev or next; the closure is its offset. */
-static int set_neighbor(PyObject *self, PyObject *value, void *offset)
-{
-    PyObject **place = (PyObject **)((char *)self + (size_t)offset);
-    bool is_block = value && value != Py_None;
-    if (is_block && Py_TYPE(value) != Py_TYPE(self)) {
-        PyErr_SetString(PyExc_TypeError, "not a block of the same type");
-        return -1;
-    }
-    Py_XSETREF(*place, is_block ? Py_NewRef(value) : NULL);
-    return 0;
-}
-
-static PyObject *get_neighbor(PyObject *self, void *offset)
-{
-    PyObject *found = *(PyObject **)((char *)self + (size_t)offset);
-    return Py_NewRef(found ? found : Py_None);
-}
-
-static PyMemberDef block_members[] = {
-    MEMBER(block, ptr, T_LONGLONG, 0),
-    MEMBER(block, size, T_LONGLONG, 0),
-    MEMBER(block, requested, T_LONGLONG, 0),
-    MEMBER(block, gc_count_base, T_LONGLONG, 0),
-    MEMBER(block, event_count, T_INT, 0),
-    MEMBER(block, free, T_BOOL, READONLY),
-    MEMBER(block, allocated, T_BOOL, 0),
-    MEMBER(block, mapped, T_BOOL, 0),
-    MEMBER(block, free_blocks, T_OBJECT_EX, READONLY),
-    MEMBER(block, expandable_segment, T_OBJECT, 0),
-    MEMBER(block, stream_uses, T_OBJECT, 0),
-    MEMBER(block, stack, T_OBJECT, 0),
-    MEMBER(block, segment_stack, T_OBJECT, 0),
-    END,
-};
-
-static PyGetSetDef block_getset[] = {
-    {"prev", get_neighbor, set_neighbor, NULL, (void *)offsetof(struct block, prev)},
-    {"next", get_neighbor, set_neighbor, NULL, (void *)offsetof(struct block, next)},
-    END,
-};
-
-static PyType_Slot block_slots[] = {
-    {Py_tp_new, block_new},
-    {Py_tp_members, block_members},
-    {Py_tp_getset, block_getset},
-    COLLECTED_SLOTS(block),
-};
-
-/* ---- free blocks: the tree ------------------------------------------------------------------------------- */
-
-static bool is_before(const struct block *block, const struct block *other)
-{
-    return block->size < other->size || (block->size == other->size && block->ptr < other->ptr);
-}
-
-static struct block **root_for(struct free_blocks *self, long long size)
-{
-    return &self->roots[63 - 9 - __builtin_clzll((unsigned long long)size | SMALLEST_BLOCK)];
-}
-
-/* Return the smallest block of at least a size, of equal ones that at the lowest address; or NULL. The branch is
- * predicted when a way is taken again; to compute the index of the child would wait for the comparison. */
-static struct block *best_fit(struct free_blocks *self, long long size)
-{
-    struct block *found = NULL;
-    for (struct block **root = root_for(self, size); !found && root < self->roots + CLASSES; root++)
-        for (struct block *block = *root; block;)
-            if (block->size < size) {
-                block = block->child[1];
-            } else {
-                found = block;
-                block = block->child[0];
-            }
-    return found;
-}
-
-static void put(struct block **place, struct block *block)
-{
-    *place = block;
-    if (block)
-        block->place = place;
-}
-
-/* Insert a block, whose reference the tree takes. */
-static void insert(struct free_blocks *self, struct block *block)
-{
-    struct block **place = root_for(self, block->size);
-    self->random = self->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX (TAOCP 3.3.4) */
-    block->priority = self->random >> 32;
-    block->gc_count_base = self->counters->searches;
-    block->free = true;
-    while (*place && (*place)->priority > block->priority)
-        place = is_before(*place, block) ? &(*place)->child[1] : &(*place)->child[0];
-    /* Split the subtree there: the blocks before this one become its first child, the others its second. */
-    struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
-    put(place, block);
-    while (rest) {
-        bool before = is_before(rest, block);
-        put(end[!before], rest);
-        end[!before] = &rest->child[before];
-        rest = rest->child[before];
-    }
-    *end[0] = *end[1] = NULL;
-}
-
-/* Remove a block of the tree; the caller gets its reference. */
-static struct block *take(struct block *block)
-{
-    struct block **place = block->place, *half[2] = {block->child[0], block->child[1]};
-    while (half[0] && half[1]) { /* join both subtrees */
-        bool upper = half[1]->priority > half[0]->priority;
-        put(place, half[upper]);
-        place = &half[upper]->child[!upper];
-        half[upper] = *place;
-    }
-    put(place, half[0] ? half[0] : half[1]);
-    block->child[0] = block->child[1] = NULL;
-    block->place = NULL;
-    block->free = false;
-    return block;
-}
-
-/* Append the blocks of at least a size to a list, in order. */
-static int append_from(const struct block *block, long long size, PyObject *list)
-{
-    for (; block; block = block->child[1])
-        if (block->size >= size &&
-            (append_from(block->child[0], size, list) < 0 || PyList_Append(list, (PyObject *)block) < 0))
-            return -1;
-    return 0;
-}
-
-/* ---- free blocks: the type ------------------------------------------------------------------------------- */
-
-static int free_blocks_bool(PyObject *self)
-{
-    return best_fit((struct free_blocks *)self, 0) != NULL;
-}
-
-/* Return a list of the blocks of at least a size, which does not see later changes. */
-static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
-{
-    long long least = PyLong_AsLongLong(size);
-    PyObject *list = least == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    for (int i = 0; list && i < CLASSES; i++)
-        if (append_from(((struct free_blocks *)self)->roots[i], least, list) < 0)
-            Py_CLEAR(list);
-    return list;
-}
-
-/* Return a block of this pool and stream that is free, or not; NULL with an exception for any other object. */
-static struct block *own_block(PyObject *self, PyObject *object, bool free)
-{
-    struct block *block = (struct block *)object;
-    if (!PyObject_TypeCheck(object, state_of(Py_TYPE(self))->types[BLOCK]) ||
-        (PyObject *)block->free_blocks != self || block->free != free) {
-        PyErr_Format(PyExc_ValueError, "not a block of this pool and stream that is%s free", free ? "" : " not");
-        return NULL;
-    }
-    return block;
-}
-
-static PyObject *free_blocks_add(PyObject *self, PyObject *object)
-{
-    struct block *block = own_block(self, object, false);
-    if (!block)
-        return NULL;
-    insert((struct free_blocks *)self, (struct block *)Py_NewRef(object));
-    Py_RETURN_NONE;
-}
-
-static PyObject *free_blocks_remove(PyObject *self, PyObject *object)
-{
-    struct block *block = own_block(self, object, true);
-    if (!block)
-        return NULL;
-    Py_DECREF(take(block));
-    Py_RETURN_NONE;
-}
-
-static PyObject *free_blocks_take(PyObject *self, PyObject *args)
-{
-    long long size, limit;
-    if (!PyArg_ParseTuple(args, "LL", &size, &limit))
-        return NULL;
-    struct block *block = best_fit((struct free_blocks *)self, size);
-    if (!block || block->size >= limit)
-        Py_RETURN_NONE;
-    return (PyObject *)take(block);
-}
-
-#define FREE_BLOCKS_FIELDS(DO) DO(pool) DO(pool_id) DO(stream) DO(counters)
-#define FOR_ROOTS(DO) \
-    for (int i = 0; i < CLASSES; i++) { \
-        DO(roots[i]) \
-    }
-#define VISIT_ROOTS(DO) FREE_BLOCKS_FIELDS(DO) FOR_ROOTS(DO)
-COLLECTED(free_blocks, VISIT_ROOTS)
-
-static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"pool", "pool_id", "stream", "counters", NULL};
-    struct free_blocks given, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", names, &given.pool, &given.pool_id, &PyLong_Type,
-                                     &given.stream, state_of(type)->types[COUNTERS], &given.counters) ||
-        !(self = (struct free_blocks *)type->tp_alloc(type, 0)))
-        return NULL;
-    FREE_BLOCKS_FIELDS(COPY)
-    return (PyObject *)self;
-}
-
-static PyMemberDef free_blocks_members[] = {
-    MEMBER(free_blocks, pool, T_OBJECT, READONLY),
-    MEMBER(free_blocks, counters, T_OBJECT, READONLY),
-    MEMBER(free_blocks, stream, T_OBJECT, READONLY),
-    END,
-};
-
-static PyMethodDef free_blocks_methods[] = {
-    {"from_size", free_blocks_from_size, METH_O, NULL},
-    {"add", free_blocks_add, METH_O, NULL},
-    {"remove", free_blocks_remove, METH_O, NULL},
-    {"take", free_blocks_take, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot free_blocks_slots[] = {
-    {Py_tp_new, free_blocks_new},   {Py_tp_members, free_blocks_members}, {Py_tp_methods, free_blocks_methods},
-    {Py_nb_bool, free_blocks_bool}, COLLECTED_SLOTS(free_blocks),
-};
-
-/* ---- events ---------------------------------------------------------------------------------------------- */
-
-struct event {
-    PyObject *action; /* NULL: Python code appended the event, and `stack` is all of it, a tuple */
-    PyObject *stack, *metadata;
-    struct free_blocks *free_blocks; /* which knows the stream and the pool */
-    long long address, size, time_ns;
-};
-#define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
-
-/* The last maxlen events of all that were appended. */
-struct events {
-    PyObject_HEAD
-    struct event *ring;               /* the next event replaces that at count % maxlen */
-    PyObject *metadata;               /* of the next events */
-    Py_ssize_t maxlen, length, count; /* count: of all; until it reaches maxlen, the length of the ring grows */
-};
-
-static int events_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    struct events *events = (struct events *)object;
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT(events->metadata);
-    for (struct event *self = events->ring; self < events->ring + events->length; self++) {
-        EVENT_FIELDS(VISIT)
-    }
-    return 0;
-}
-
-static int events_clear(PyObject *object)
-{
-    struct events *events = (struct events *)object;
-    struct event *ring = events->ring, *end = ring + events->length;
-    events->ring = NULL;
-    events->length = events->count = 0;
-    for (struct event *self = ring; self < end; self++) {
-        EVENT_FIELDS(CLEAR)
-    }
-    PyMem_Free(ring);
-    Py_CLEAR(events->metadata);
-    return 0;
-}
-
-static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"maxlen", "metadata", NULL};
-    struct events given, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &given.maxlen, &given.metadata) ||
-        !(self = (struct events *)type->tp_alloc(type, 0)))
-        return NULL;
-    self->maxlen = Py_MAX(given.maxlen, 1);
-    self->metadata = Py_NewRef(given.metadata);
-    return (PyObject *)self;
-}
-
-/* Append an event; false with an exception if no memory is left. This may run a finalizer of a dropped event. */
-static bool append_event(struct events *self, struct event given)
-{
-    if (self->count == self->length && self->length < self->maxlen) {
-        Py_ssize_t length = Py_MIN(self->maxlen, self->length * 2 + 64);
-        struct event *ring = PyMem_Realloc(self->ring, (size_t)length * sizeof *ring);
-        if (!ring)
-            return PyErr_NoMemory();
-        memset(ring + self->length, 0, (size_t)(length - self->length) * sizeof *ring);
-        self->ring = ring;
-        self->length = length;
-    }
-    struct event *place = self->ring + self->count++ % self->maxlen, dropped = *place;
-#define INCREF(field) Py_XINCREF(given.field);
-#define DECREF(field) Py_XDECREF(dropped.field);
-    EVENT_FIELDS(INCREF)
-    *place = given;
-    EVENT_FIELDS(DECREF)
-    return true;
-}
-
-static PyObject *events_append(PyObject *self, PyObject *event)
-{
-    if (!PyTuple_Check(event))
-        return PyErr_Format(PyExc_TypeError, "an event is a tuple");
-    if (!append_event((struct events *)self, (struct event){.stack = event}))
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-/* Return an iterator of a list of tuples. Its creation may run a finalizer that appends events, and so drops
- * others: hence the references. */
-static PyObject *events_iter(PyObject *object)
-{
-    struct events *self = (struct events *)object;
-    Py_ssize_t length = Py_MIN(self->count, self->maxlen), first = self->count - length;
-    PyObject *list = PyList_New(length), *iterator = NULL;
-    for (Py_ssize_t i = 0; list && i < length; i++) {
-        const struct event given = self->ring[(first + i) % self->maxlen], dropped = given;
-        EVENT_FIELDS(INCREF)
-        PyObject *tuple = given.action ? Py_BuildValue("OLLOLOOO", given.action, given.address, given.size,
-                                                       given.free_blocks->stream, given.time_ns, given.stack,
-                                                       given.free_blocks->pool_id, given.metadata)
-                                       : Py_NewRef(given.stack);
-        EVENT_FIELDS(DECREF)
-        if (tuple)
-            PyList_SET_ITEM(list, i, tuple);
-        else
-            Py_CLEAR(list);
-    }
-    if (list)
-        iterator = PyObject_GetIter(list);
-    Py_XDECREF(list);
-    return iterator;
-}
-
-static PyMemberDef events_members[] = {
-    MEMBER(events, maxlen, T_PYSSIZET, READONLY),
-    MEMBER(events, count, T_PYSSIZET, READONLY),
-    MEMBER(events, metadata, T_OBJECT, 0),
-    END,
-};
-
-static PyMethodDef events_methods[] = {{"append", events_append, METH_O, NULL}, {NULL, NULL, 0, NULL}};
-
-static PyType_Slot events_slots[] = {
-    {Py_tp_new, events_new},   {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
-    {Py_tp_iter, events_iter}, COLLECTED_SLOTS(events),
-};
 
 /* ---- alloc and free: the change -------------------------------------------------------------------------- */
 
@@ -652,12 +151,12 @@ static struct block *absorb_next(struct block *self)
 }
 
 /* Remove the block before or after a freed one from the tree, to merge both; false if it is not free. */
-static bool take_neighbor(struct free_blocks *free, struct block *neighbor)
+static bool take_adjacent(struct free_blocks *free, struct block *adjacent)
 {
-    return neighbor && neighbor->free && neighbor->free_blocks == free && take(neighbor);
+    return adjacent && adjacent->free && adjacent->free_blocks == free && take(adjacent);
 }
 
-/* Free an allocated block, merged with its free neighbors; the caller gets these, and has its stack. */
+/* Free an allocated block, merged with adjacent free ones; the caller gets the absorbed blocks, and has its stack. */
 static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
 {
     struct free_blocks *free = block->free_blocks;
@@ -667,13 +166,13 @@ static void free_block(struct fast_path *self, struct block *block, struct block
     block->allocated = false;
     block->stack = NULL;
     count_block(self, block, -1);
-    if (take_neighbor(free, after)) {
+    if (take_adjacent(free, after)) {
         blocks--;
         size -= after->size;
         Py_DECREF(after); /* not the last: block->next is one */
         absorbed[0] = absorb_next(block);
     }
-    if (take_neighbor(free, before)) { /* its reference goes to insert */
+    if (take_adjacent(free, before)) { /* its reference goes to insert */
         blocks--;
         size -= before->size;
         before->requested = block->requested;

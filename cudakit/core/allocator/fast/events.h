@@ -1,0 +1,130 @@
+/* The ring of the latest events, while history is recorded. */
+#ifndef CUDAKIT_FAST_EVENTS_H
+#define CUDAKIT_FAST_EVENTS_H
+
+#include "blocks.h"
+
+struct event {
+    PyObject *action; /* NULL: Python code appended the event, and `stack` is all of it, a tuple */
+    PyObject *stack, *metadata;
+    struct free_blocks *free_blocks; /* which knows the stream and the pool */
+    long long address, size, time_ns;
+};
+#define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
+
+/* The last maxlen events of all that were appended. */
+struct events {
+    PyObject_HEAD
+    struct event *ring;               /* the next event replaces that at count % maxlen */
+    PyObject *metadata;               /* of the next events */
+    Py_ssize_t maxlen, length, count; /* count: of all; until it reaches maxlen, the length of the ring grows */
+};
+
+static int events_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct events *events = (struct events *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(events->metadata);
+    for (struct event *self = events->ring; self < events->ring + events->length; self++) {
+        EVENT_FIELDS(VISIT)
+    }
+    return 0;
+}
+
+static int events_clear(PyObject *object)
+{
+    struct events *events = (struct events *)object;
+    struct event *ring = events->ring, *end = ring + events->length;
+    events->ring = NULL;
+    events->length = events->count = 0;
+    for (struct event *self = ring; self < end; self++) {
+        EVENT_FIELDS(CLEAR)
+    }
+    PyMem_Free(ring);
+    Py_CLEAR(events->metadata);
+    return 0;
+}
+
+static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"maxlen", "metadata", NULL};
+    struct events given, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &given.maxlen, &given.metadata) ||
+        !(self = (struct events *)type->tp_alloc(type, 0)))
+        return NULL;
+    self->maxlen = Py_MAX(given.maxlen, 1);
+    self->metadata = Py_NewRef(given.metadata);
+    return (PyObject *)self;
+}
+
+/* Append an event; false with an exception if no memory is left. This may run a finalizer of a dropped event. */
+static bool append_event(struct events *self, struct event given)
+{
+    if (self->count == self->length && self->length < self->maxlen) {
+        Py_ssize_t length = Py_MIN(self->maxlen, self->length * 2 + 64);
+        struct event *ring = PyMem_Realloc(self->ring, (size_t)length * sizeof *ring);
+        if (!ring)
+            return PyErr_NoMemory();
+        memset(ring + self->length, 0, (size_t)(length - self->length) * sizeof *ring);
+        self->ring = ring;
+        self->length = length;
+    }
+    struct event *place = self->ring + self->count++ % self->maxlen, dropped = *place;
+#define INCREF(field) Py_XINCREF(given.field);
+#define DECREF(field) Py_XDECREF(dropped.field);
+    EVENT_FIELDS(INCREF)
+    *place = given;
+    EVENT_FIELDS(DECREF)
+    return true;
+}
+
+static PyObject *events_append(PyObject *self, PyObject *event)
+{
+    if (!PyTuple_Check(event))
+        return PyErr_Format(PyExc_TypeError, "an event is a tuple");
+    if (!append_event((struct events *)self, (struct event){.stack = event}))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Return an iterator of a list of tuples. Its creation may run a finalizer that appends events, and so drops
+ * others: hence the references. */
+static PyObject *events_iter(PyObject *object)
+{
+    struct events *self = (struct events *)object;
+    Py_ssize_t length = Py_MIN(self->count, self->maxlen), first = self->count - length;
+    PyObject *list = PyList_New(length), *iterator = NULL;
+    for (Py_ssize_t i = 0; list && i < length; i++) {
+        const struct event given = self->ring[(first + i) % self->maxlen], dropped = given;
+        EVENT_FIELDS(INCREF)
+        PyObject *tuple = given.action ? Py_BuildValue("OLLOLOOO", given.action, given.address, given.size,
+                                                       given.free_blocks->stream, given.time_ns, given.stack,
+                                                       given.free_blocks->pool_id, given.metadata)
+                                       : Py_NewRef(given.stack);
+        EVENT_FIELDS(DECREF)
+        if (tuple)
+            PyList_SET_ITEM(list, i, tuple);
+        else
+            Py_CLEAR(list);
+    }
+    if (list)
+        iterator = PyObject_GetIter(list);
+    Py_XDECREF(list);
+    return iterator;
+}
+
+static PyMemberDef events_members[] = {
+    MEMBER(events, maxlen, T_PYSSIZET, READONLY),
+    MEMBER(events, count, T_PYSSIZET, READONLY),
+    MEMBER(events, metadata, T_OBJECT, 0),
+    END,
+};
+
+static PyMethodDef events_methods[] = {{"append", events_append, METH_O, NULL}, {NULL, NULL, 0, NULL}};
+
+static PyType_Slot events_slots[] = {
+    {Py_tp_new, events_new},   {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
+    {Py_tp_iter, events_iter}, COLLECTED_SLOTS(events),
+};
+
+#endif

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from cudakit.cli.options import OutputOptions, Target
+from cudakit.cli.output import Output
+from cudakit.cli.report import Report, brief, format_of, main_rows, open_outputs
+from cudakit.document import Column, Count, Document, Note, Section, Table, Text
+from cudakit.errors import UsageError
+from cudakit.units import Unavailable
+
+ROWS = Table(
+    (Column("name"), Column("size"), Column("health")),
+    ((Text("a"), Count(1), Unavailable("no driver")), (Text("b"), Count(2), Text("ok"))),
+)
+DOCUMENT = Document(
+    "Title",
+    (
+        Note("ok", "verified"),
+        Note("info", "a detail"),
+        ROWS,
+        Section("Part", (Note("ok", "one of many"), Note("warn", "a warning"))),
+        Note("error", "a failure"),
+    ),
+)
+REPORT = Report(result=None, document=lambda: DOCUMENT)
+
+
+def options(*targets: Target, quiet: bool = False) -> OutputOptions:
+    return OutputOptions(
+        json=False, targets=targets, force=False, quiet=quiet, formats=("md", "txt")
+    )
+
+
+def written(asked: OutputOptions, report: Report = REPORT) -> str:
+    """Write a report; return the text on the terminal."""
+    stream = io.StringIO()
+    with open_outputs(
+        asked, terminal=lambda: Output(stream, "terminal", 80, color=False)
+    ) as outputs:
+        outputs.write(report)
+    return stream.getvalue()
+
+
+def test_brief_has_title_and_important_notes() -> None:
+    assert brief(DOCUMENT) == ("Title", "verified", "a warning", "a failure")
+
+
+def test_rows_of_the_main_table_name_their_columns_and_skip_unavailable_values() -> None:
+    assert list(main_rows(DOCUMENT)) == ["name a, size 1", "name b, size 2, health ok"]
+    assert list(main_rows(Document("Title", (Section("Part", (ROWS,)),)))) == []
+
+
+def test_quiet_prints_brief_and_rows() -> None:
+    lines = written(options(quiet=True)).splitlines()
+
+    assert lines == [*brief(DOCUMENT), *main_rows(DOCUMENT)]
+
+
+def test_lines_of_a_report_are_printable() -> None:
+    report = Report(result=None, document=lambda: DOCUMENT, brief=lambda: ["a\n\x1b[2J"])
+
+    assert written(options(quiet=True), report) == "a \\x1b[2J\n"
+
+
+def test_file_replaces_the_report_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.md"
+
+    assert written(options(Target(str(target)))) == ""
+    assert target.read_text().startswith("# Title\n")
+    assert capsys.readouterr().err == f"Title\nverified\na warning\nWrote {target}\n"
+
+
+def test_dash_prints_the_report_beside_a_file(tmp_path: Path) -> None:
+    text = written(options(Target(str(tmp_path / "out.md")), Target("-")))
+
+    assert text.startswith("Title\n")
+
+
+def test_streams_are_all_places_with_their_formats(tmp_path: Path) -> None:
+    target = Target(str(tmp_path / "out.md"))
+    with open_outputs(options(target, Target("-"))) as outputs:
+        assert [suffix for suffix, _ in outputs.streams()] == ["md", "txt"]
+    with open_outputs(options()) as outputs:
+        assert [suffix for suffix, _ in outputs.streams()] == ["txt"]
+
+
+@pytest.mark.parametrize(
+    ("path", "suffix"),
+    [("a.json", "json"), ("A.JSON", "json"), ("a.perfetto.json", "perfetto.json")],
+)
+def test_longest_suffix_is_the_format(path: str, suffix: str) -> None:
+    assert format_of(path, ("json", "perfetto.json")) == suffix
+
+
+def test_file_named_twice_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match="named twice"):
+        written(options(Target("out.md"), Target("./out.md")))
+    assert list(tmp_path.iterdir()) == []
