@@ -46,7 +46,7 @@ SHOW = option(
     type=click.Choice(["likely", "possible"]),
     default="likely",
     show_default=True,
-    help="possible: also show conflicts of kernels whose accesses are only assumed.",
+    help="possible: also show the races that are possible, but not likely.",
 )
 SUPPRESS = option(
     "--suppress",
@@ -103,7 +103,7 @@ _PROGRAM = option_group(
     option(
         "--require-gpu",
         is_flag=True,
-        help="Exit with 1 if no work of a real GPU was recorded, for example because there is none.",
+        help="Exit with 1 if no work of a real GPU was recorded, for example on a machine without one.",
     ),
 )
 _RACES = option_group(
@@ -113,8 +113,8 @@ _RACES = option_group(
     option(
         "--accesses",
         type=click.Choice(["exact", "arguments"]),
-        help="How to find out what memory kernels access: exact (observed as they run) or arguments "
-        "(assumed from their pointer arguments).  [default: exact if available]",
+        help="How to find out what memory kernels access: exact (observed while the kernels run) or "
+        "arguments (assumed from their pointer arguments).  [default: exact if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
     HOST_THREADS,
