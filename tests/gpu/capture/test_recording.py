@@ -170,7 +170,7 @@ except CudakitError as error:
     assert "being recorded already" in error.message and error.hint
 else:
     raise AssertionError("nothing was raised")
-again = begin(taken.append, found=ready, on_missing="run")
+again = begin(recorded.append, found=ready, on_missing="run")
 assert "CUDA was not recorded" in again.cuda.notes[0]
 """,
     )
