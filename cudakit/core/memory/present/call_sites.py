@@ -40,16 +40,16 @@ def holders(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def facet(found: Facet, top: int) -> Table:
+def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
     return limited(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
             ("share", "bar", lambda group: Ratio(group.share)),
             ("blocks", "number", lambda group: Count(group.count)),
-            (found.name.replace("_", " "), "text", lambda group: Text(group.name or "(none)")),
+            (facet.name.replace("_", " "), "text", lambda group: Text(group.name or "(none)")),
         ),
-        found.groups,
+        facet.groups,
         top,
         ("value", "values"),
     )
