@@ -19,14 +19,14 @@ import numpy.typing as npt
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.run_context import SelfTestStep
-from cudakit.gpu.probe import INJECTIONS, last_line, without
+from cudakit.gpu.probe import INJECTIONS, last_line, without_variables
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_COUNT = 1 << 20  # threads: several waves on any device
+_COUNT = 1 << 20  # threads: several waves on every device
 _SEED = 0x9E3779B9
-_ROUNDS = 64  # as in _SOURCE
+_ROUNDS = 64  # number of rounds in _SOURCE
 _SOURCE = """
 extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -47,9 +47,9 @@ def run_self_test(
     """
     path = os.pathsep.join(filter(None, sys.path))
     try:
-        done = subprocess.run(  # noqa: S603 this interpreter, with our function
+        result = subprocess.run(  # noqa: S603 this interpreter, with our function
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
-            env={**without(os.environ, *INJECTIONS), "PYTHONPATH": path},
+            env={**without_variables(os.environ, *INJECTIONS), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -57,12 +57,14 @@ def run_self_test(
             timeout=seconds,
             check=False,
         )
-    except subprocess.TimeoutExpired as late:
-        output = late.stdout or ""
+    except subprocess.TimeoutExpired as timeout:
+        output = timeout.stdout or ""
         return _steps(output if isinstance(output, str) else output.decode(), "timed out")
     except OSError as error:
         return Unavailable(f"cannot start the process that tests the GPU: {error}")
-    return _steps(done.stdout, f"crashed: exit code {done.returncode}{last_line(done.stderr)}")
+    return _steps(
+        result.stdout, f"crashed: exit code {result.returncode}{last_line(result.stderr)}"
+    )
 
 
 def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
@@ -101,7 +103,7 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     gpus: list[Gpu] = []
     images: list[bytes] = []
 
-    def make() -> Iterator[str]:
+    def open_contexts() -> Iterator[str]:
         gpus.extend(open_all())
         yield from (f"{format_bytes(gpu.memory_info().free_bytes)} free" for gpu in gpus)
 
@@ -116,7 +118,7 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     def copy() -> Iterator[str]:
         yield from map(_round_trip, gpus)
 
-    for name, step in zip(_STEPS, (make, compile_for, run, copy), strict=True):
+    for name, step in zip(_STEPS, (open_contexts, compile_for, run, copy), strict=True):
         result = _run_step(name, step)
         yield result
         if result.error:
@@ -190,11 +192,11 @@ def _expected() -> npt.NDArray[Any]:
     return x
 
 
-def _compare(got: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
-    wrong = np.flatnonzero(got != expected)
+def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
+    wrong = np.flatnonzero(actual != expected)
     if wrong.size:
-        at = int(wrong[0])
+        index = int(wrong[0])
         raise _WrongValues(
             f"{source} {wrong.size:,} wrong values of {expected.size:,}; "
-            f"index {at}: {int(got[at]):#010x}, expected {int(expected[at]):#010x}"
+            f"index {index}: {int(actual[index]):#010x}, expected {int(expected[index]):#010x}"
         )

@@ -11,7 +11,7 @@ from cudakit.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class AllocatorCalls:
-    """The names by which a program controls the allocator that wrote a snapshot."""
+    """The variables and calls that control the allocator that wrote a snapshot."""
 
     settings_variable: str
     empty_cache: str
@@ -56,14 +56,14 @@ class FailedRequest:
     device_free: int
     reserved: int
     active: int  # blocks in use and pending free
-    free: int  # in free blocks of all pools
-    own_free: int  # in own free blocks
+    free: int  # bytes in free blocks of all pools
+    own_free: int  # bytes in own free blocks
     own_largest: int  # the largest own free block
     later_largest: int  # the largest own free block once pending frees are complete
     other_largest: int  # the largest free block of other pools, size classes and streams
-    releasable: int  # in segments without a block in use
+    releasable: int  # bytes in segments without a block in use
     releasable_private: int  # the part of ``releasable`` in private pools
-    pending: int  # in blocks that are pending free
+    pending: int  # bytes in blocks that are pending free
     expandable: bool  # expandable segments are in use
     split_limited: bool  # max_split_size_mb is set
     calls: AllocatorCalls = PYTORCH_CALLS
@@ -75,7 +75,7 @@ class FailedRequest:
 
     @property
     def limited(self) -> bool:
-        """Whether a limit of the process refused the request: the device had enough free memory."""
+        """Whether a limit of the process rejected the request although the device had enough memory."""
         return self.device_free >= self.needed
 
     @property
@@ -114,16 +114,16 @@ class Verdict:
 def verdict_of(failed: FailedRequest) -> Verdict:
     """Return the cause that is easiest to remove: cache, pending frees, fragmentation, pools, capacity.
 
-    Only raising a limit is certain to help, so this remedy comes first.
+    Raising a limit comes first: only this remedy is certain to help.
     """
-    found = _cause(failed)
-    if not failed.limited or found.code == "limit":
-        return found
+    verdict = _cause(failed)
+    if not failed.limited or verdict.code == "limit":
+        return verdict
     sentence = (
-        f"{found.sentence} The device had {format_bytes(failed.device_free)} free: a limit of this"
+        f"{verdict.sentence} The device had {format_bytes(failed.device_free)} free: a limit of this"
         " process refused a new segment."
     )
-    return replace(found, sentence=sentence, remedies=(_raise_limit(failed), *found.remedies))
+    return replace(verdict, sentence=sentence, remedies=(_raise_limit(failed), *verdict.remedies))
 
 
 def _cause(failed: FailedRequest) -> Verdict:
@@ -232,9 +232,9 @@ def _capacity(failed: FailedRequest) -> Verdict:
 
 
 def _raise_limit(failed: FailedRequest) -> str:
-    least = format_bytes(failed.reserved + failed.needed)
+    needed = format_bytes(failed.reserved + failed.needed)
     return (
-        f"raise the memory limit of this process to at least {least} ({failed.calls.set_limit}, as a"
+        f"raise the memory limit of this process to at least {needed} ({failed.calls.set_limit}, as a"
         " fraction of the device's memory)"
     )
 

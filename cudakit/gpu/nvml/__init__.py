@@ -1,7 +1,7 @@
 """Read facts, telemetry, processes and links of GPUs through NVML, with nvidia-ml-py (``pynvml``).
 
 Nothing is changed and no CUDA context is created; a process that has used NVML can still fork. A field that
-NVML refuses is Unavailable with the reason, and the other fields are still read.
+NVML cannot read is Unavailable with the reason; the other fields are still read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Nvml:
     """The initialized NVML; it stays initialized until the process ends."""
 
     lib: Any
-    reasons: Mapping[int, str]  # texts of error codes on this system, in place of the usual ones
+    reasons: Mapping[int, str]  # texts of error codes that replace the default ones
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
@@ -72,8 +72,8 @@ class Nvml:
         )
 
     def capabilities(self) -> frozenset[tuple[int, int]] | Unavailable:
-        """Return the compute capabilities of the GPUs; Unavailable if one of them is."""
-        found = set()
+        """Return the compute capabilities of all GPUs; Unavailable if one cannot be read."""
+        capabilities = set()
         for index in range(self._device_count()):
             reader = Reader(self.lib, None, self.reasons)
             handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
@@ -83,8 +83,8 @@ class Nvml:
             if isinstance(pair, Unavailable):
                 return pair
             major, minor = pair
-            found.add((major, minor))
-        return frozenset(found)
+            capabilities.add((major, minor))
+        return frozenset(capabilities)
 
     def links(self, view: NvmlView) -> tuple[Link, ...]:
         """Return the links between the GPUs of a view."""
@@ -180,8 +180,8 @@ class Nvml:
 
 
 def _gpu_instance_id(device: DeviceFacts) -> int | None:
-    found = device.fields.get("gpu_instance_id")
-    return found if isinstance(found, int) and device.parent is not None else None
+    number = device.fields.get("gpu_instance_id")
+    return number if isinstance(number, int) and device.parent is not None else None
 
 
 def _pci_address(info: Any) -> str | Unavailable:
@@ -189,5 +189,5 @@ def _pci_address(info: Any) -> str | Unavailable:
     if isinstance(info, Unavailable):
         return info
     text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()
-    domain, _, rest = text.partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
+    domain, _, remainder = text.partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{remainder}"

@@ -43,9 +43,9 @@ def holders(device: DeviceMemory, top: int) -> Table:
 _PLURALS = {"category": "categories", "user metadata": "user metadata"}
 
 
-def facet(found: Facet, top: int) -> Table:
+def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
-    name = found.name.replace("_", " ")
+    name = facet.name.replace("_", " ")
     return limited(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
@@ -53,7 +53,7 @@ def facet(found: Facet, top: int) -> Table:
             ("blocks", "number", lambda group: Count(group.count)),
             (name, "text", lambda group: Text(group.name or "(none)")),
         ),
-        found.groups,
+        facet.groups,
         top,
         (name, _PLURALS.get(name, f"{name}s")),
     )
