@@ -89,7 +89,7 @@ class Environment:
             *((name, self.versions.get(name), other.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{what}: {_shown(mine)} and {_shown(others)}"
+            f"{what}: {_shown(mine)} before, {_shown(others)} after"
             for what, mine, others in pairs
             if mine != others
         )

@@ -38,7 +38,7 @@ _UNBLOCKED = (
     "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
 _NOT_REPORTED = Unavailable("the device does not report it")
-_NO_FINAL = Unavailable("no other algorithm reached the final")
+_NO_FINAL = Unavailable("no other algorithm was fast enough to be measured again")
 _TOO_FEW = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
 

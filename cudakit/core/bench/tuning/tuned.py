@@ -17,7 +17,7 @@ from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
-_HINT = "write one with: cudakit bench gemm --tune -o tuned.json"
+_HINT = "give a file that --tune wrote: cudakit bench gemm --tune -o tuned.json"
 
 # Identifies a search. The settings restrict the algorithms.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
