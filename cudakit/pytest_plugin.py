@@ -190,6 +190,11 @@ class _Sanitizer:
         """Why CUDA is not recorded, or accesses are not exact; empty without problems."""
         return self._recording.cuda.notes
 
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """The reasons why recorded events are missing."""
+        return self._recording.incomplete
+
     def _check_phase(self, item: pytest.Item, when: str) -> Wrapper:
         """Fail the test for a race in this phase; a failure of the test itself comes first."""
         try:
@@ -251,15 +256,20 @@ class _Summary:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._notes: dict[str, None] = {}  # each once, in order
+        self._incomplete: dict[str, None] = {}
 
     @pytest.hookimpl(trylast=True)  # after pytest-xdist has collected the output of its workers
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if sanitizer := session.config.pluginmanager.get_plugin(_NAME):
-            counted = {"counts": sanitizer.summary(), "notes": sanitizer.notes}
+            counted = {
+                "counts": sanitizer.summary(),
+                "notes": sanitizer.notes,
+                "incomplete": sanitizer.incomplete,
+            }
             if hasattr(session.config, "workeroutput"):
                 session.config.workeroutput[_NAME] = counted
             self._add(counted)
-        if self._lacks_gpu(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        if self._errors(session.config) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
@@ -274,19 +284,23 @@ class _Summary:
             parts = (_counted(name, count) for name, count in counts.items())
             terminalreporter.write_line(f"checked: {', '.join(parts)}")
             if not counts.keys() & {"launches", "copies", "fills"}:
-                terminalreporter.write_line("no GPU work was recorded; nothing was checked")
+                terminalreporter.write_line("no GPU work was recorded, so nothing was checked")
         for note in self._notes:
             terminalreporter.write_line(note)
-        if self._lacks_gpu(terminalreporter.config):
-            reason = f"no work of a real GPU was recorded ({_REQUIRE_GPU})"
-            terminalreporter.write_line(f"error: {reason}", red=True)
+        for error in self._errors(terminalreporter.config):
+            terminalreporter.write_line(f"error: {error}", red=True)
 
-    def _lacks_gpu(self, config: pytest.Config) -> bool:
-        return bool(config.getoption(_REQUIRE_GPU)) and not self._counts["real_gpu"]
+    def _errors(self, config: pytest.Config) -> list[str]:
+        """Return the reasons to fail the run."""
+        errors = list(self._incomplete)
+        if config.getoption(_REQUIRE_GPU) and not self._counts["real_gpu"]:
+            errors.append(f"no work of a real GPU was recorded ({_REQUIRE_GPU})")
+        return errors
 
     def _add(self, counted: dict[str, Any]) -> None:
         self._counts.update(counted.get("counts", {}))
         self._notes |= dict.fromkeys(counted.get("notes", ()))
+        self._incomplete |= dict.fromkeys(counted.get("incomplete", ()))
 
 
 def _counted(name: str, count: int) -> str:

@@ -42,7 +42,7 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError(f"not a size: {text!r}; write for example 512MiB or 10GiB")
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 10GiB")
     number, prefix = match.group(1), match.group(2).upper()
     exponent = "KMGTPE".index(prefix) + 1 if prefix else 0
     return int(float(number) * 1024**exponent) if "." in number else int(number) * 1024**exponent
@@ -59,9 +59,9 @@ def format_seconds(seconds: float) -> str:
             f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
         )
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
-        shown = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1
-        if float(shown) >= 1 or unit == "ns":
-            return f"{sign}{shown} {unit}"
+        text = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1
+        if float(text) >= 1 or unit == "ns":
+            return f"{sign}{text} {unit}"
     raise AssertionError("unreachable")
 
 
@@ -95,5 +95,5 @@ def parse_ratio(text: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < float("inf"):
-        raise ValueError(f"not a ratio: {text!r}; write for example 5%")
+        raise ValueError(f"{text!r} is not a percentage or a ratio; write for example 5%")
     return ratio

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 COLUMNS = 100
 # Each command, and the number of its lines that the picture shows.
 COMMANDS = (
-    ("cudakit run --sanitize examples/races/sim_copies_race.py", 14),
-    ("cudakit memviz examples/oom.pkl.gz", 12),
+    ("cudakit run --sanitize examples/races/sim_copies_race.py", 12),
+    ("cudakit memviz examples/oom.pkl.gz", 10),
 )
 # rich links web fonts. The picture must load nothing, and viewers fall back to their own monospace font.
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)

@@ -28,11 +28,11 @@ def step(ordered):
 
 RACING = "def test_racing():\n    step(False)\n"
 WAITING = "def test_waiting():\n    step(True)\n"
-WATCHED = ("--cuda-sanitize", "--cuda-sanitize-on-missing=run")
+CHECKED = ("--cuda-sanitize", "--cuda-sanitize-on-missing=run")
 
 
 def run(
-    pytester: pytest.Pytester, *tests: str, options: tuple[str, ...] = WATCHED
+    pytester: pytest.Pytester, *tests: str, options: tuple[str, ...] = CHECKED
 ) -> pytest.RunResult:
     pytester.makepyfile(test_suite="\n".join((SUITE, *tests)))
     return pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", *options)
@@ -81,7 +81,7 @@ def test_nothing_is_checked_without_the_option(pytester: pytest.Pytester) -> Non
 
 def test_marker_checks_single_tests(pytester: pytest.Pytester) -> None:
     marked = f"@pytest.mark.cuda_sanitize\n{RACING}"
-    found = run(pytester, marked, RACING.replace("racing", "other"), options=WATCHED[1:])
+    found = run(pytester, marked, RACING.replace("racing", "other"), options=CHECKED[1:])
 
     found.assert_outcomes(failed=1, passed=1)
     found.stdout.fnmatch_lines(["checked: 1 test, *", "FAILED *::test_racing - *"])
@@ -176,7 +176,7 @@ def test_invalid_suppression_is_a_usage_error(pytester: pytest.Pytester) -> None
     )
 
 
-@pytest.mark.parametrize("options", [WATCHED[:1], ()], ids=["option", "marker"])
+@pytest.mark.parametrize("options", [CHECKED[:1], ()], ids=["option", "marker"])
 def test_already_recorded_run_is_a_usage_error(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
@@ -192,20 +192,22 @@ def test_run_without_recorder_is_refused_with_a_hint(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "another-tool.so")
-    refused = run(pytester, WAITING, options=WATCHED[:1])
-    told = run(pytester, WAITING)
+    refused = run(pytester, WAITING, options=CHECKED[:1])
+    unchecked = run(pytester, WAITING)
 
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["ERROR: CUDA_INJECTION64_PATH *", "hint: *"])
-    told.assert_outcomes(passed=1)
-    told.stdout.fnmatch_lines(["CUDA was not recorded: *"])
+    unchecked.assert_outcomes(passed=1)
+    unchecked.stdout.fnmatch_lines(["CUDA was not recorded: *"])
 
 
 def test_tests_without_gpu_work_are_reported_as_unchecked(pytester: pytest.Pytester) -> None:
     found = run(pytester, "def test_nothing(): pass\n")
 
     found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["checked: 1 test", "no GPU work was recorded; nothing was checked"])
+    found.stdout.fnmatch_lines(
+        ["checked: 1 test", "no GPU work was recorded, so nothing was checked"]
+    )
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
@@ -214,7 +216,7 @@ def test_require_gpu_fails_a_run_without_a_real_gpu(
 ) -> None:
     if workers and find_spec("xdist") is None:
         pytest.skip("needs pytest-xdist")
-    options = (*WATCHED, "--cuda-sanitize-require-gpu", *workers)
+    options = (*CHECKED, "--cuda-sanitize-require-gpu", *workers)
     found = run(pytester, WAITING, options=options)
 
     found.assert_outcomes(passed=1)
@@ -222,9 +224,30 @@ def test_require_gpu_fails_a_run_without_a_real_gpu(
     found.stdout.fnmatch_lines(["error: no work of a real GPU was recorded (--cuda-sanitize-req*"])
 
 
+def test_lost_events_fail_the_run(pytester: pytest.Pytester) -> None:
+    test = """
+def test_many():
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    gpu = open_gpu("sim")
+    memory = gpu.malloc(1024)
+    for _ in range(200):
+        gpu.fill(memory, 0, 1024, gpu.stream())
+        gpu.sync()
+    gpu.close()
+"""
+    found = run(pytester, test)
+
+    found.assert_outcomes(passed=1)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(
+        ["error: * events of process * could not be recorded: File too large"]
+    )
+
+
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
 def test_xdist_workers_check_their_own_tests(pytester: pytest.Pytester) -> None:
-    found = run(pytester, RACING, WAITING, options=(*WATCHED, "-n", "2"))
+    found = run(pytester, RACING, WAITING, options=(*CHECKED, "-n", "2"))
 
     found.assert_outcomes(failed=1, passed=1)
     found.stdout.fnmatch_lines(["checked: 2 tests, 1 test with races, 4 fills"])

@@ -57,11 +57,11 @@ def sanitize(
 
     Enter the first block before CUDA is initialized: ``import torch`` before it is allowed, creating a CUDA
     tensor is not. The process is recorded from the first block until it ends, so that later blocks know the
-    earlier work. With ``raise_on_race``, a race raises RaceError at the end of the block, with the report as
-    its message. ``suppress``, ``show`` and ``accesses`` are options of ``cudakit run``; the first block sets
-    ``accesses`` for the whole process. Simulated devices opened in the block are recorded too; ``gpu="sim"``
-    records nothing else. With exact accesses, reading ``races`` or ``result`` and leaving the block wait for
-    the GPU.
+    earlier work. With ``raise_on_race``, a race or a lost event raises RaceError at the end of the block,
+    with the report as its message. ``suppress``, ``show`` and ``accesses`` are options of ``cudakit run``;
+    the first block sets ``accesses`` for the whole process. Simulated devices opened in the block are
+    recorded too; ``gpu="sim"`` records nothing else. With exact accesses, reading ``races`` or ``result`` and
+    leaving the block wait for the GPU.
 
     Raises UsageError if CUDA is already initialized, inside another block, and under ``cudakit run
     --sanitize``; EnvironmentUnusable if CUDA cannot be recorded, or not with the requested accesses.
@@ -81,8 +81,9 @@ def sanitize(
     finally:
         sanitized.close()
         session.leave()
-    if raise_on_race and (races := findings(sanitized.result)):
-        raise RaceError(message(races))
+    result = sanitized.result
+    if raise_on_race and (findings(result) or result.incomplete):
+        raise RaceError("\n\n".join([*result.incomplete, message(findings(result))]))
 
 
 class _Session:
@@ -111,7 +112,10 @@ class _Session:
     def result(self, report: Report) -> SanitizeResult:
         with self._recording.synchronized():
             self._detector.finish(self._report)
-            return self._detector.result(report, notes=self._recording.cuda.notes)
+            recording = self._recording
+            return self._detector.result(
+                report, notes=recording.cuda.notes, incomplete=recording.incomplete
+            )
 
     def require_accesses(self, accesses: Accesses | None) -> None:
         """Raise UsageError if the process is recorded with other accesses."""

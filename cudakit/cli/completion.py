@@ -82,13 +82,10 @@ class _Bash(BashComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
-        found = super().get_completions(args, incomplete)
-        option_name = re.match(r"--?[\w-]+=", incomplete)
-        before = option_name.group() if option_name else ""
+        found = _whole_words(super().get_completions(args, incomplete), incomplete)
         kept = self._kept(incomplete)
         for item in found:
-            if item.type == "plain":
-                item.value = f"{before}{item.value}".removeprefix(kept)
+            item.value = item.value.removeprefix(kept)
         return found
 
     @property
@@ -102,11 +99,34 @@ class _Bash(BashComplete):
         return incomplete[:end]
 
 
+class _Zsh(ZshComplete):
+    """Completion that keeps the name of the option in ``--option=value``."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """Return completions of the whole word, which zsh replaces."""
+        return _whole_words(super().get_completions(args, incomplete), incomplete)
+
+
 class _Fish(FishComplete):
+    """Completion of values with commas and of ``--option=value``."""
+
     source_template = _FISH
 
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        """Return completions of the whole word, which fish compares with what was typed."""
+        return _whole_words(super().get_completions(args, incomplete), incomplete)
 
-_CLASSES: dict[Shell, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": _Fish}
+
+def _whole_words(found: list[CompletionItem[str]], incomplete: str) -> list[CompletionItem[str]]:
+    """Put the name of the option before values of ``--option=value``, which click completes without it."""
+    name = re.match(r"--?[\w-]+=", incomplete)
+    for item in found:
+        if item.type == "plain" and name:
+            item.value = f"{name.group()}{item.value}"
+    return found
+
+
+_CLASSES: dict[Shell, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 for _name, _class in _CLASSES.items():
     add_completion_class(_class, _name)
 

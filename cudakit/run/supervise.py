@@ -14,10 +14,9 @@ from cudakit.run.child import Child
 from cudakit.run.command import Command
 from cudakit.run.protocol import About, Notice, Notices, Settings, child_environment
 from cudakit.run.signals import SignalRelay
-from cudakit.trace.losses import Losses, delete_abandoned
+from cudakit.trace.losses import PREFIX, Losses, delete_abandoned
 from cudakit.trace.spool import Batch, Spool
 
-_PREFIX = "cudakit-spool-"
 _SECONDS_BETWEEN_READS = 0.05
 _SECONDS_TO_END = 5.0
 
@@ -41,8 +40,8 @@ def supervise(
     exception of ``consume`` is raised after the program has ended. Must be called in the main thread. Raises
     CommandNotFound and CommandNotExecutable.
     """
-    delete_abandoned(Path(gettempdir()), _PREFIX)
-    with TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+    delete_abandoned(Path(gettempdir()))
+    with TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         directory = Path(name)
         child_env = child_environment(
             os.environ if environment is None else environment, settings, directory

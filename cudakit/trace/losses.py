@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "losses"
+PREFIX = "cudakit-spool-"  # of the names of spools
 # Process, number of lost events, errno of the first failure; spool.c of the native recorder writes the same.
 _SLOT = struct.Struct("<3Q")
 _SLOTS = 256
@@ -93,9 +94,9 @@ def is_abandoned(directory: Path) -> bool:
     return True
 
 
-def delete_abandoned(parent: Path, prefix: str) -> None:
+def delete_abandoned(parent: Path) -> None:
     """Delete the abandoned spools of this user in a directory. Never raises."""
-    for directory in parent.glob(f"{prefix}*"):
+    for directory in parent.glob(f"{PREFIX}*"):
         try:
             ours = directory.stat(follow_symlinks=False).st_uid == os.getuid()
         except OSError:

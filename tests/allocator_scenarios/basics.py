@@ -101,7 +101,7 @@ def large_split(s: Subject) -> Steps:
     yield Check("parted", own, blocks=[[(19 * MIB - 512, LIVE), (MIB + 512, FREE)]])
 
 
-@scenario(7, "free neighbours are merged")
+@scenario(7, "adjacent free blocks are merged")
 def merging(s: Subject) -> Steps:
     a, b, c = (s.alloc(512) for _ in range(3))
     for label, ptr, pieces, size in (

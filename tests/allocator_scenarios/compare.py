@@ -132,7 +132,7 @@ def _mappings(
 def _sequences(kind: str, own: list[dict[str, Any]], other: list[dict[str, Any]]) -> Iterator[str]:
     for number, (mine, yours) in enumerate(zip_longest(own, other, fillvalue={})):
         for key in sorted({*mine, *yours}):
-            # What only ours has, such as the pool of an entry, says nothing of PyTorch's.
+            # Keys that only cudakit has, such as the pool of an entry, are not compared.
             if yours and key not in yours:
                 continue
             if mine.get(key) == yours.get(key):
@@ -181,7 +181,7 @@ def compare_subjects(
 ) -> Verdict:
     """Run a scenario on both allocators, PyTorch's first, and compare.
 
-    Where they differ, ours is run again with its segments at the addresses that PyTorch got.
+    If they differ, cudakit's allocator runs again with its segments at PyTorch's addresses.
     """
     reason = scenario.without_torch or ("no other allocator" if theirs is None else "")
     other: list[Taken] = []

@@ -144,7 +144,7 @@ class Run:
     def look(self) -> None:
         """Process events now, before another stream has completed events.
 
-        What several streams have done at once PyTorch completes in the order of a hash map, which shows in
+        PyTorch completes the frees of several streams in the order of a hash map, which shows in
         the peaks and sums of pieces and in the last request of a free block.
         """
         if ptr := self.subject.attempt(512, DEFAULT, raw=True):
@@ -179,7 +179,7 @@ def random_run(
             if step % 500 == 0:
                 yield Check(f"{step}", now={"allocation.all.current": len(own.live)})
         own.settle_all()
-        # What is not split is given back whole, so that the limit is hardly ever in the way.
+        # Unsplit blocks are released as whole segments, so that the limit is rarely reached.
         facts = {"some were refused": own.refused > 0} if steps >= 10_000 and not always else {}
         yield Check("settled", {"allocation": 0}, facts=facts)
 

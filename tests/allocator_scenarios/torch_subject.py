@@ -42,7 +42,7 @@ class Calls:
         driver.cuMemFree(ptr)
 
 
-# What lives on from one configuration to the next unless it is said again, and its default.
+# Settings that stay from one configuration to the next unless they are set again, with their defaults.
 PERSISTENT = {
     "expandable_segments": "False",
     "release_lock_on_cudamalloc": "False",
@@ -73,7 +73,8 @@ class Torch:
         self._busy: set[str] = set()
         self._persistent: set[str] = set()
         self._observers: list[Callable[[], None]] = []
-        # What is oversize is counted by the limit of the moment: after another one was set, for ever wrong.
+        # Oversize blocks are counted by the current limit, so the counts stay wrong after a change of the
+        # limit.
         self._drift: dict[str, int] = {}
         self.capturing = False
         self._captured = CapturedByDriver()
@@ -301,7 +302,7 @@ class Torch:
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         ]
-        # What has no tensor any more is freed by its address.
+        # Allocations without a tensor are freed by address.
         self._raw.update(ptr for ptr in live if ptr not in self._tensors)
         return live
 

@@ -30,7 +30,7 @@ class InMemory:
         self._last_event = 0
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
-        self.check_room(size_bytes)
+        self.check_capacity(size_bytes)
         return self.back(self.address(size_bytes), size_bytes)
 
     def address(self, size_bytes: int) -> int:
@@ -42,11 +42,11 @@ class InMemory:
 
     def back(self, ptr: int, size_bytes: int) -> int:
         """Allocate memory at an address."""
-        self.check_room(size_bytes)
+        self.check_capacity(size_bytes)
         self._held[ptr] = size_bytes
         return ptr
 
-    def check_room(self, size_bytes: int) -> None:
+    def check_capacity(self, size_bytes: int) -> None:
         """Raise CudaError if too little memory is left."""
         if sum(self._held.values()) + size_bytes > self._capacity:
             raise CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "the device is full")

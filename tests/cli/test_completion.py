@@ -91,6 +91,16 @@ def test_old_spellings_are_not_offered(complete: Complete) -> None:
     [
         ("zsh", {"COMP_WORDS": "cudakit devices --gpu sim:h200x", "COMP_CWORD": "3"}, "sim:h200x2"),
         (
+            "zsh",
+            {"COMP_WORDS": "cudakit devices --gpu=sim:h200x", "COMP_CWORD": "2"},
+            "--gpu=sim:h200x2",
+        ),
+        (
+            "fish",
+            {"COMP_WORDS": "cudakit devices --gpu=sim:b", "COMP_CWORD": "--gpu=sim:h200x"},
+            "--gpu=sim:h200x2",
+        ),
+        (
             "fish",
             {"COMP_WORDS": "cudakit bench gemm --dtype bf16,int", "COMP_CWORD": "bf16,int"},
             "bf16,int8",

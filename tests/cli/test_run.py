@@ -123,10 +123,7 @@ def test_program_without_gpu_work_is_reported_as_unchecked_with_the_reason(
 
     assert (run.exit_code, run.stdout) == (0, "")
     (line,) = run.stderr.splitlines()
-    assert (
-        "no GPU work was recorded; nothing was checked: no CUDA driver: libcuda cannot be loaded"
-        in line
-    )
+    assert "no GPU work was recorded, so nothing was checked (no CUDA driver: " in line
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
@@ -139,10 +136,7 @@ def test_require_gpu_fails_without_work_of_a_real_gpu(
     run = here.run("--sanitize", "--require-gpu", "-o", "r.json", *options, program, "fixed")
 
     assert run.exit_code == 1
-    assert (
-        "no work of a real GPU was recorded (--require-gpu): no CUDA driver: libcuda cannot be loaded"
-        in run.stderr
-    )
+    assert "no work of a real GPU was recorded (--require-gpu)" in run.stderr
     (reason,) = json.loads((here.path / "r.json").read_text())["incomplete"]
     assert reason.startswith("no work of a real GPU was recorded")
 
@@ -284,7 +278,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "--sanitize finds races, --memory records"),
         (["--memory", "-o", "races.json"], "-o and --json write the races"),
@@ -300,13 +294,13 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     ],
 )
 def test_invalid_command_line_ends_with_125_and_starts_nothing(
-    here: Here, options: list[str], said: str
+    here: Here, options: list[str], message: str
 ) -> None:
     (here.path / "there.json").write_text("mine")
     run = here.run(*options, here.program(text=TELLTALE))
 
     assert (run.exit_code, run.stdout) == (125, "")
-    assert said in run.stderr
+    assert message in run.stderr
     assert run.stderr.startswith("cudakit: error: ")
     assert run.stderr.count("\n") == 2
     assert {place.name for place in here.path.iterdir()} == {"there.json", "program.py"}

@@ -17,7 +17,7 @@ from cudakit.run.protocol import Notice, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.spool import Batch
 
-WATCHING = Settings(sanitize=True)
+RECORDING = Settings(sanitize=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def supervised(
     *,
     cwd: Path,
     stdin: str = "",
-    settings: Settings = WATCHING,
+    settings: Settings = RECORDING,
     consume: Callable[[Batch], bool] = lambda _: False,
     notify: Callable[[Notice], None] = lambda _: None,
     stopping: Callable[[], None] = lambda: None,

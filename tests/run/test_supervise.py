@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from run.programs import WATCHING, plain, supervised
+from run.programs import RECORDING, plain, supervised
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
 from cudakit.run.protocol import About, Notice, Settings
@@ -307,7 +307,7 @@ def test_program_that_cannot_be_executed_is_refused(
     path.chmod(0o755 if error is CommandNotFound else 0o644)
 
     with pytest.raises(error):
-        supervise(Command(str(path), (str(path),)), settings=WATCHING, consume=lambda _: False)
+        supervise(Command(str(path), (str(path),)), settings=RECORDING, consume=lambda _: False)
 
 
 def test_signal_handlers_are_restored(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is said when memory has run out: each reason that there can be, and the setting to try."""
+"""The message, details and remedies of an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_details_fit_80_columns_and_end_with_what_would_have_helped() -> None:
 
     assert max(map(len, text.splitlines())) <= 80
     assert "3 more" in text
-    assert "What would have helped:\n  - 3.00 GiB is free" in text
+    assert "Possible remedies:\n  - 3.00 GiB is free" in text
     assert "  20.0 MiB at 0x7f0123456789 keeps a segment of 1023 MiB, 98.0% free" in text
 
 
@@ -190,5 +190,5 @@ def test_error_text_is_pytorchs_line_then_details_then_remedies() -> None:
     assert pins == "Blocks in use in mostly free segments, which they keep reserved:"
     assert pin == f"  4.00 MiB at {held[1]:#x} keeps a segment of 20.0 MiB, 20.0% free"
     assert place.startswith(f"    {__file__}:")
-    assert helped == "What would have helped:"
+    assert helped == "Possible remedies:"
     assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"

@@ -57,7 +57,7 @@ def test_only_abandoned_spools_are_deleted(tmp_path: Path) -> None:
     for name in ("cudakit-spool-left", "other"):
         Losses(tmp_path / name).close()
 
-    delete_abandoned(tmp_path, "cudakit-spool-")
+    delete_abandoned(tmp_path)
 
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"cudakit-spool-live", "cudakit-spool-new", "other"}

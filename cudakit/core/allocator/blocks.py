@@ -21,10 +21,10 @@ from cudakit.torch_rules.oom_facts import PoolId
 
 # A call stack: pairs of a code object and the offset of an instruction in it, innermost first.
 RawStack: TypeAlias = tuple[CodeType | int, ...]
-# Size and address: no two entries of a list are equal in both, so blocks are never compared.
+# Size, address and block. No two entries have equal sizes and addresses, so blocks are never compared.
 Entry: TypeAlias = "tuple[int, int, Block]"
 
-# A longer list is divided in two: moving its items would cost more than finding the part.
+# A longer list is split: moving its items would take longer than finding the part.
 MOST_IN_PART = 1024
 
 
@@ -72,9 +72,7 @@ class Block:
     ) -> None:
         self.ptr: Ptr = ptr  # type: ignore[assignment]  # calling Ptr would double the time
         self.size = size
-        self.free_blocks = (
-            free_blocks  # those of its pool and stream; has the block while it is free
-        )
+        self.free_blocks = free_blocks  # of its pool and stream; has the block while it is free
         self.expandable_segment = expandable_segment
         self.mapped = True  # False: an address range of an expandable segment without memory
         self.requested = 0  # bytes of the last request it served, before rounding

@@ -59,7 +59,7 @@ class Engine:
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = 0  # including a driver call under way
+        self.reserved_bytes = 0  # including the driver call that is running
         self.trace: History | None = None
         self.expandable: ExpandableSegments | None = None  # once the setting was on
         self.stream_classes: dict[int, str] = {}  # for expandable_segments_reserve_by_class
@@ -155,7 +155,7 @@ class Engine:
         if split:
             rest_bytes = block.size - size
             rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
-            # The rest keeps the requested bytes of the last request, as inactive blocks of PyTorch do.
+            # The rest keeps the requested bytes of the last request, as in PyTorch.
             rest.requested = block.requested
             rest.segment_stack = block.segment_stack
             block.segment_stack = None

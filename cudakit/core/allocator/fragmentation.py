@@ -46,7 +46,7 @@ class Fragmentation:
     largest_hole_bytes: int
     releasable_bytes: int  # free in whole segments and pages, which empty_cache releases
     stream_pools: tuple[StreamPool, ...]  # the one with most free bytes first
-    streams: tuple[StreamMemory, ...]  # the one that holds back most first
+    streams: tuple[StreamMemory, ...]  # the one with most stranded bytes first
 
     @property
     def internal_bytes(self) -> int:

@@ -127,7 +127,6 @@ class Guard(Generic[_Free]):
     def take_late(self) -> None:
         """Perform queued frees. The lock is held."""
         while self.late:
-            with suppress(
-                CudaError
-            ):  # of an event: the block stays pending, and its event is recorded later
+            # On an error of an event the block stays pending, and its event is recorded later.
+            with suppress(CudaError):
                 self.perform(self.late.popleft())

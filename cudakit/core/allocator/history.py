@@ -36,9 +36,9 @@ SKIPPABLE = (ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE,
 Recorded: TypeAlias = Literal["all", "state"]
 Context: TypeAlias = Literal["state", "alloc", "all"]
 Stage: TypeAlias = Literal["START", "END"]
-# One end of a named range: its name, which end, time in ns of time.perf_counter_ns.
+# The start or end of a named range: name, stage, time in ns of time.perf_counter_ns.
 Annotation: TypeAlias = tuple[str, Stage, int]
-# The user's text; or that text, and why the allocator itself did something.
+# The user's text; or that text, and the reason for an action of the allocator itself.
 Metadata: TypeAlias = "str | tuple[str, str]"
 # One event: action, address (of an OOM: free bytes of the device), size, stream, time in ns of
 # time.perf_counter_ns, stack, pool, metadata. A plain tuple is created in a third of the time of a named

@@ -103,7 +103,7 @@ class GpuPages:
             self._gpu.sync()  # the stream was destroyed, its work may still run
 
     def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
-        """Let another device access mapped memory: the given ranges and later ones.
+        """Allow another device to access mapped memory: the given ranges and later ones.
 
         On CudaError nothing is enabled.
         """

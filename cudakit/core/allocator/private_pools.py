@@ -75,8 +75,8 @@ class PrivatePools:
         self._free_blocks = free_blocks
         self._pools: dict[PoolId, PrivatePool] = {}
         self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
-        self.routes: list[Route] = []  # the last begun is the last
-        # Released by finalizers, which run at any time; and whether to release the cached memory.
+        self.routes: list[Route] = []  # in the order of their begin
+        # Pools whose holder was garbage-collected, and whether to release their cached memory.
         self.abandoned: deque[tuple[PoolId, bool]] = deque()
 
     def __iter__(self) -> Iterator[PrivatePool]:
@@ -195,7 +195,7 @@ class PrivatePools:
                 return route.pool
         return None
 
-    # For pinned memory, which has another guard.
+    # For pinned memory, which has its own guard.
 
     def pool_of(self, stream: int | None) -> PoolId:
         """Return the pool of a request of this thread for pinned memory: the same as for device memory.
@@ -260,7 +260,7 @@ class HeldPool:
         self.id = pool_id
         self._allocator = allocator
         self._finalizer = weakref.finalize(self, allocator.abandon_pool, pool_id, self._empties)
-        self._finalizer.atexit = False  # the device may be gone by then
+        self._finalizer.atexit = False  # the device may be closed by then
 
     @property
     def uses(self) -> int:

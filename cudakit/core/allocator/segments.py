@@ -276,7 +276,7 @@ class ExpandableSegment:
         if index and ranges[index - 1].end == block.ptr:
             ranges[index - 1].size += size
         else:
-            # Only a range at the beginning of all has a stack.
+            # Only the range at the beginning of the segment has a stack.
             self._add_range(index, MappedRange(block, size, self.stack))
 
     def _cut_range(self, gap: Block) -> None:

@@ -70,7 +70,7 @@ class Sharing:
         return OpenedMemory(registry.open(shared), shared, registry, owner)
 
     def enable_peer_access(self, device: int) -> None:
-        """Let kernels of another device access all current and later memory of this allocator.
+        """Allow kernels of another device to access all current and later memory of this allocator.
 
         Repeated calls do nothing. The other device gets access to all plain memory of this context, for good
         (cuCtxEnablePeerAccess), and to the pages of expandable segments (cuMemSetAccess). Raises CudaError,

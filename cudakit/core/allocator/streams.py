@@ -103,9 +103,8 @@ class PendingFrees:
         self._in_order = in_order
         self._queues: dict[int, _Queue] = {}
         self._deferred: dict[Block, LastUses | None] = {}
-        self._captured: dict[
-            Block, dict[int, None]
-        ] = {}  # streams that use it since a capture began
+        # The streams that began to use a block during a capture.
+        self._captured: dict[Block, dict[int, None]] = {}
         self._idle = [] if idle is None else idle
         self.count = 0  # of blocks
 

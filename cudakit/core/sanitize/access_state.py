@@ -1,9 +1,9 @@
 """Access states: for some bytes, the earlier accesses that a later access may race with.
 
 A state has the last write, the latest reads since then and the latest atomics since then. A read that happens
-before another read is dropped, because whatever races with it also races with the other. That leaves at most
-one per stream, so a state stays small and no race is lost. States are kept for ranges of bytes and for the
-pointer arguments of kernels.
+before another read is dropped, because every access that races with it also races with the other. That leaves
+at most one per stream, so a state stays small and no race is lost. States are kept for ranges of bytes and
+for the pointer arguments of kernels.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
         case RaceKind.USE_BEFORE_ALLOCATION:
             return f"{later} {uses} {size} while {earlier} may still be pending"
         case RaceKind.USE_AFTER_FREE if current.operation == "free":
-            return f"{later} frees {size} that {earlier} may still be using"
+            return f"{later} releases {size} that {earlier} may still be using"
         case RaceKind.USE_AFTER_FREE:
             return f"{later} {uses} {size} that {earlier} has freed"
         case RaceKind.REUSE:

@@ -20,6 +20,7 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
+from cudakit.trace.losses import PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
 
 Consume: TypeAlias = Callable[[Batch], object]
@@ -54,12 +55,19 @@ class Recording:
         self._consume = consume
         self._directory = directory
         self._spool = Spool(directory, discard=True)
+        self._losses = Losses(directory)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
         atexit.register(self.close)
         if cuda.accesses:
             threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """The reasons why recorded events are missing: events that could not be written, damaged files."""
+        losses = () if self._closed else self._losses.all()
+        return (*map(str, losses), *self._spool.damaged)
 
     @contextmanager
     def drained(self) -> Iterator[None]:
@@ -87,10 +95,12 @@ class Recording:
         """Stop reading and delete the trace."""
         if os.getpid() != self._process:
             self._spool.close()  # the lock may be held by a thread of the parent
+            self._losses.close()
             return
         with self._lock:
             self._closed = True
             self._spool.close()
+            self._losses.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def record_simulated(self, *, wanted: bool) -> None:
@@ -128,7 +138,7 @@ def begin(
             "this process is already recorded: by cudakit run --sanitize, pytest or another block",
             hint="remove all but one of them: one recording covers the whole process",
         )
-    directory = Path(mkdtemp(prefix="cudakit-"))
+    directory = Path(mkdtemp(prefix=PREFIX))
     try:
         cuda = _record_cuda(directory, found, accesses) if gpu == "auto" else NOT_RECORDED
     except CudakitError as error:

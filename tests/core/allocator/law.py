@@ -84,7 +84,7 @@ def check_layout(segments: list[dict[str, Any]]) -> None:
             assert block["address"] == place
             assert block["size"] > 0
             assert block["size"] % 512 == 0
-            assert not (block["state"] == before == "inactive"), "free neighbours are merged"
+            assert not (block["state"] == before == "inactive"), "adjacent free blocks are merged"
             place, before = place + block["size"], block["state"]
         end = segment["address"] + segment["total_size"]
         assert place == end

@@ -136,7 +136,7 @@ class Model(Growth):
             if name.endswith((".allocated", ".freed")) or name in SCALARS:
                 self.numbers[name] = 0
 
-    # What it is then.
+    # The state.
 
     def layout(self) -> list[Any]:
         return [
@@ -193,7 +193,11 @@ class Model(Growth):
             for area, piece in self._free_pieces(small)
             if area.stream == stream and piece.size >= size and (self.expands or not area.page)
         ]
-        while len(found) > 1 and found[0][0].page and self._room(*found[1]) < self._room(*found[0]):
+        while (
+            len(found) > 1
+            and found[0][0].page
+            and self._extent(*found[1]) < self._extent(*found[0])
+        ):
             del found[0]
         for area, piece in found[:1]:
             if size < self.max_split <= piece.size:
@@ -203,7 +207,7 @@ class Model(Growth):
             return area, piece
         return None
 
-    def _room(self, area: Area, piece: Piece) -> int:
+    def _extent(self, area: Area, piece: Piece) -> int:
         behind = area.pieces[area.pieces.index(piece) + 1 :][:1]
         return piece.size + sum(other.size for other in behind if other.state == GAP)
 
@@ -313,7 +317,7 @@ class Model(Growth):
         self._change("active_bytes", area.kind, -piece.size)
         self._change("requested_bytes", area.kind, -piece.requested)
         index, count, size = area.pieces.index(piece), 0, 0
-        for other in self._neighbours(area, index):
+        for other in self._adjacent(area, index):
             count, size = count - 1, size - other.size
             piece.address = min(piece.address, other.address)
             piece.size += other.size
@@ -328,7 +332,7 @@ class Model(Growth):
             self._change("inactive_split", area.kind, count)
             self._change("inactive_split_bytes", area.kind, size)
 
-    def _neighbours(self, area: Area, index: int) -> Iterator[Piece]:
+    def _adjacent(self, area: Area, index: int) -> Iterator[Piece]:
         around = [area.pieces[i] for i in (index - 1, index + 1) if 0 <= i < len(area.pieces)]
         return iter([piece for piece in around if piece.state == FREE])
 

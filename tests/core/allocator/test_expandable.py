@@ -209,7 +209,7 @@ def test_max_split_size_applies_to_expandable_blocks() -> None:
     assert allocator.alloc(90 * MIB) == ptr
 
 
-# What there must be.
+# Requirements.
 
 
 def test_upstream_without_virtual_memory_is_refused() -> None:

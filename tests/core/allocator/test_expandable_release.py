@@ -195,6 +195,6 @@ def test_release_of_available_blocks_stops_at_an_expandable_block() -> None:
         allocator.free(plain)
         switch(allocator, on=False)
         allocator.alloc(160 * MIB)
-        # The plain segment makes room; else all that is cached is given back.
+        # The plain segment is released for the request; else the whole cache is.
         assert allocator.statistics()["num_alloc_retries"] == expandable_first
         law.check(allocator)

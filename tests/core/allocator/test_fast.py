@@ -142,7 +142,7 @@ def test_search_sizes_are_checked(free: Any, size: Any) -> None:
         free.take(size, 1)
 
 
-def test_foreign_neighbor_is_not_merged(
+def test_adjacent_block_of_other_free_blocks_is_not_merged(
     allocator: CachingAllocator,
 ) -> None:
     foreign: Any = make_pool().free_blocks(0)

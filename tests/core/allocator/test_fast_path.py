@@ -46,7 +46,7 @@ def made_slow(allocator: CachingAllocator) -> CachingAllocator:
     """Make every call of an allocator take the slow path."""
     slow = SlowPath(allocator, allocator._state, allocator._oom)
 
-    # Frames of Python, as many as between the program and the slow path of an allocator in Python.
+    # The same number of Python frames as between the program and the slow path of a plain allocator.
     def alloc(size_bytes: int, stream: int = 0) -> Ptr:
         return slow.slow_alloc(size_bytes, stream)
 

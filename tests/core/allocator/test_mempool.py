@@ -1,4 +1,4 @@
-"""Scenarios 35 to 40: MemPools."""
+"""MemPools, beside the scenarios 35 to 42 of tests/allocator_scenarios/pools.py."""
 
 from __future__ import annotations
 
@@ -23,17 +23,6 @@ ELSEWHERE = 0x6F00_0000_0000
 def limited(device: Device, size_bytes: int) -> CachingAllocator:
     """Return an allocator with a limit of reserved bytes."""
     return CachingAllocator(device, Settings(memory_fraction=size_bytes / device.capacity))
-
-
-def test_35_use_pool_holds_its_pool(allocator: CachingAllocator) -> None:
-    pool = MemPool(allocator)
-    uses = [pool.uses]
-    with allocator.use_pool(pool):
-        uses.append(pool.uses)
-    uses.append(pool.uses)
-
-    assert uses == [1, 2, 1]
-    assert pool.id == (0, 1)
 
 
 def test_36_pool_takes_segments_from_its_own_upstream(
@@ -191,36 +180,6 @@ def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, 
         )
         for kind in ("all", "small_pool", "large_pool")
     }
-
-
-def test_38_no_split_pool_has_one_block_per_segment(allocator: CachingAllocator) -> None:
-    pool = MemPool(allocator, no_split=True)
-    with allocator.use_pool(pool):
-        for _ in range(2):
-            allocator.alloc(4 * MIB)
-    for _ in range(2):
-        allocator.alloc(4 * MIB)
-
-    assert [len(segment["blocks"]) for segment in pool.snapshot()] == [1, 1]
-    default = [s for s in allocator.snapshot()["segments"] if s["segment_pool_id"] == (0, 0)]
-    assert [len(segment["blocks"]) for segment in default] == [3]
-
-
-def test_39_nested_use_pool_uses_the_innermost_pool(
-    allocator: CachingAllocator,
-) -> None:
-    pools = [MemPool(allocator) for _ in range(3)]
-
-    def enter(depth: int) -> None:
-        with allocator.use_pool(pools[depth]):
-            allocator.alloc(20 * MIB)
-            if depth < 2:
-                enter(depth + 1)
-                allocator.alloc(20 * MIB)
-
-    enter(0)
-
-    assert [len(pool.snapshot()) for pool in pools] == [2, 2, 1]
 
 
 def test_40_use_pool_applies_to_one_thread(allocator: CachingAllocator) -> None:

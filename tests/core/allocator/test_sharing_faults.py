@@ -30,7 +30,7 @@ class Two:
         self.taking = FailingGpu(CAPACITY, same_machine_as=self.giving)
         self.giver = CachingAllocator(GpuUpstream(self.giving), settings)
         self.taker = CachingAllocator(GpuUpstream(self.taking), settings)
-        self.told: list[CudaError] = []
+        self.errors: list[CudaError] = []
 
     def run(self) -> None:
         """Share, open twice, close explicitly and by garbage collection, and release all."""
@@ -38,16 +38,16 @@ class Two:
         shared = [self.share(block) for block in [*blocks, blocks[0]]]
         opened = [self.opened(each) for each in shared]
         for each in opened[:1]:
-            with self.telling():
+            with self.recording_errors():
                 if each is not None:
                     each.close()
         del opened, each
         gc.collect()
         for block in blocks:
-            with self.telling():
+            with self.recording_errors():
                 self.giver.free(block)
         for allocator in (self.giver, self.taker):
-            with self.telling():
+            with self.recording_errors():
                 allocator.empty_cache()
             law.check(allocator)
 
@@ -70,25 +70,25 @@ class Two:
         return [each for each in lists if each]
 
     def alloc(self, size_bytes: int) -> int:
-        with self.telling():
+        with self.recording_errors():
             return self.giver.alloc(size_bytes)
         return 0
 
     def share(self, ptr: int) -> SharedMemory | None:
-        with self.telling():
+        with self.recording_errors():
             return self.giver.share(ptr) if ptr else None
         return None
 
     def opened(self, shared: SharedMemory | None) -> OpenedMemory | None:
-        with self.telling():
+        with self.recording_errors():
             return self.taker.open_shared(shared) if shared else None
         return None
 
-    def telling(self) -> Telling:
-        return Telling(self.told)
+    def recording_errors(self) -> RecordErrors:
+        return RecordErrors(self.errors)
 
 
-class Telling(suppress):
+class RecordErrors(suppress):
     """Continues after errors of the driver, and records them."""
 
     def __init__(self, told: list[CudaError]) -> None:
@@ -120,7 +120,7 @@ QUIET = {"release", "revoke", "ipc_close", "sync", "unmap", "unreserve", "backin
 def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], side: str) -> None:
     whole = Two(settings)
     whole.run()
-    assert whole.told == []
+    assert whole.errors == []
     assert whole.left_over() == []
     done = {*whole.giving.calls, *whole.taking.calls}
     assert calls <= done
@@ -134,7 +134,7 @@ def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], s
         two.run()
         name = gpu.calls[fail_at - 1]
         assert gpu.failed
-        assert two.told or name in QUIET, name
+        assert two.errors or name in QUIET, name
         two.settle()
 
         assert two.left_over() == [], name

@@ -146,17 +146,17 @@ def test_memory_word_orders_work_before_its_write() -> None:
 def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
     node = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Known.ASSUMED, node=1))
     launch = GraphLaunch(1, 1, 1, pending=1)
-    told, lost = (
+    recorded, lost = (
         (launch, Access(0, 8, WRITE, node=1), Accessed(1)),
         (launch, Accessed(1, exact=False)),
     )
 
     assert unordered(calls(*node)).doubts == {}
-    assert unordered(calls(*node, *told)).doubts == {}
-    assert unordered(calls(*node, *told, *lost, launch)).doubts == {
+    assert unordered(calls(*node, *recorded)).doubts == {}
+    assert unordered(calls(*node, *recorded, *lost, launch)).doubts == {
         "an access that is not known exactly": 2
     }
-    assert pairs(*node, Fill(2, 0, 8), *told) == [(2, 3)]
+    assert pairs(*node, Fill(2, 0, 8), *recorded) == [(2, 3)]
 
 
 def test_inexact_access_is_a_doubt() -> None:

@@ -35,49 +35,49 @@ def batch(
 
 
 def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
-    watch, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), Report()
     first, second = batch(tmp_path / "a", *ONE), batch(tmp_path / "b", *ONE[:2], *OTHER)
 
-    assert watch.feed(first, report) == []
-    assert watch.feed(replace(second, chain=1), report) == []
-    assert watch.feed(replace(second, process=1), report) == []
-    assert len(watch.feed(second, report)) == 1
+    assert detector.feed(first, report) == []
+    assert detector.feed(replace(second, chain=1), report) == []
+    assert detector.feed(replace(second, process=1), report) == []
+    assert len(detector.feed(second, report)) == 1
 
 
 def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> None:
-    watch, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), Report()
     first = batch(tmp_path / "a", *ONE, *OTHER, at="train.py")
     second = batch(tmp_path / "b", *ONE, *OTHER, at="test.py")
 
-    assert watch.feed(first, report)
-    assert watch.feed(replace(second, chain=1), report)
-    files = {race.current.stack[0].filename for race in watch.result(report).races}
+    assert detector.feed(first, report)
+    assert detector.feed(replace(second, chain=1), report)
+    files = {race.current.stack[0].filename for race in detector.result(report).races}
     assert files == {"/home/user/train.py", "/home/user/test.py"}
 
 
 def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
-    watch, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), Report()
     found = batch(tmp_path / "a", *ONE)
     for at in (found, replace(found, chain=1), replace(found, process=found.process + 1)):
-        watch.feed(at, report)
+        detector.feed(at, report)
 
-    result = watch.result(report, exit_status=3)
+    result = detector.result(report, exit_status=3)
     assert (result.coverage.fills, len(result.processes), result.exit_status) == (3, 2, 3)
 
 
 def test_result_is_simulated_only_with_a_virtual_clock(tmp_path: Path) -> None:
     for clock in Clock:
-        watch, report = RaceDetector(), Report()
-        watch.feed(batch(tmp_path / clock.name, *ONE, clock=clock), report)
-        assert watch.result(report).simulated is (clock is Clock.VIRTUAL)
+        detector, report = RaceDetector(), Report()
+        detector.feed(batch(tmp_path / clock.name, *ONE, clock=clock), report)
+        assert detector.result(report).simulated is (clock is Clock.VIRTUAL)
 
 
 def test_race_is_added_to_the_current_report(tmp_path: Path) -> None:
-    watch, before, after = RaceDetector(), Report(), Report()
-    watch.feed(batch(tmp_path / "a", *ONE), before)
-    watch.feed(batch(tmp_path / "b", *OTHER), after)
+    detector, before, after = RaceDetector(), Report(), Report()
+    detector.feed(batch(tmp_path / "a", *ONE), before)
+    detector.feed(batch(tmp_path / "b", *OTHER), after)
 
-    assert [len(watch.result(report).races) for report in (before, after)] == [0, 1]
+    assert [len(detector.result(report).races) for report in (before, after)] == [0, 1]
 
 
 def test_possible_race_is_no_finding(tmp_path: Path) -> None:
@@ -89,24 +89,24 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
             Access(4096, 8192, Mode.READ | Mode.WRITE, Known.ASSUMED),
         )
     ]
-    watch = RaceDetector(report_possible=True)
+    detector = RaceDetector(report_possible=True)
     report = Report(show=Confidence.POSSIBLE)
     found = batch(tmp_path / "a", *ONE[:2], *launches)
     records = found.records.copy()
     records["seq"] = [1, 2, 3, 3, 5, 5]  # an access belongs to the launch before it
     found = replace(found, records=records)
 
-    assert watch.feed(found, report) == []
-    result = watch.result(report)
+    assert detector.feed(found, report) == []
+    result = detector.result(report)
     assert [race.confidence for race in result.races] == [Confidence.POSSIBLE]
     assert findings(result) == ()
 
 
 def test_message_contains_call_sites_and_the_fix(tmp_path: Path) -> None:
-    watch, report = RaceDetector(), Report()
-    watch.feed(batch(tmp_path / "a", *ONE, *OTHER), report)
+    detector, report = RaceDetector(), Report()
+    detector.feed(batch(tmp_path / "a", *ONE, *OTHER), report)
 
-    assert message(findings(watch.result(report))) == (
+    assert message(findings(detector.result(report))) == (
         "1 race between operations on the GPU\n"
         "\n"
         "write-after-write (certain): the fill on stream 4 writes 1.00 KiB"
@@ -136,27 +136,28 @@ def of_calls(batch: Batch, *seqs: int) -> Batch:
 
 
 def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Path) -> None:
-    watch, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), Report()
     assert (
-        watch.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report) == []
+        detector.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report)
+        == []
     )
-    (race,) = watch.feed(of_calls(batch(tmp_path / "b", *DONE), 3, 3), report)
+    (race,) = detector.feed(of_calls(batch(tmp_path / "b", *DONE), 3, 3), report)
 
     assert race.confidence is Confidence.CERTAIN
-    assert watch.finish(report) == {}
-    result = watch.result(report)
+    assert detector.finish(report) == {}
+    result = detector.result(report)
     assert (result.coverage.launches_exact, result.coverage.accesses_assumed) == (1, 0)
     assert result.gaps == {}
 
 
 def test_launch_never_read_back_is_analyzed_by_its_assumed_accesses(tmp_path: Path) -> None:
-    watch, report = RaceDetector(), Report()
+    detector, report = RaceDetector(), Report()
     found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
-    watch.feed(found, report)
+    detector.feed(found, report)
 
-    ((trace, (race,)),) = watch.finish(report).items()
+    ((trace, (race,)),) = detector.finish(report).items()
     assert trace == (found.process, found.chain)
     assert race.confidence is Confidence.LIKELY
-    result = watch.result(report)
+    result = detector.result(report)
     assert result.gaps == {"launch whose accesses were never read back": 1}
     assert result.coverage.launches_assumed == 1

@@ -99,21 +99,24 @@ def test_unrelated_records_are_ignored() -> None:
 
 def test_engine_counts_coverage() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.MERGED))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY), Accessed())
     s.given(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
     s.fill(1, "x")
     s.call(GraphLaunch(1, 1, 1))
     assert s.engine.coverage == Coverage(
-        launches=3,
+        launches=4,
         launches_unknown=1,
-        launches_exact=1,
+        launches_exact=2,
+        launches_whole_tensor=1,
         launches_assumed=1,
         copies=1,
         fills=1,
-        accesses_exact=1,
+        accesses_exact=2,
         accesses_summary=1,
+        accesses_merged=1,
         accesses_assumed=2,
         graph_launches=1,
     )
@@ -160,13 +163,13 @@ def test_accesses_belong_to_the_launching_thread() -> None:
     s.kernel(1, Access(X, X + 4, WRITE), thread=1)
     s.sync(1, thread=1)
     s.seq += 1
-    told = [
+    recorded = [
         Event(Launch(2, "k"), seq=s.seq, context=1, thread=1),
         Event(Access(X, X + 4, WRITE), seq=s.seq, context=1, thread=2),
         Event(Accessed(), seq=s.seq, context=1, thread=2),
         Event(Fill(2, X, 4), seq=s.seq + 1, context=1, thread=1),
     ]
-    assert s.feed(told) == []
+    assert s.feed(recorded) == []
     assert (s.engine.gaps, s.engine.coverage.launches_exact) == ({}, 2)
 
 

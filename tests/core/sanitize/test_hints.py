@@ -72,7 +72,7 @@ seen = partial(kernel, known=Known.EXACT)
             RaceKind.USE_AFTER_FREE,
             work(Kind.FREE),
             seen("add"),
-            "the free on stream 7 frees 1.00 KiB that kernel add on the legacy default stream may "
+            "the free on stream 7 releases 1.00 KiB that kernel add on the legacy default stream may "
             "still be using",
         ),
         (
@@ -250,7 +250,7 @@ def test_stream_constants_match_the_stream_table() -> None:
         "the legacy default stream",
         "stream 7 (non-blocking)",
         "stream 9",
-        "the per-thread default stream of thread 140001",
+        "per-thread default stream 11",
     ]
 
 

@@ -390,21 +390,6 @@ assert (counts["lost"], counts["errno"]) == (1, 2), counts
     recorded(tmp_path, library, program)
 
 
-def test_lost_records_are_counted_by_gaps(library: Path, tmp_path: Path) -> None:
-    """The disk is full from the second file on."""
-    program = """
-import resource
-cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-for _ in range(60_000):
-    cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
-"""
-    events = recorded(tmp_path, library, program)
-    lost = sum(gap.count for gap in facts(events, Gap) if "could not be written" in gap.what)
-    assert lost > 20_000
-    assert len(list(facts(events, Fill))) + lost == 60_001
-
-
 def test_small_disk_gets_smaller_files(library: Path, tmp_path: Path) -> None:
     program = """
 import resource
@@ -416,7 +401,7 @@ for _ in range(60_000):
     assert min(file.stat().st_size for file in tmp_path.glob("*.trace")) == 1 << 20
 
 
-SUPERVISED = """
+READ_BY_OTHER = """
 import struct, subprocess
 recorder.stop()
 own = spool + "/own"
@@ -424,26 +409,26 @@ os.mkdir(own)
 HOLD = "import fcntl, sys; file = open(sys.argv[1], 'wb'); file.write(bytes(24 * 256)); file.flush();" \
     " fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
 command = [sys.executable, "-c", HOLD, own + "/losses"]
-supervisor = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-supervisor.stdout.readline()
+reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+reader.stdout.readline()
 recorder.start(own, library)
 cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
 assert len(os.listdir(own)) == 2
 """
 
 
-def test_killed_supervisor_ends_the_recording(library: Path, tmp_path: Path) -> None:
+def test_killed_reader_ends_the_recording(library: Path, tmp_path: Path) -> None:
     program = """
-supervisor.kill()
-supervisor.wait()
+reader.kill()
+reader.wait()
 for _ in range(100_000):
     cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
 assert not os.path.exists(own)
 """
-    recorded(tmp_path, library, SUPERVISED + program)
+    recorded(tmp_path, library, READ_BY_OTHER + program)
 
 
-def test_lost_records_are_counted_for_the_supervisor(library: Path, tmp_path: Path) -> None:
+def test_lost_records_are_counted_in_the_file_of_the_reader(library: Path, tmp_path: Path) -> None:
     program = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 256, resource.RLIM_INFINITY))
@@ -456,9 +441,9 @@ lost = recorder.counts()["lost"]
 assert lost > 20_000 and lost // 2 <= slots()[os.getpid()] <= lost
 recorder.stop()
 assert slots()[os.getpid()] == lost
-supervisor.kill()
+reader.kill()
 """
-    recorded(tmp_path, library, SUPERVISED + program)
+    recorded(tmp_path, library, READ_BY_OTHER + program)
 
 
 @pytest.mark.usefixtures("library")

@@ -297,11 +297,13 @@ call = (P * 3)(EXECUTABLE.value, ctypes.addressof(node), ctypes.addressof(change
 cuda.call_driver(EXEC_KERNEL_SET_PARAMS, call)
 launch_graph(storing, nothing)
 cuda.call_driver(563, (P * 3)())  # a memset node, whose new address is not followed
+cuda.call_driver(696, (P * 2)(EXECUTABLE.value, ctypes.addressof(storing)))  # cuGraphExecUpdate
+launch_graph(storing, nothing)
 """
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
     address = a_map()["address"]
     assert isinstance(address, int)
-    assert stored_at(events) == [address, address + (1 << 22)]
+    assert stored_at(events) == [address, address + (1 << 22), address]
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
 
 

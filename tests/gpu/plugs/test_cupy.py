@@ -13,7 +13,7 @@ from cudakit.gpu.plugs.callbacks import cupy_function, cupy_function_of
 
 
 class Memory:
-    """What CuPy makes of one allocation: given back when nobody has it any more."""
+    """CuPy's memory object of one allocation, which frees it when deleted."""
 
     def __init__(self, ptr: int, device: int, free: Callable[[int, int], None]) -> None:
         self.ptr, self._device, self._free = ptr, device, free

@@ -11,7 +11,7 @@ import cudakit
 
 
 def opened_by_all(snapshot: dict[str, Any], directory: Path) -> Any:
-    """Let everyone read a snapshot, and return what memviz says of its first device with events."""
+    """Open a snapshot in all viewers, and return memviz's result of its first device with events."""
     place = directory / "snapshot.pickle"
     place.write_bytes(pickle.dumps(snapshot))
     if find_spec("torch") is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run.programs import WATCHING, Outcome, supervised
+from run.programs import RECORDING, Outcome, supervised
 
 from cudakit.run.agent.start import parse
 from cudakit.run.protocol import AGENT, About, Notice, Settings
@@ -92,7 +92,7 @@ def test_recorder_starts_before_the_program_and_outlives_atexit(
     tmp_path: Path, recorder: str, frames: str
 ) -> None:
     settings = replace(
-        WATCHING,
+        RECORDING,
         library="/lib/s.so",
         recorder=recorder,
         frames={str(sys.implementation.cache_tag): frames, "cpython-00": "/none"},
@@ -110,7 +110,9 @@ def test_recorder_starts_before_the_program_and_outlives_atexit(
 def test_recorder_runs_without_a_frame_reader_for_this_python(
     tmp_path: Path, recorder: str
 ) -> None:
-    settings = replace(WATCHING, library="/s.so", recorder=recorder, frames={"cpython-00": "/f.so"})
+    settings = replace(
+        RECORDING, library="/s.so", recorder=recorder, frames={"cpython-00": "/f.so"}
+    )
 
     done, notices = run("pass", settings, tmp_path)
 
@@ -122,7 +124,7 @@ def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder
     for number in ("80", "90"):
         (tmp_path / f"sm_{number}.cubin").write_bytes(b"of " + number.encode())
     patches = {number: str(tmp_path / f"sm_{number}.cubin") for number in ("80", "90")}
-    settings = replace(WATCHING, library="/s.so", recorder=recorder, patches=patches)
+    settings = replace(RECORDING, library="/s.so", recorder=recorder, patches=patches)
 
     code = "import atexit; atexit.register(print, 'at exit', flush=True)"
     done, notices = run(code, settings, tmp_path)
@@ -134,7 +136,7 @@ def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder
 
 def test_frame_reader_that_cannot_be_loaded_is_reported(tmp_path: Path, recorder: str) -> None:
     frames = {str(sys.implementation.cache_tag): "/none/_frames.so"}
-    settings = replace(WATCHING, library="/s.so", recorder=recorder, frames=frames)
+    settings = replace(RECORDING, library="/s.so", recorder=recorder, frames=frames)
 
     done, (notice,) = run("pass", settings, tmp_path)
 
@@ -145,7 +147,7 @@ def test_frame_reader_that_cannot_be_loaded_is_reported(tmp_path: Path, recorder
 def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     tmp_path: Path, recorder: str
 ) -> None:
-    done, (notice,) = run("print(1)", replace(WATCHING, recorder=recorder), tmp_path)
+    done, (notice,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
 
     assert done == Outcome(0, "1\n", "")
     assert notice.about is About.UNRECORDED
@@ -153,7 +155,7 @@ def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
 
 
 def test_missing_recorder_is_reported_and_the_program_runs(tmp_path: Path) -> None:
-    done, (notice,) = run("print(1)", replace(WATCHING, recorder="/none/_recorder.so"), tmp_path)
+    done, (notice,) = run("print(1)", replace(RECORDING, recorder="/none/_recorder.so"), tmp_path)
 
     assert done == Outcome(0, "1\n", "")
     assert "/none/_recorder.so" in notice.text
@@ -166,7 +168,9 @@ def test_cuda_loaded_before_the_agent_is_reported(
     shutil.copy(recorder, early)
     monkeypatch.setenv("LD_PRELOAD", str(early))
 
-    done, notices = run("print(1)", replace(WATCHING, library="/s.so", recorder=recorder), tmp_path)
+    done, notices = run(
+        "print(1)", replace(RECORDING, library="/s.so", recorder=recorder), tmp_path
+    )
 
     assert done.stdout == "1\n"
     assert [notice.text for notice in notices] == [
@@ -175,7 +179,7 @@ def test_cuda_loaded_before_the_agent_is_reported(
 
 
 def test_recorder_runs_in_child_processes(tmp_path: Path, recorder: str) -> None:
-    settings = replace(WATCHING, library="/s.so", recorder=recorder)
+    settings = replace(RECORDING, library="/s.so", recorder=recorder)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(2)'])"
 
     followed, _ = run(code, settings, tmp_path)
@@ -193,7 +197,7 @@ def test_resource_tracker_of_multiprocessing_is_not_instrumented(
         "m = SharedMemory(create=True, size=9); m.close(); m.unlink()"
     )
 
-    done, _ = run(code, replace(WATCHING, library="/s.so", recorder=recorder), tmp_path)
+    done, _ = run(code, replace(RECORDING, library="/s.so", recorder=recorder), tmp_path)
 
     assert done.stdout.count("start") == 1
 

@@ -55,7 +55,7 @@ static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 /* Set prev or next; the closure is its offset. */
-static int set_neighbor(PyObject *self, PyObject *value, void *offset)
+static int set_adjacent(PyObject *self, PyObject *value, void *offset)
 {
     PyObject **place = (PyObject **)((char *)self + (size_t)offset);
     bool is_block = value && value != Py_None;
@@ -67,7 +67,7 @@ static int set_neighbor(PyObject *self, PyObject *value, void *offset)
     return 0;
 }
 
-static PyObject *get_neighbor(PyObject *self, void *offset)
+static PyObject *get_adjacent(PyObject *self, void *offset)
 {
     PyObject *found = *(PyObject **)((char *)self + (size_t)offset);
     return Py_NewRef(found ? found : Py_None);
@@ -91,8 +91,8 @@ static PyMemberDef block_members[] = {
 };
 
 static PyGetSetDef block_getset[] = {
-    {"prev", get_neighbor, set_neighbor, NULL, (void *)offsetof(struct block, prev)},
-    {"next", get_neighbor, set_neighbor, NULL, (void *)offsetof(struct block, next)},
+    {"prev", get_adjacent, set_adjacent, NULL, (void *)offsetof(struct block, prev)},
+    {"next", get_adjacent, set_adjacent, NULL, (void *)offsetof(struct block, next)},
     END,
 };
 

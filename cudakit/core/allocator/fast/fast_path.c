@@ -151,12 +151,12 @@ static struct block *absorb_next(struct block *self)
 }
 
 /* Remove the block before or after a freed one from the tree, to merge both; false if it is not free. */
-static bool take_neighbor(struct free_blocks *free, struct block *neighbor)
+static bool take_adjacent(struct free_blocks *free, struct block *adjacent)
 {
-    return neighbor && neighbor->free && neighbor->free_blocks == free && take(neighbor);
+    return adjacent && adjacent->free && adjacent->free_blocks == free && take(adjacent);
 }
 
-/* Free an allocated block, merged with its free neighbors; the caller gets these, and has its stack. */
+/* Free an allocated block, merged with adjacent free ones; the caller gets the absorbed blocks, and has its stack. */
 static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
 {
     struct free_blocks *free = block->free_blocks;
@@ -166,13 +166,13 @@ static void free_block(struct fast_path *self, struct block *block, struct block
     block->allocated = false;
     block->stack = NULL;
     count_block(self, block, -1);
-    if (take_neighbor(free, after)) {
+    if (take_adjacent(free, after)) {
         blocks--;
         size -= after->size;
         Py_DECREF(after); /* not the last: block->next is one */
         absorbed[0] = absorb_next(block);
     }
-    if (take_neighbor(free, before)) { /* its reference goes to insert */
+    if (take_adjacent(free, before)) { /* its reference goes to insert */
         blocks--;
         size -= before->size;
         before->requested = block->requested;

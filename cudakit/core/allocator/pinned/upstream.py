@@ -143,7 +143,7 @@ class HostStats:
         total.decrease(size)
 
     def count_obtained(self, size: int) -> None:
-        """Count memory taken for a request that no free block served."""
+        """Count memory that was allocated because no free block served a request."""
         self.allocations.increase(1)
         self.allocated_bytes.increase(size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from cudakit.core.memory.present.rows import device_name, limited, per_device, stack_value, table
 from cudakit.core.memory.present.summary import call_site
@@ -37,12 +38,19 @@ def _answer(device: DeviceDiff) -> Note:
         f"{_change(moment)} at the {name}"
         for name, moment in (("peak", device.peak), ("end", device.end))
     )
+    level: Literal["ok", "warn"] = "warn" if any(map(_grew, (device.peak, device.end))) else "ok"
     rows = [*device.peak.grown, *device.peak.appeared]
     largest = max(rows, key=lambda row: row.change_bytes, default=None)
     if largest is None or not largest.stack:
-        return Note("ok" if largest is None else "warn", f"Requested memory: {changes}.")
+        return Note(level, f"Requested memory: {changes}.")
     name, size = call_site(largest.stack[largest.site]), format_bytes(largest.change_bytes)
-    return Note("warn", f"Requested memory: {changes}. Largest increase: {name}, {size}.")
+    return Note(
+        level, f"Requested memory: {changes}. Largest increase at the peak: {name}, {size}."
+    )
+
+
+def _grew(moment: MomentDiff) -> bool:
+    return moment.after.state.requested_bytes > moment.before.state.requested_bytes
 
 
 def _change(moment: MomentDiff) -> str:
@@ -81,8 +89,8 @@ def _growth(before: int, after: int) -> Value:
 def _moments(device: DeviceDiff, top: int) -> Iterator[Section]:
     for name, moment in (("peak", device.peak), ("end", device.end)):
         nodes = tuple(_changes(moment, top))
-        same = Note("ok", "No call stack changed.")
-        yield Section(f"Changes at the {name}", nodes or (same,))
+        unchanged = Note("ok", "No call stack changed.")
+        yield Section(f"Changes at the {name}", nodes or (unchanged,))
 
 
 def _changes(moment: MomentDiff, top: int) -> Iterator[Node]:

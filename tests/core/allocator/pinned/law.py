@@ -1,4 +1,4 @@
-"""What holds of a pool of pinned memory after every operation."""
+"""Invariants of pinned memory after every operation."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PROGRAM = (
     *(("alloc", "f", 65), ("alloc", "g", 64), ("free", "d", 0), ("empty", "", 0)),
     *(("alloc", "h", 3 * MIB), ("free", "e", 0), ("free", "h", 0), ("free", "f", 0)),
 )
-# What is active is left out: of some versions its numbers are wrong (CachingHostAllocator.h, free).
+# Active blocks are not compared: in some versions their counts are wrong (CachingHostAllocator.h, free).
 COMPARED = ("allocations", "allocated_bytes", "num_host")
 
 

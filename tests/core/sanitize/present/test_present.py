@@ -118,7 +118,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no GPU work was recorded; nothing was checked\n")
+    assert text.startswith("no GPU work was recorded, so nothing was checked\n")
     assert "nothing was checked" in text
 
 
@@ -133,7 +133,7 @@ def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
 def test_result_without_gpu_work_gives_the_reason() -> None:
     empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
-    assert "nothing was checked: no CUDA device" in read(empty)
+    assert "nothing was checked (no CUDA device)" in read(empty)
 
 
 @pytest.mark.parametrize(

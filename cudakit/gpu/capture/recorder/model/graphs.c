@@ -15,7 +15,7 @@
 #define MAX_SLICES 64 /* per copy; more slices are recorded as one range */
 
 static table node_call_sites; /* of captured nodes, by node handle */
-static table kernel_nodes;    /* node ids, by graph and handle, and by graph and position among the kernels */
+static table kernel_nodes;    /* node ids of kernels and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
@@ -114,54 +114,62 @@ uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t nth)
     return number ? number : table_get(&kernel_nodes, node_key(graph, nth));
 }
 
-static void add_kernel_node(uint32_t graph, CUgraphNode handle, uint32_t nth, uint32_t number)
-{
-    table_put(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle), number);
-    table_put(&kernel_nodes, node_key(graph, nth), number);
-}
-
 /* --- tensor maps of kernel nodes ----------------------------------------------------------------- */
 
 /* Found among the parameters when a graph is instantiated or a node is changed, because the callback of a node's launch
- * has no parameters. Keys are node_key() of a graph and a node id; for changed nodes, of an executable. */
-static table tensor_map_spans; /* indices of ``spans``, from 1 */
-static struct {
+ * has no parameters. */
+typedef struct {
     tma_store *maps;
     size_t count;
-} *spans;
-static size_t span_count, span_capacity;
+} node_maps;
 
-#define OF_EXECUTABLE(executable) ((executable) | 1u << 31)
+static table node_map_ids; /* indices of ``all_node_maps``, from 1 */
+static node_maps *all_node_maps;
+static size_t node_map_count, node_map_capacity;
+
+/* The key of a node; ``executable`` 0: as instantiated, otherwise as changed in that executable. The graph of an
+ * executable changes with cuGraphExecUpdate, which makes earlier changes void. */
+static uint64_t tensor_map_key(uint32_t graph, uint32_t executable, uint32_t node)
+{
+    return node_key(graph, (uint64_t)executable << 32 | node);
+}
+
+/* Return the entry of a key, adding one if needed; NULL if out of memory. */
+static node_maps *node_maps_get(uint64_t key)
+{
+    uint32_t id = table_get(&node_map_ids, key);
+    if (id)
+        return all_node_maps + id - 1;
+    node_maps *larger = array_reserve(all_node_maps, &node_map_capacity, node_map_count + 1, sizeof *larger, 64);
+    if (!larger)
+        return NULL;
+    all_node_maps = larger;
+    if (table_put(&node_map_ids, key, (uint32_t)node_map_count + 1))
+        return NULL;
+    all_node_maps[node_map_count] = (node_maps){NULL, 0};
+    return all_node_maps + node_map_count++;
+}
 
 static void set_tensor_maps(uint64_t key, const graph_node *node)
 {
     tma_store_set found = {0};
-    uint32_t number = table_get(&tensor_map_spans, key);
     tma_stores_add(&found, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
-    if (!number && found.count) {
-        void *larger = array_reserve(spans, &span_capacity, span_count + 1, sizeof *spans, 64);
-        if (larger && !table_put(&tensor_map_spans, key, (uint32_t)span_count + 1)) {
-            spans = larger;
-            number = (uint32_t)++span_count;
-            spans[number - 1].maps = NULL;
-        }
-    }
-    if (!number) {
+    node_maps *entry = found.count || table_get(&node_map_ids, key) ? node_maps_get(key) : NULL;
+    if (!entry) {
         free(found.maps);
         return;
     }
-    free(spans[number - 1].maps);
-    spans[number - 1].maps = found.maps;
-    spans[number - 1].count = found.count;
+    free(entry->maps);
+    *entry = (node_maps){found.maps, found.count};
 }
 
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count)
 {
-    uint32_t number = table_get(&tensor_map_spans, node_key(OF_EXECUTABLE(executable), node));
-    if (!number)
-        number = table_get(&tensor_map_spans, node_key(graph, node));
-    *count = number ? spans[number - 1].count : 0;
-    return number ? spans[number - 1].maps : NULL;
+    uint32_t id = table_get(&node_map_ids, tensor_map_key(graph, executable, node));
+    if (!id)
+        id = table_get(&node_map_ids, tensor_map_key(graph, 0, node));
+    *count = id ? all_node_maps[id - 1].count : 0;
+    return id ? all_node_maps[id - 1].maps : NULL;
 }
 
 bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode handle, const kernel_node_params *parameters)
@@ -173,7 +181,7 @@ bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode handle, cons
     uint32_t graph = executable_graph(executable, &id, &kernels);
     uint32_t number = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
     if (number)
-        set_tensor_maps(node_key(OF_EXECUTABLE(id), number), &node);
+        set_tensor_maps(tensor_map_key(graph, id, number), &node);
     pthread_mutex_unlock(&recorder_lock);
     return number;
 }
@@ -192,7 +200,7 @@ bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgr
     for (size_t i = 0; done && i < structure.node_count; i++) {
         const graph_node *node = structure.nodes + i;
         if (node->type == NODE_KERNEL)
-            set_tensor_maps(node_key(OF_EXECUTABLE(id), first + 2 + i), node);
+            set_tensor_maps(tensor_map_key(graph, id, first + 2 + (uint32_t)i), node);
         else if (node->type != NODE_EMPTY && node->type != NODE_HOST)
             done = false; /* a copy or memset with other addresses */
     }
@@ -217,6 +225,19 @@ static void write_node(uint32_t graph, uint32_t number, const graph_node *node, 
     spool_records(buffer, 1 + writer.count);
 }
 
+/* Remember a node for launches: a kernel by its handle and its position among the kernels, a child graph by its
+ * handle. */
+static void index_node(uint32_t graph, uint32_t number, const graph_node *node, uint32_t *kernels)
+{
+    if (node->type != NODE_KERNEL && !node->is_child)
+        return;
+    table_put(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)node->handle), number);
+    if (node->type != NODE_KERNEL)
+        return;
+    table_put(&kernel_nodes, node_key(graph, ++*kernels), number);
+    set_tensor_maps(tensor_map_key(graph, 0, number), node);
+}
+
 static uint32_t write_graph(const graph_structure *structure, const call_site *here)
 {
     record *buffer = calloc(1 + MAX_ACCESSES, sizeof *buffer);
@@ -224,15 +245,11 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *h
         return 0;
     pthread_mutex_lock(&recorder_lock);
     uint32_t graph = new_graph_id(), site = call_site_id(here);
-    for (size_t i = 0, kernels = 0; i < structure->node_count; i++) {
+    uint32_t kernels = 0;
+    for (size_t i = 0; i < structure->node_count; i++) {
         write_node(graph, (uint32_t)(i + 1), structure->nodes + i, site, buffer);
-        if (structure->nodes[i].type == NODE_KERNEL && patching_is_enabled())
-            set_tensor_maps(node_key(graph, i + 1), structure->nodes + i);
-        if (structure->nodes[i].type == NODE_KERNEL && patching_is_enabled())
-            add_kernel_node(graph, structure->nodes[i].handle, (uint32_t)++kernels, (uint32_t)(i + 1));
-        else if (structure->nodes[i].is_child)
-            table_put(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)structure->nodes[i].handle),
-                      (uint32_t)(i + 1));
+        if (patching_is_enabled())
+            index_node(graph, (uint32_t)(i + 1), structure->nodes + i, &kernels);
     }
     for (size_t i = 0; i < structure->edge_count; i++) {
         record rec = record_begin(KIND_GRAPH_EDGE, 0, 0, site);
@@ -298,7 +315,7 @@ void graphs_clear(void)
 {
     table_clear(&node_call_sites);
     table_clear(&kernel_nodes);
-    table_clear(&tensor_map_spans);
-    span_count = 0;
+    table_clear(&node_map_ids);
+    node_map_count = 0;
     __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
 }

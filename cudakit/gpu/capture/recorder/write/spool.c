@@ -17,11 +17,8 @@
 /* A smaller file is better than none on a disk that is almost full. */
 #define SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_SEGMENT_BYTES ((size_t)64 << 10)
-/* The end of a segment, which only records of losses may use: one for each doubling of their number. */
-#define RESERVED_BYTES ((size_t)8 << 10)
 /* Creating a file on a full disk takes far longer than a record should. */
 #define FAILURES_PER_TRIAL 256
-#define LOSS_TEXT "trace record that could not be written"
 #define TEXT_LIMIT 65536 /* longer than any kernel name */
 
 typedef struct {
@@ -45,7 +42,6 @@ static uint32_t strings, stacks;
 static uint32_t failures;   /* to begin a segment, since the last success */
 static table known_strings; /* by hash */
 static uint64_t lost, reported_lost, written;
-static record lost_record; /* the first record that was lost */
 static int lost_because;
 
 void spool_open(const char *path)
@@ -149,33 +145,12 @@ static bool has_reader(void)
     return !abandoned;
 }
 
-/* Write a block so that a reader sees all of it or nothing. There is space for it. */
-static void write_block(const char *tag, uint32_t items, const void *payload, size_t bytes)
-{
-    block head = {{tag[0], tag[1], tag[2], tag[3]}, items, bytes};
-    memcpy(segment + used, &head, sizeof head);
-    memcpy(segment + used + sizeof head, payload, bytes);
-    used += sizeof head + bytes;
-    __atomic_store_n(&((header *)segment)->end, used, __ATOMIC_RELEASE);
-}
-
 static uint64_t hash_of(const char *text, size_t length)
 {
     uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
     for (size_t i = 0; i < length; i++)
         hash = (hash ^ (uint8_t)text[i]) * 0x100000001b3ull;
     return hash ? hash : 1;
-}
-
-/* Write the text of loss records while there is space for it. */
-static void write_loss_text(void)
-{
-    char payload[sizeof(uint32_t) + sizeof LOSS_TEXT];
-    const uint32_t length = sizeof LOSS_TEXT - 1;
-    memcpy(payload, &length, sizeof length);
-    memcpy(payload + sizeof length, LOSS_TEXT, length);
-    write_block("text", 1, payload, sizeof length + length);
-    table_put(&known_strings, hash_of(LOSS_TEXT, length), ++strings);
 }
 
 static int next_segment(void)
@@ -205,69 +180,48 @@ static int next_segment(void)
     segment = fresh;
     segment_bytes = bytes;
     used = sizeof head;
-    if (!segments++)
-        write_loss_text();
+    segments++;
     return 0;
 }
 
+/* Append a block so that a reader sees all of it or nothing. */
 static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
 {
     size_t needed = sizeof(block) + bytes;
-    if (!segment || used + needed > segment_bytes - RESERVED_BYTES) {
-        if (next_segment())
-            return -1;
-        if (used + needed > segment_bytes - RESERVED_BYTES) {
-            errno = ENOSPC;
-            return -1;
-        }
+    if ((!segment || used + needed > segment_bytes) && next_segment())
+        return -1;
+    if (used + needed > segment_bytes) { /* a small segment, on a disk that is almost full */
+        errno = ENOSPC;
+        return -1;
     }
-    write_block(tag, items, payload, bytes);
+    block head = {{tag[0], tag[1], tag[2], tag[3]}, items, bytes};
+    memcpy(segment + used, &head, sizeof head);
+    memcpy(segment + used + sizeof head, payload, bytes);
+    used += needed;
+    __atomic_store_n(&((header *)segment)->end, used, __ATOMIC_RELEASE);
     return 0;
 }
 
 #define LOSS_SLOTS 256
 
-/* Write the number of lost records to this process's slot of the file ``losses``, which needs no new disk space. False
- * if there is no such file. */
-static bool write_loss_slot(void)
+/* Write the number of lost records to this process's slot of the file ``losses``, which needs no new disk space: when the
+ * number has doubled, and at the end. */
+static void report_loss(bool is_last)
 {
     const uint64_t slot[3] = {(uint64_t)getpid(), lost, (uint64_t)lost_because};
     uint64_t owner = 1;
+    if (lost == reported_lost || abandoned || (!is_last && lost < 2 * reported_lost))
+        return;
+    reported_lost = lost;
     int losses = open_losses();
-    if (losses < 0)
-        return false;
-    for (uint64_t i = 0; i < LOSS_SLOTS && owner && owner != slot[0]; i++) {
+    for (uint64_t i = 0; losses >= 0 && i < LOSS_SLOTS; i++) {
         const off_t at = (off_t)((slot[0] + i) % LOSS_SLOTS * sizeof slot);
         if (pread(losses, &owner, sizeof owner, at) == sizeof owner && (!owner || owner == slot[0]) &&
             pwrite(losses, slot, sizeof slot, at) == sizeof slot)
             break;
     }
-    close(losses);
-    return true;
-}
-
-static void write_loss_gap(void)
-{
-    if (!segment || used + sizeof(block) + sizeof(record) > segment_bytes)
-        return;
-    record gap = lost_record;
-    gap.kind = KIND_GAP;
-    memset(gap.own, 0, sizeof gap.own);
-    gap.gap.what = spool_text(LOSS_TEXT);
-    gap.gap.count = lost - reported_lost;
-    write_block("rcds", 1, &gap, sizeof gap);
-    reported_lost = lost;
-}
-
-/* Report the number of lost records: when it has doubled, and at the end. */
-static void report_loss(bool is_last)
-{
-    if (lost == reported_lost || abandoned || (!is_last && lost < 2 * reported_lost))
-        return;
-    if (write_loss_slot())
-        reported_lost = lost;
-    else
-        write_loss_gap();
+    if (losses >= 0)
+        close(losses);
 }
 
 void spool_close(void)
@@ -284,8 +238,6 @@ void spool_records(const record *records, size_t count)
         return;
     }
     lost_because = failures > 1 ? lost_because : errno;
-    if (lost == reported_lost)
-        lost_record = *records;
     lost += count;
     report_loss(false);
 }

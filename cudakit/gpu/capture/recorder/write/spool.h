@@ -13,8 +13,8 @@
 
 /* Set the directory; the first record creates the first file.
  *
- * If a supervisor reads the directory, it holds a lock on the file ``losses`` (cudakit/trace/losses.py). When a segment
- * is begun and the lock is free, the supervisor was killed: the directory is deleted, and later records are dropped. */
+ * The reader of the directory holds a lock on the file ``losses`` in it (cudakit/trace/losses.py). When a segment is
+ * begun and the lock is free, the reader was killed: the directory is deleted, and later records are dropped. */
 void spool_open(const char *directory);
 
 /* Start a new trace in the child of a fork; the existing segments belong to the parent. */
@@ -23,8 +23,8 @@ void spool_forked(void);
 /* Close the segment; the next record begins another one. */
 void spool_close(void);
 
-/* Append records that belong together: a reader sees all or none of them. Records that cannot be written are counted: in
- * the file ``losses``, or without a supervisor by GAP records, for which each segment has space. */
+/* Append records that belong together: a reader sees all or none of them. Records that cannot be written are counted in
+ * the file ``losses``. */
 void spool_records(const record *records, size_t count);
 
 /* Return the id of a string, writing a new string to the trace. */
