@@ -45,6 +45,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "cudakit.cli.run:run",
         "Do the CUDA streams of a program race? Or record its GPU memory.",
     ),
+    "sanitize": (
+        "cudakit.cli.sanitize:sanitize",
+        "Find the races again in the log of a run, with other options.",
+    ),
 }
 
 ENVIRONMENT = (

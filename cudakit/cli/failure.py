@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     """The exit codes of every command."""
 
     OK = 0  # no problem was found
-    FINDINGS = 1  # a problem was found: a race, a regression, memory growth, a failed check
+    FINDINGS = 1  # a problem was found: a race, a failed check, wrong values, a --fail-on condition
     USAGE = 2  # the command line is invalid, or an input file cannot be used
     ENVIRONMENT = 3  # the machine lacks a driver, a GPU, a library, memory or disk space
     INTERNAL = 4  # a bug in cudakit

@@ -229,6 +229,11 @@ class OutputOptions:
         if self.json and any(target.path == "-" for target in self.targets):
             raise click.UsageError("--json and -o - both write to standard output; use one of them")
 
+    @property
+    def paths(self) -> list[str]:
+        """The files to write."""
+        return [target.path for target in self.targets if target.path != "-"]
+
 
 def output_options(
     formats: Sequence[str], *, old: Mapping[str, str] = MappingProxyType({}), json_help: str = ""

@@ -221,6 +221,7 @@ class Engine:
             coverage.count(grade, batch.grades.count(grade))
         coverage.accesses_exact += known[Known.EXACT]
         coverage.accesses_summary += known[Known.SUMMARY]
+        coverage.accesses_merged += known[Known.MERGED]
         coverage.accesses_assumed += known[Known.ASSUMED]
         coverage.accesses_uncertain += known[Known.UNCERTAIN]
 

@@ -126,7 +126,9 @@ def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
 def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
     """Return for each record the precision that it gives its launch."""
     grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
-    grades[is_access & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)] = Grade.ASSUMED
+    known = view(records, Kind.ACCESS)["known"]
+    grades[is_access & (known == Known.SUMMARY)] = Grade.WHOLE_TENSOR
+    grades[is_access & (known >= Known.ASSUMED)] = Grade.ASSUMED
     if len(accessed := np.flatnonzero(is_more & ~is_access)):
         exact = view(records[accessed], Kind.ACCESSED)["exact"]
         grades[accessed] = np.where(exact, Grade.EXACT, Grade.ASSUMED)

@@ -63,10 +63,13 @@ class _ImportHook:
         return spec
 
     def _act_after(self, loader: "Any") -> None:
-        execute = loader.exec_module
+        execute, is_hooked = loader.exec_module, "exec_module" in vars(loader)  # by another hook
 
         def exec_module(module: "ModuleType") -> None:
-            loader.exec_module = execute  # which may be that of another hook
+            if is_hooked:
+                loader.exec_module = execute
+            else:
+                del loader.exec_module
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
             execute(module)
             self._action()

@@ -257,7 +257,7 @@ def _totals_caption(device: DeviceMemory) -> str:
         after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
         caption += f", {after} (the last event is {device.events - 1:,})"
     if peak.allocated_is_derived:
-        caption += "; ~: computed by the allocator's rules, not recorded"
+        caption += "; ~ marks sizes computed by the allocator's rules"
     return caption
 
 

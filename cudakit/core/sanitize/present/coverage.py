@@ -65,7 +65,8 @@ def _accesses(seen: Coverage) -> list[str]:
         f"{format_count(count)} {precision}"
         for precision, count in (
             ("exact", seen.accesses_exact),
-            ("in merged ranges", seen.accesses_summary),
+            ("to whole tensors", seen.accesses_summary),
+            ("in merged ranges", seen.accesses_merged),
             ("assumed from pointer arguments", seen.accesses_assumed),
             ("assumed from pointer tables, which may be stale", seen.accesses_uncertain),
         )
@@ -74,7 +75,7 @@ def _accesses(seen: Coverage) -> list[str]:
 
 
 def _counted_accesses(seen: Coverage) -> int:
-    known = seen.accesses_exact + seen.accesses_summary
+    known = seen.accesses_exact + seen.accesses_summary + seen.accesses_merged
     return known + seen.accesses_assumed + seen.accesses_uncertain
 
 
@@ -92,6 +93,11 @@ def _exactness(seen: Coverage) -> Iterator[Note]:
     exact, launches = format_count(seen.launches_exact), _counted("kernel launch", kernels)
     have = "has" if kernels == 1 else "have"
     yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
+    if seen.launches_whole_tensor:
+        stores = format_count(seen.launches_whole_tensor)
+        yield Note(
+            "info", f"{stores} of these store to a part of a tensor that is not known exactly"
+        )
 
 
 def _unknown_launches(unknown: int) -> Iterator[Note]:

@@ -36,7 +36,8 @@ _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a bl
 
 _KNOWN: Final = {
     Known.EXACT: "exact",
-    Known.SUMMARY: "known as merged ranges, since the exact ones were too many",
+    Known.MERGED: "known as merged ranges, since the exact ones were too many",
+    Known.SUMMARY: "a store to some part of the tensor",
     Known.ASSUMED: "assumed from a pointer argument",
     Known.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
