@@ -59,9 +59,9 @@ def format_seconds(seconds: float) -> str:
             f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
         )
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
-        shown = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1
-        if float(shown) >= 1 or unit == "ns":
-            return f"{sign}{shown} {unit}"
+        text = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1
+        if float(text) >= 1 or unit == "ns":
+            return f"{sign}{text} {unit}"
     raise AssertionError("unreachable")
 
 

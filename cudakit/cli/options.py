@@ -275,8 +275,8 @@ def _output(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
             type=FILE,
             metavar="FILE",
             multiple=True,
-            help="Write the report to FILE instead of the terminal. The suffix selects the format: "
-            f"{suffixes(formats)}. Repeatable; - is the terminal.",
+            help="Write the report to FILE instead of the terminal; - is standard output. The suffix "
+            f"selects the format: {suffixes(formats)}. Repeatable.",
         ),
         option("-f", "--force", is_flag=True, help="Replace existing files."),
         option(

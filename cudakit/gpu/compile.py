@@ -35,20 +35,20 @@ def compile_cuda(
     return image
 
 
-def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, str]:
+def choose_target(capability: tuple[int, int], supported: Sequence[int]) -> tuple[str, str]:
     """Return the target architecture for NVRTC, and "CUBIN" or "PTX".
 
     Raises CudaError if the device is older than all supported architectures.
     """
-    wanted = capability[0] * 10 + capability[1]
-    if wanted in known:
-        return f"sm_{wanted}", "CUBIN"
-    older = [arch for arch in known if arch < wanted]
+    architecture = capability[0] * 10 + capability[1]
+    if architecture in supported:
+        return f"sm_{architecture}", "CUBIN"
+    older = [arch for arch in supported if arch < architecture]
     if not older:
         raise CudaError(
             5,
             "NVRTC_ERROR_INVALID_OPTION",
-            f"this NVRTC supports sm_{min(known)} and newer, the device is sm_{wanted}",
+            f"this NVRTC supports sm_{min(supported)} and newer, the device is sm_{architecture}",
             hint="install an older nvidia-cuda-nvrtc",
         )
     return f"compute_{max(older)}", "PTX"
@@ -63,8 +63,8 @@ class Nvrtc:
 
     def architectures(self) -> list[int]:
         """Return the supported architectures: 90 is compute capability 9.0."""
-        known: list[int] = _check(self._nvrtc.nvrtcGetSupportedArchs())
-        return known
+        supported: list[int] = _check(self._nvrtc.nvrtcGetSupportedArchs())
+        return supported
 
     def compile(
         self,
@@ -106,11 +106,11 @@ class Nvrtc:
         return log.rstrip(b"\0").decode(errors="replace").rstrip()
 
 
-def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> Any:
+def _check(result: tuple[Any, ...], detail: Callable[[], str] | None = None) -> Any:
     status, *values = result
     if status:
-        explanation = "the CUDA C++ source does not compile" if seen else "an NVRTC call failed"
-        text = f"{explanation} {seen()}" if seen else explanation
+        explanation = "the CUDA C++ source does not compile" if detail else "an NVRTC call failed"
+        text = f"{explanation} {detail()}" if detail else explanation
         raise CudaError(int(status), status.name, text)
     return values[0] if len(values) == 1 else tuple(values)
 

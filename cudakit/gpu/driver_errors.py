@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from cudakit.errors import CudaError
 
-_END_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
+_RESTART_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
 _SANITIZER = "run the program under compute-sanitizer: it prints the kernel and the source line"
 _OUT_OF_BOUNDS = "an index out of bounds, a freed buffer, or a host pointer passed to a kernel"
 _MPS_RESTART = "restart MPS: echo quit | nvidia-cuda-mps-control; nvidia-cuda-mps-control -d"
@@ -369,7 +369,7 @@ def runtime_name(status: Status) -> str:
 
 def remedy(status: Status) -> str:
     """Return what to do after an error, "" if there is no general advice."""
-    return "; ".join(filter(None, (_END_PROCESS if status in STICKY else "", status.action)))
+    return "; ".join(filter(None, (_RESTART_PROCESS if status in STICKY else "", status.action)))
 
 
 _BY_CODE = {int(status): status for status in Status}
@@ -380,17 +380,19 @@ def remedy_of(code: int) -> str:
     return remedy(_BY_CODE[code]) if code in _BY_CODE else ""
 
 
-def cuda_error(code: int, *, seen: str = "", name: str = "", text: str = "") -> CudaError:
-    """Return the CudaError of a CUresult; ``seen`` are observed values to append to its message.
+def cuda_error(code: int, *, detail: str = "", name: str = "", text: str = "") -> CudaError:
+    """Return the CudaError of a CUresult; ``detail`` are observed values to append to its message.
 
     ``name`` and ``text`` are the driver's own, used for codes that are not in this module.
     """
     if code not in _BY_CODE:
-        return CudaError(code, name or f"CUDA error {code}", _with(text or "no explanation", seen))
+        return CudaError(
+            code, name or f"CUDA error {code}", _with_detail(text or "no explanation", detail)
+        )
     status = _BY_CODE[code]
-    message = _with(status.meaning, seen)
+    message = _with_detail(status.meaning, detail)
     return CudaError(code, f"CUDA_ERROR_{status.name}", message, hint=remedy(status))
 
 
-def _with(meaning: str, seen: str) -> str:
-    return f"{meaning}: {seen}" if seen else meaning
+def _with_detail(meaning: str, detail: str) -> str:
+    return f"{meaning}: {detail}" if detail else meaning

@@ -140,7 +140,7 @@ def test_any_text_parses_or_raises_one_line(text: str) -> None:
         ("expandable_segment:True", 1, "did you mean 'expandable_segments'?"),
         ("max_split_size:128", 1, "did you mean 'max_split_size_mb'?"),
         ("backend:native,Expandable_Segments:True", 16, "did you mean 'expandable_segments'?"),
-        ("roundup_bypass_threshold_mb:64", 1, "PyTorch has dropped roundup_bypass_threshold_mb"),
+        ("roundup_bypass_threshold_mb:64", 1, "PyTorch removed roundup_bypass_threshold_mb"),
         ("garbage_collection_threshold:1.2", 30, "above 0 and below 1, not '1.2'"),
         ("garbage_collection_threshold:0", 30, "above 0 and below 1, not '0'"),
         ("garbage_collection_threshold:nan", 30, "takes a number, not 'nan'"),
@@ -176,7 +176,7 @@ def test_any_text_parses_or_raises_one_line(text: str) -> None:
         ("expandable_segments_reserve_by_class:0.5", 38, "takes a list of classes"),
         ("expandable_segments_reserve_by_class:[]", 38, "not an empty one"),
         ("expandable_segments_reserve_by_class:[a:12X]", 41, "or GiB (40G), not '12X'"),
-        ("expandable_segments_reserve_by_class:[a:1,a:1]", 43, "the class 'a' is there twice"),
+        ("expandable_segments_reserve_by_class:[a:1,a:1]", 43, "the class 'a' is listed twice"),
     ],
 )
 def test_error_points_at_the_wrong_key_or_value(text: str, at: int, words: str) -> None:
@@ -196,11 +196,11 @@ def test_error_points_at_the_wrong_key_or_value(text: str, at: int, words: str) 
         ("[256:-1]", 6, "takes powers of two or 0, not '-1'"),
         ("[100:2]", 2, "begins at a power of two of MiB, 1 to 32768, or is '>', not '100'"),
         ("[65536:2]", 2, "not '65536'"),
-        ("[>:2]", 2, "'>' is all intervals after the one before it"),
-        ("[1:2,>:2,4:2]", 6, "it ends the list"),
-        ("[32768:2,>:2]", 10, "'>' is all intervals after the one before it"),
-        ("[512:2,256:1]", 8, "intervals must rise: 256 comes after 512"),
-        ("[512:2,512:1]", 8, "intervals must rise: 512 comes after 512"),
+        ("[>:2]", 2, "'>' means all later intervals"),
+        ("[1:2,>:2,4:2]", 6, "it must be last"),
+        ("[32768:2,>:2]", 10, "'>' means all later intervals"),
+        ("[512:2,256:1]", 8, "intervals must increase: 256 comes after 512"),
+        ("[512:2,512:1]", 8, "intervals must increase: 512 comes after 512"),
     ],
 )
 def test_error_points_at_divisions_that_pytorch_parses_differently(

@@ -60,15 +60,15 @@ def cut(text: str, longest: int) -> str:
     return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
 
 
-def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
-    """Return the name of a stream in CUDA's terms; ``thread`` is the host thread that enqueued work there."""
+def stream_name(number: int, flag: StreamFlag | None) -> str:
+    """Return the name of a stream in CUDA's terms, without numbers that differ between runs."""
     match flag:
         case _ if number == HOST:
             return "the host"
         case StreamFlag.LEGACY:
             return "the legacy default stream"
         case StreamFlag.PER_THREAD:
-            return f"the per-thread default stream of thread {thread}"
+            return f"per-thread default stream {number}"
         case StreamFlag.NON_BLOCKING:
             return f"stream {number} (non-blocking)"
         case _:

@@ -24,7 +24,7 @@ _STREAM_HINT = "pass a stream of torch, CuPy, Numba or cuda.core, or a driver ha
 
 
 def is_available() -> bool:
-    """Return whether at least one CUDA device is visible, as ``device_count`` counts; never raises.
+    """Return whether at least one CUDA device is visible. Does not raise.
 
     >>> import cudakit
     >>> cudakit.is_available()  # doctest: +SKIP
@@ -203,8 +203,8 @@ def _stream_entered(stream: object) -> Iterator[int]:
 
 def _device(device: int | None) -> Any:
     initialize()
-    wanted = current_device() if device is None else device
-    return check(cu.cuDeviceGet(wanted), lambda: f"cuda:{wanted} of {device_count()}")
+    index = current_device() if device is None else device
+    return check(cu.cuDeviceGet(index), lambda: f"cuda:{index} of {device_count()}")
 
 
 def _context(device: int | None) -> Any:

@@ -19,9 +19,11 @@ _FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 _NOT_AVAILABLE = (2**64 - 1, 2**32 - 1)
 
 
-def cpu_ranges(words: Iterable[int]) -> str:
+def cpu_ranges(masks: Iterable[int]) -> str:
     """Return a set of CPUs, given as 64-bit masks, as ranges: ``0-15,32-47``."""
-    cpus = {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1}
+    cpus = {
+        64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1
+    }
     starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
     ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
     pairs = zip(starts, ends, strict=True)
@@ -102,8 +104,8 @@ def _conversion(field: NvmlField) -> Convert:
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and answer.state != _FABRIC_COMPLETED:
             return Unavailable(f"fabric: {_BY_NAME['fabric_state'](answer.state)}")
-        found = _part(answer, part)
-        return Unavailable("NVML reports no value") if found in _NOT_AVAILABLE else convert(found)
+        value = _part(answer, part)
+        return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
 
     return read
 

@@ -260,7 +260,7 @@ def test_stream_constants_match_the_stream_table() -> None:
         "the legacy default stream",
         "stream 7 (non-blocking)",
         "stream 9",
-        "the per-thread default stream of thread 140001",
+        "per-thread default stream 11",
     ]
 
 

@@ -89,12 +89,12 @@ def test_short_kernel_name_is_bounded_for_any_input(name: str, longest: int) -> 
         (1, StreamFlag.LEGACY, "the legacy default stream"),
         (7, StreamFlag.NON_BLOCKING, "stream 7 (non-blocking)"),
         (9, StreamFlag.BLOCKING, "stream 9"),
-        (11, StreamFlag.PER_THREAD, "the per-thread default stream of thread 5"),
+        (11, StreamFlag.PER_THREAD, "per-thread default stream 11"),
         (13, None, "stream 13"),
     ],
 )
 def test_stream_name_uses_cuda_terms(number: int, flag: StreamFlag | None, name: str) -> None:
-    assert stream_name(number, flag, thread=5) == name
+    assert stream_name(number, flag) == name
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 
 def _caption(cases: Sequence[CaseResult]) -> str:
     common = describe_common_axes(cases)
-    lines = [f"All with {common}."] if common else []
+    lines = [f"All cases: {common}."] if common else []
     lines.append("±: half of the 95% CI of the median time.")
     if others := measured_baselines(cases):
         names = " and ".join(f"vs {name}" for name in others)
@@ -223,12 +223,13 @@ def _step_time(case: CaseResult | None) -> Value:
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
     common = describe_common_axes(cases)
-    lines = [f"Time of each step, with {common}." if common else "Time of each step."]
+    lines = [
+        f"Median time of each step. All cases: {common}." if common else "Median time of each step."
+    ]
     noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
     if noise:
-        usual, highest = format_ratio(median(noise)), format_ratio(max(noise))
-        rest = f", at most {highest}" if highest != usual else ""
-        lines.append(f"Half of the 95% CI: ± {usual}{rest}.")
+        low, high = format_ratio(min(noise)), format_ratio(max(noise))
+        lines.append(f"±: {low if low == high else f'{low} to {high}'} (half of the 95% CI).")
     clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
     if clocks:
         low, high = f"{min(clocks):.0f}", f"{max(clocks):.0f}"

@@ -18,7 +18,7 @@ _MODES = {
     "batch": "{n} per sample, timed by CUDA events",
     "graph": "a CUDA graph of {n} per sample, timed by CUDA events",
     "host": "host time until the GPU has finished",
-    "call": "host time until the call returns",
+    "call": "host time of the call",
 }
 _CACHES = {
     "rotate": "L2 cold, {sets} buffer sets in rotation",

@@ -322,7 +322,7 @@ def _installed_twice(context: RunContext) -> Iterator[Finding]:
         if len(versions) > 1:
             yield warn(
                 f"{name} is installed {len(found)} times: {' and '.join(versions)}",
-                {f"{name} {one.version}": one.place for one in found},
+                {f"{name} {one.version}": one.directory for one in found},
                 f"pip uninstall {name}, until one copy is left",
             )
 

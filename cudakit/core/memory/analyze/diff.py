@@ -72,15 +72,15 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
 
 
 def _devices(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments]:
-    found = []
-    for _, whole in select_devices([snapshot], spec):
-        trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
+    devices = []
+    for _, full_trace in select_devices([snapshot], spec):
+        trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
         replayed = replay(snapshot, trace)
         stacks = StackTable(snapshot)
         peak = _holdings(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
         end = _holdings(stacks, trace, replayed, "end", replayed.n_events - 1)
-        found.append(_DeviceMoments(device_number(trace), peak, end))
-    return found
+        devices.append(_DeviceMoments(device_number(trace), peak, end))
+    return devices
 
 
 def _holdings(
@@ -100,10 +100,10 @@ def _pairs(
     if len(before) == len(after) == 1:
         yield before[0], after[0]
         return
-    known = {side.device: side for side in before}
-    for side in after:
-        if side.device in known:
-            yield known[side.device], side
+    before_by_device = {device.device: device for device in before}
+    for device in after:
+        if device.device in before_by_device:
+            yield before_by_device[device.device], device
 
 
 def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
@@ -134,7 +134,7 @@ def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[Dif
         for holder in holders:
             sides[tuple(map(_frame_key, holder.stack))][index].append(holder)
     for old, new in sides.values():
-        shown = (new or old)[0]  # the largest
+        largest = (new or old)[0]
         before_bytes, after_bytes = (sum(holder.bytes for holder in side) for side in (old, new))
         yield DiffRow(
             change_bytes=after_bytes - before_bytes,
@@ -142,6 +142,6 @@ def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[Dif
             after_bytes=after_bytes,
             before_count=sum(holder.count for holder in old),
             after_count=sum(holder.count for holder in new),
-            stack=shown.stack,
-            site=shown.site,
+            stack=largest.stack,
+            site=largest.site,
         )

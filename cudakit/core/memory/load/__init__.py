@@ -48,11 +48,11 @@ def _json_tree(content: bytes) -> Tree:
     try:
         return ObjectTree(json.loads(content), len(content))
     except RecursionError:
-        why = "the nesting is too deep"
+        reason = "the nesting is too deep"
     except UnicodeDecodeError:
-        why = "the text is not UTF-8"
+        reason = "the text is not UTF-8"
     except json.JSONDecodeError as error:
-        why = str(error)
+        reason = str(error)
     except ValueError:
-        why = "a number has thousands of digits"
-    raise SnapshotError(f"invalid JSON: {why}", hint="export the snapshot again")
+        reason = "a number has thousands of digits"
+    raise SnapshotError(f"invalid JSON: {reason}", hint="export the snapshot again")

@@ -1,8 +1,8 @@
 """Build a Snapshot from the tree of a file.
 
 This module, ``columns`` and ``host`` know PyTorch's keys: torch/csrc/cuda/memory_snapshot.cpp and
-c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that the writing version
-gave it; unknown keys are ignored.
+c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that it had in the
+version that wrote the file; unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cudakit.errors import SnapshotError
 from cudakit.torch_rules.settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
-_MOST_DEVICES = 128
+_MAX_DEVICES = 128
 _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
@@ -100,8 +100,8 @@ def _devices(
     devices = []
     for ordinal in _ordinals(counts, owner):
         streams = StreamNumbers()
-        own = _slice(entries, bounds, counts, ordinal)
-        events = read_events(tree, tables, streams, own)
+        own_entries = _entries_of(entries, bounds, counts, ordinal)
+        events = read_events(tree, tables, streams, own_entries)
         state = read_final_state(tree, tables, streams, segments[owner == ordinal])
         devices.append(_trace(ordinal, streams, events, state, flag_of_device(overflow, ordinal)))
     return devices
@@ -114,23 +114,23 @@ def _trace(
     state: tuple[Segments, Blocks, Warnings],
     overflowed: bool | None = None,
 ) -> DeviceTrace:
-    (found, event_warnings), (segments, blocks, state_warnings) = events, state
+    (trace_events, event_warnings), (segments, blocks, state_warnings) = events, state
     warnings = event_warnings + state_warnings
-    return DeviceTrace(device, found, segments, blocks, streams.raw, overflowed, warnings)
+    return DeviceTrace(device, trace_events, segments, blocks, streams.raw, overflowed, warnings)
 
 
 def _ordinals(counts: Any, owner: Any) -> list[int]:
-    """Return the devices that have events or segments; device 0 if none has."""
-    found = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
-    for ordinal in (found[0], found[-1]):
-        if not 0 <= ordinal < _MOST_DEVICES:
+    """Return the devices that have events or segments; [0] if no device has any."""
+    ordinals = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
+    for ordinal in (ordinals[0], ordinals[-1]):
+        if not 0 <= ordinal < _MAX_DEVICES:
             raise SnapshotError(
                 f"the file has a device {ordinal}, which is impossible: it is damaged"
             )
-    return found
+    return ordinals
 
 
-def _slice(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
+def _entries_of(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
     if not 0 <= ordinal < len(counts):
         return entries[:0]
     return entries[bounds[ordinal] - counts[ordinal] : bounds[ordinal]]
@@ -167,12 +167,12 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
 
 def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
     """Return integers, also those that torch's C++ writer stores as text."""
-    values, known = tree.integers(handles)
-    for row in np.flatnonzero(~known & (handles != 0)).tolist():
+    values, is_integer = tree.integers(handles)
+    for row in np.flatnonzero(~is_integer & (handles != 0)).tolist():
         (text,) = tables.decode_texts(handles[row : row + 1])
         if len(text) < 19 and text.isdecimal():
-            values[row], known[row] = int(text), True
-    return values, known
+            values[row], is_integer[row] = int(text), True
+    return values, is_integer
 
 
 def _overflow(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
@@ -197,22 +197,22 @@ Number: TypeAlias = bool | int | float
 Scalar: TypeAlias = Number | str | None
 Setting: TypeAlias = Scalar | list[Scalar] | dict[str, Number]
 
-# Of the keys of roundup_power2_divisions, which are powers of two.
-_LONGEST_KEY = 20
+# The keys of roundup_power2_divisions are powers of two below 2**64.
+_MAX_KEY_DIGITS = 20
 
 
-def valid_settings(found: object) -> dict[str, Setting]:
+def valid_settings(settings: object) -> dict[str, Setting]:
     """Return the valid settings: scalars of at most 64 bits, lists of scalars, or dicts of numbers."""
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         return {}
-    return {key: value for key, value in found.items() if _is_setting(value)}
+    return {key: value for key, value in settings.items() if _is_setting(value)}
 
 
 def _is_setting(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_scalar, value))
     if isinstance(value, dict):
-        return all(_is_number(n) and len(name) <= _LONGEST_KEY for name, n in value.items())
+        return all(_is_number(n) and len(name) <= _MAX_KEY_DIGITS for name, n in value.items())
     return _is_scalar(value)
 
 

@@ -52,7 +52,8 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     )
     for facet in device.facets:
         yield Section(
-            f"Memory by {facet.name.replace('_', ' ')} {when}", (call_sites.facet(facet, top),)
+            f"Memory by {facet.name.replace('_', ' ')} {when}",
+            (call_sites.facet_table(facet, top),),
         )
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))

@@ -89,8 +89,8 @@ def _growth(before: int, after: int) -> Value:
 def _moments(device: DeviceDiff, top: int) -> Iterator[Section]:
     for name, moment in (("peak", device.peak), ("end", device.end)):
         nodes = tuple(_changes(moment, top))
-        same = Note("ok", "No call stack changed.")
-        yield Section(f"Changes at the {name}", nodes or (same,))
+        unchanged = Note("ok", "No call stack changed.")
+        yield Section(f"Changes at the {name}", nodes or (unchanged,))
 
 
 def _changes(moment: MomentDiff, top: int) -> Iterator[Node]:

@@ -38,9 +38,13 @@ def answer(device: DeviceMemory) -> Iterator[Note]:
 
 def _finding(device: DeviceMemory) -> Note:
     if device.ooms:
-        before = len(device.ooms) - 1
-        more = f" ({before:,} earlier allocation{'s' * (before > 1)} failed too.)" if before else ""
-        return Note("error", device.ooms[-1].sentence + more)
+        n_earlier = len(device.ooms) - 1
+        suffix = (
+            f" ({n_earlier:,} earlier allocation{'s' * (n_earlier > 1)} failed too.)"
+            if n_earlier
+            else ""
+        )
+        return Note("error", device.ooms[-1].sentence + suffix)
     if device.leaks:
         return Note("warn", growth_sentence(device))
     peak = device.peak
@@ -101,8 +105,8 @@ def _next_step(device: DeviceMemory) -> str:
 def call_site(frame: Frame) -> str:
     """Return a frame as ``folder/file.py:12 function``."""
     path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
-    place = f"{path}:{frame.line}" if frame.line else path
-    return f"{place} {frame.name}".strip()
+    location = f"{path}:{frame.line}" if frame.line else path
+    return f"{location} {frame.name}".strip()
 
 
 # --- how reliable the file is ----------------------------------------------------------------------
@@ -214,7 +218,7 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
 
 
 def totals(device: DeviceMemory) -> Table:
-    """Show the totals of the chosen moment, of the end, and the highest ones, side by side."""
+    """Show the totals at the chosen moment and at the end, and their maxima."""
     states = [("at end", device.end)]
     if device.at.name != "end":
         title = (

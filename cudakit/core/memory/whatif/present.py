@@ -7,7 +7,7 @@ from typing import Final
 
 from cudakit.core.memory.present.rows import files_name, per_device, table
 from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
-from cudakit.core.memory.whatif.verdict import when_short
+from cudakit.core.memory.whatif.verdict import shortage_text
 from cudakit.document import (
     Bytes,
     Change,
@@ -67,7 +67,8 @@ def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
         if outcome.shortage is not None:
             yield Note(
                 "warn",
-                f"{outcome.name}: out of memory {when_short(outcome)}; the figures of this replay end there.",
+                f"{outcome.name}: out of memory {shortage_text(outcome)};"
+                " the figures of this replay end there.",
             )
 
 
@@ -78,18 +79,20 @@ def _reliability(device: DeviceWhatIf) -> Note:
         return Note(
             "ok", f"The replay with the recorded settings{limit} reproduces every recorded figure."
         )
-    found = "; ".join(_difference(difference) for difference in device.differences)
-    why = device.reasons or ("the reason is unknown",)
+    differences = "; ".join(_difference(difference) for difference in device.differences)
+    causes = device.reasons or ("the reason is unknown",)
     return Note(
-        "warn", f"The replay with the recorded settings differs from the recording: {found}.", why
+        "warn",
+        f"The replay with the recorded settings differs from the recording: {differences}.",
+        causes,
     )
 
 
 def _difference(difference: Difference) -> str:
     counts = not difference.figure.startswith(("peak", "end"))
-    words = format_count if counts else format_bytes
-    then, now = words(difference.recorded), words(difference.replayed)
-    return f"{difference.figure} {now} instead of {then}"
+    format_value = format_count if counts else format_bytes
+    recorded, replayed = format_value(difference.recorded), format_value(difference.replayed)
+    return f"{difference.figure} {replayed} instead of {recorded}"
 
 
 def _limit(device: DeviceWhatIf) -> str:
@@ -114,9 +117,11 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
-        more = outcome.peak.reserved_bytes - base
-        return Change(more) if id(outcome) in compared else Text("")
+        increase = outcome.peak.reserved_bytes - base
+        return Change(increase) if id(outcome) in compared else Text("")
 
+    limited = len(_rows(device)) > 2 + len(device.tried)
+    given = "recorded settings: replayed with the limit; " if limited else ""
     return table(
         (
             _SETTINGS,
@@ -127,8 +132,8 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        "change: of the peak, relative to the recorded settings; free in segments: at the recorded peak;"
-        " free share: free in segments, relative to reserved memory",
+        f"{given}change: of the peak, relative to the recorded settings;"
+        " free in segments: at the recorded peak; free share: free in segments, relative to reserved memory",
     )
 
 

@@ -60,7 +60,7 @@ def _needed(size: int, settings: Settings) -> int:
 
 
 def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:
-    """Return the figures of the recording itself."""
+    """Return the figures of the recording."""
     curves, moment = recording.history.curves, program.peak_event + 1
     free = int(curves.reserved[moment] - curves.active[moment])
     names = ("reserved", "allocated", "requested", "active")

@@ -116,7 +116,7 @@ def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
             "garbage_collection_threshold:1.5",
             "30: garbage_collection_threshold takes a number above 0 and below 1",
         ),
-        ("roundup_bypass_threshold_mb:64", "1: PyTorch has dropped roundup_bypass_threshold_mb"),
+        ("roundup_bypass_threshold_mb:64", "1: PyTorch removed roundup_bypass_threshold_mb"),
         (
             "backend:cudaMallocAsync,max_split_size_mb:128",
             "25: max_split_size_mb does nothing with backend:cudaMallocAsync",
