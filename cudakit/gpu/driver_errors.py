@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from cudakit.errors import CudaError
 
-_END_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
+_RESTART_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
 _SANITIZER = "run the program under compute-sanitizer: it prints the kernel and the source line"
 _OUT_OF_BOUNDS = "an index out of bounds, a freed buffer, or a host pointer passed to a kernel"
 _MPS_RESTART = "restart MPS: echo quit | nvidia-cuda-mps-control; nvidia-cuda-mps-control -d"
@@ -369,7 +369,7 @@ def runtime_name(status: Status) -> str:
 
 def remedy(status: Status) -> str:
     """Return what to do after an error, "" if there is no general advice."""
-    return "; ".join(filter(None, (_END_PROCESS if status in STICKY else "", status.action)))
+    return "; ".join(filter(None, (_RESTART_PROCESS if status in STICKY else "", status.action)))
 
 
 _BY_CODE = {int(status): status for status in Status}
