@@ -159,7 +159,7 @@ class Mismatch(ValueError):
 
 
 def from_plain(kind: type[_T], plain: object, location: str = "", *, strict: bool = False) -> _T:
-    """Return the dataclass instance that ``to_plain`` converted, with reasons in either form.
+    """Return the dataclass instance that ``to_plain`` converted, with either form of reasons.
 
     A missing key gives the default of its field. An unknown key is ignored, so that files of newer versions
     can be read; with ``strict`` it raises Mismatch. Raises Mismatch with the path of the first wrong value.

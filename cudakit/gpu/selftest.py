@@ -24,7 +24,7 @@ from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_COUNT = 1 << 20  # threads: several waves on every device
+_VALUE_COUNT = 1 << 20  # threads: several waves on every device
 _SEED = 0x9E3779B9
 _ROUNDS = 64  # number of rounds in _SOURCE
 _SOURCE = """
@@ -146,23 +146,23 @@ class _WrongValues(Exception):
 
 def _run_kernel(gpu: Gpu, image: bytes) -> str:
     threads = 256
-    size = _COUNT * 4
+    size = _VALUE_COUNT * 4
     module, out, host = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
-    arguments = (out, np.uint32(_COUNT), np.uint32(_SEED))
+    arguments = (out, np.uint32(_VALUE_COUNT), np.uint32(_SEED))
     kernel = gpu.kernel(module, "trial")
-    gpu.launch(kernel, (_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
+    gpu.launch(kernel, (_VALUE_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
     gpu.copy(host, out, size, stream)
     gpu.sync_stream(stream)
     _compare(_words(gpu, host, size), _expected(), "the kernel computed")
     gpu.free(out)
     gpu.host_free(host)
-    return f"{_COUNT:,} values correct"
+    return f"{_VALUE_COUNT:,} values correct"
 
 
 def _round_trip(gpu: Gpu) -> str:
     """Copy from the host to the device, within the device, and back."""
-    sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _COUNT, dtype=np.uint32)
+    sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _VALUE_COUNT, dtype=np.uint32)
     size = sent.nbytes
     first, second = gpu.malloc(size), gpu.malloc(size)
     out, back = gpu.host_malloc(size), gpu.host_malloc(size)
@@ -185,7 +185,7 @@ def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
 
 def _expected() -> npt.NDArray[Any]:
     """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
-    x = np.arange(_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
+    x = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
     for _ in range(_ROUNDS):
         x = x * np.uint32(1664525) + np.uint32(1013904223)
         x ^= x >> np.uint32(13)

@@ -156,16 +156,16 @@ class OomReport:
 
     def fit(self) -> Fit:
         """Return the single changes that would have let the request succeed without new segments."""
-        own, other = self.own, self.best_other
+        own_pool, other_pool = self.own, self.best_other
         return fit_of(
             block_bytes=self.block_bytes,
             segment_bytes=self.segment_bytes,
             usable_bytes=0,
             releasable_bytes=sum(stream_pool.releasable_bytes for stream_pool in self.stream_pools),
-            own_free_bytes=own.free_bytes,
-            largest_other_bytes=other.largest_free_bytes if other else 0,
+            own_free_bytes=own_pool.free_bytes,
+            largest_other_bytes=other_pool.largest_free_bytes if other_pool else 0,
             # Pending frees are complete now: a large enough block became free after the last search.
-            largest_later_bytes=own.largest_free_bytes,
+            largest_later_bytes=own_pool.largest_free_bytes,
         )
 
     def used_by_process(self) -> dict[int, int]:

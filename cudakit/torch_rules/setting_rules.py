@@ -131,8 +131,8 @@ def _are_reserves(value: object) -> bool:
     )
 
 
-_SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
-_RESERVES = Rule(
+_BOOLEAN = Rule(lambda value: isinstance(value, bool), "True or False")
+_RESERVES_RULE = Rule(
     _are_reserves,
     "pairs of a class of streams and a Reserve, each class once, named without ',', ':', '[', ']', space",
 )
@@ -155,22 +155,22 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             lambda value: isinstance(value, float) and 0.0 <= value <= 1.0,
             "a float from 0.0 to 1.0",
         ),
-        "throw_on_cudamalloc_oom": _SWITCH,
-        "release_lock_on_cudamalloc": _SWITCH,
-        "graph_capture_record_stream_reuse": _SWITCH,
-        "expandable_segments": _SWITCH,
+        "throw_on_cudamalloc_oom": _BOOLEAN,
+        "release_lock_on_cudamalloc": _BOOLEAN,
+        "graph_capture_record_stream_reuse": _BOOLEAN,
+        "expandable_segments": _BOOLEAN,
         "expandable_segments_reserve": Rule(
             lambda value: value is None or isinstance(value, Reserve), "a Reserve or None"
         ),
-        "expandable_segments_reserve_by_class": _RESERVES,
-        "pinned_use_background_threads": _SWITCH,
-        "pinned_use_cuda_host_register": _SWITCH,
+        "expandable_segments_reserve_by_class": _RESERVES_RULE,
+        "pinned_use_background_threads": _BOOLEAN,
+        "pinned_use_cuda_host_register": _BOOLEAN,
         "pinned_num_register_threads": Rule(
             _is_register_threads, f"a power of two, at most {MAX_REGISTER_THREADS}"
         ),
         "pinned_max_round_threshold_bytes": _or_none(_whole_mib(0)),
         "pinned_max_cached_size_bytes": _or_none(_whole_mib(0)),
         "pinned_reserve_segment_size_bytes": _whole_mib(0),
-        "pinned_free_catch_all": _SWITCH,
+        "pinned_free_catch_all": _BOOLEAN,
     }
 )

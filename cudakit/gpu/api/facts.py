@@ -27,7 +27,7 @@ class DeviceFacts:
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
     # "0000:65:00.0" in lower case; a MIG instance has the address of its GPU.
     pci_bus_id: str | Unavailable
-    fields: Mapping[str, Field]  # all other fields, by name (core/devices/fields)
+    fields: Mapping[str, Field]  # other fields by name; see core/devices/fields
     parent: int | None = None  # NVML index of the GPU of a MIG instance
 
 

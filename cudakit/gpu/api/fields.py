@@ -15,7 +15,7 @@ Kind = Literal["identity", "fact", "telemetry", "activity"]
 # The group of fields that only MIG instances have.
 INSTANCE_GROUP = "MIG instance"
 
-# A function and its arguments, or an NVML field id and its scope; then the part of the result.
+# Matches "function(arguments)" or "field_id(scope)", followed by the part of the result to use.
 _CALL = re.compile(r"(\w+)(?:\(([\w,]+)\))?(\S*)")
 
 

@@ -247,7 +247,7 @@ class Blas(Protocol):
 
     @property
     def version(self) -> str:
-        """The version of the library: "13.1.0"."""
+        """The version of the library, such as "13.1.0"."""
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None

@@ -28,7 +28,7 @@ from cudakit.units import format_bytes
 
 _CHOOSE_ANOTHER = "let the library choose, or tune again"
 
-# More than the number of algorithms of any combination of types.
+# Exceeds the number of algorithms of every combination of types.
 _MAX_IDS = 1000
 
 # Allocation for the scale factor 1.0.

@@ -18,19 +18,19 @@ _T = TypeVar("_T")
 Work: TypeAlias = Callable[[StreamHandle], _T]
 _G = TypeVar("_G")
 
-_HOST = (
+_HOST_HINT = (
     "move synchronization, driver allocations and host copies out of the function; with warmup=1 or more, "
     "one-time initialization runs before the capture"
 )
-_STREAM = "enqueue on the function's current stream, or on its parameter named `stream`"
+_STREAM_HINT = "enqueue on the function's current stream, or on its parameter named `stream`"
 
 _HINTS: Mapping[Status, str] = MappingProxyType(
     {
-        Status.STREAM_CAPTURE_UNSUPPORTED: _HOST,
-        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST}; {_STREAM}",
+        Status.STREAM_CAPTURE_UNSUPPORTED: _HOST_HINT,
+        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST_HINT}; {_STREAM_HINT}",
         Status.STREAM_CAPTURE_UNJOINED: "let the captured stream wait for all forked streams at the end",
         Status.STREAM_CAPTURE_ISOLATION: "do not wait inside the function for an event recorded before it",
-        Status.STREAM_CAPTURE_IMPLICIT: f"it used the legacy default stream: {_STREAM}",
+        Status.STREAM_CAPTURE_IMPLICIT: f"it used the legacy default stream: {_STREAM_HINT}",
         Status.CAPTURED_EVENT: "do not query or synchronize events from the host inside the function",
     }
 )
@@ -120,7 +120,9 @@ class DriverGraph:
             )
         if not gpu.count_nodes(graph):
             gpu.destroy_graph(graph)
-            raise UsageError("the function enqueued nothing on the captured stream", hint=_STREAM)
+            raise UsageError(
+                "the function enqueued nothing on the captured stream", hint=_STREAM_HINT
+            )
         return graph, value
 
 
@@ -180,7 +182,7 @@ def capture_failure(error: BaseException, ended: BaseException | None = None) ->
         status,
         f"CUDA_ERROR_{status.name}",
         f"the function cannot be captured: {reason}",
-        hint=_HINTS.get(status, _HOST),
+        hint=_HINTS.get(status, _HOST_HINT),
     )
 
 

@@ -22,9 +22,9 @@ from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Ca
 from cudakit.gpu.nvml.readings import FACTS, INSTANCE, OLD_MEMORY, TELEMETRY
 from cudakit.units import Unavailable
 
-_WSL = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
-_OF_ITS_GPU = "not reported for a MIG instance: see its GPU"
-_MIG = {NOT_SUPPORTED: _OF_ITS_GPU, INVALID_ARGUMENT: _OF_ITS_GPU}
+_WSL_REASONS = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
+_SEE_GPU = "not reported for a MIG instance: see its GPU"
+_MIG_REASONS = {NOT_SUPPORTED: _SEE_GPU, INVALID_ARGUMENT: _SEE_GPU}
 
 
 def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
@@ -39,7 +39,7 @@ def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable
     except lib.NVMLError as error:
         return Unavailable(_init_failure(error))
     in_wsl = Path("/dev/dxg").exists() if wsl is None else wsl
-    return Nvml(lib, _WSL if in_wsl else {})
+    return Nvml(lib, _WSL_REASONS if in_wsl else {})
 
 
 def _init_failure(error: Any) -> str:
@@ -151,7 +151,7 @@ class Nvml:
         parent = self._handles[None, gpu.index]
         maximum = gpu.fields.get("mig_instances_max")
         for index in range(maximum if isinstance(maximum, int) else 0):
-            reader = Reader(self.lib, None, {**self.reasons, **_MIG})
+            reader = Reader(self.lib, None, {**self.reasons, **_MIG_REASONS})
             find = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             handle = reader.attempt(find)
             if isinstance(handle, Unavailable):
@@ -175,7 +175,9 @@ class Nvml:
                 else Unavailable("NVML does not report the device")
             )
         return Reader(
-            self.lib, handle, self.reasons if device.parent is None else {**self.reasons, **_MIG}
+            self.lib,
+            handle,
+            self.reasons if device.parent is None else {**self.reasons, **_MIG_REASONS},
         )
 
 

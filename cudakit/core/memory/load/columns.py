@@ -27,7 +27,7 @@ from cudakit.torch_rules.actions import Action
 MAX_BYTES = 1 << 49
 # Five-level paging addresses 57 bits (Intel SDM volume 3, 4.5), more than any GPU.
 _MAX_ADDRESS = 1 << 57
-# More than any trace allocates, and far below the limit of int64.
+# Exceeds the sum of any trace, and is far below the limit of int64.
 _MAX_TRACE_BYTES = 1 << 60
 
 Warnings: TypeAlias = tuple[str, ...]

@@ -88,14 +88,16 @@ def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
     """
     ends = pieces.start + pieces.size
     low, high = (position * scale[pieces.segment] + _TOLERANCE for position in (pieces.start, ends))
-    thick = pieces.size * scale[pieces.segment] >= 1
-    wide = Spans(
-        pieces.segment[thick],
-        low[thick].astype(np.int64),
-        high[thick].astype(np.int64),
-        pieces.use[thick],
+    is_wide = pieces.size * scale[pieces.segment] >= 1
+    wide_spans = Spans(
+        pieces.segment[is_wide],
+        low[is_wide].astype(np.int64),
+        high[is_wide].astype(np.int64),
+        pieces.use[is_wide],
     )
-    return concatenated(wide, _merged(take(pieces, ~thick), low[~thick].astype(np.int64)))
+    return concatenated(
+        wide_spans, _merge_thin_pieces(take(pieces, ~is_wide), low[~is_wide].astype(np.int64))
+    )
 
 
 def _inside(pieces: Pieces, segment_sizes: Ints) -> Pieces:
@@ -106,7 +108,7 @@ def _inside(pieces: Pieces, segment_sizes: Ints) -> Pieces:
     return take(Pieces(pieces.segment, start, size, pieces.use), size > 0)
 
 
-def _merged(thin: Pieces, unit: Ints) -> Spans:
+def _merge_thin_pieces(thin: Pieces, unit: Ints) -> Spans:
     """Assign a use to each unit, then join adjacent units of the same use."""
     order = np.lexsort((thin.use, unit, thin.segment))
     thin, unit = take(thin, order), unit[order]

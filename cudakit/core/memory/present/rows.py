@@ -40,7 +40,7 @@ def files_name(files: Sequence[FileFacts]) -> str:
 
 
 def per_device(parts: Iterable[tuple[str, Iterable[Node]]]) -> tuple[Node, ...]:
-    """Return the nodes of the only device; of several (name, nodes), a section for each."""
+    """Return the nodes of a single device; for several devices, a section for each (name, nodes)."""
     sections = tuple(Section(name, tuple(nodes)) for name, nodes in parts)
     return sections[0].nodes if len(sections) == 1 else sections
 

@@ -70,10 +70,10 @@ def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int)
                 del boundaries[index]
             continue
         if item < n_blocks:
-            own_end = boundary + size[item]
-            next_index = bisect_left(boundaries, own_end, index)
+            block_end = boundary + size[item]
+            next_index = bisect_left(boundaries, block_end, index)
             if next_index < len(boundaries):
-                gap = boundaries[next_index] - own_end
+                gap = boundaries[next_index] - block_end
                 if 0 < gap <= MAX_SMALL_BYTES or size[item] >= max_split:
                     size[item] += gap
         boundaries.insert(index, boundary)
