@@ -108,9 +108,9 @@ def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
     ("value", "words"),
     [
         ("expandable_segment:True", "1: PyTorch has no setting 'expandable_segment'; did you mean"),
-        ("expandable_segments", "20: here should be ':', after 'expandable_segments', not the end"),
+        ("expandable_segments", "20: expected ':' after 'expandable_segments', found the end"),
         ("expandable_segments:true", "21: expandable_segments takes True or False, not 'true'"),
-        ("max_split_size_mb:64,,", "22: here should be the name of a setting, not ','"),
+        ("max_split_size_mb:64,,", "22: expected the name of a setting, found ','"),
         ("max_split_size_mb:1", "19: max_split_size_mb is 1 MiB; it must be at least"),
         (
             "garbage_collection_threshold:1.5",
