@@ -130,7 +130,8 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 
 def _as_message(text: str) -> str:
     """Return a message of click in the style of ours: in lower case, without a full stop."""
-    return (text[:1].lower() + text[1:]).removesuffix(".")
+    plain = text.replace("is not a valid integer range", "is not an integer")
+    return (plain[:1].lower() + plain[1:]).removesuffix(".")
 
 
 def _help_hint(error: click.ClickException) -> str:

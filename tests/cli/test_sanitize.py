@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from invocation import Cli
+from invocation import Cli, Terminal
+
+from cudakit.cli import main
 
 ROOT = Path(__file__).parents[2]
 RACES = ROOT / "examples/races"
@@ -76,6 +80,19 @@ def test_run_without_gpu_work_says_so_again(cli: Cli) -> None:
 
     assert done.exit_code == 1
     assert "--require-gpu" in done.stdout
+
+
+def test_progress_is_shown_on_a_terminal_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    log = LAST_RELEASE / "torch_graph_branches_race.npz"
+    terminal = Terminal()
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(terminal):
+        main(["sanitize", str(log)])
+
+    assert "analyzing the log" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert cli("sanitize", log).stderr == ""
 
 
 def test_damaged_log_is_one_line_and_exit_code_2(cli: Cli) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -96,6 +97,21 @@ def test_large_batch_is_split(place: Path) -> None:
     assert len(found) > 1
     assert sum(len(each.records) for each in found) == 20_000
     assert place.stat().st_size < 20_000
+
+
+def test_memory_to_read_a_log_does_not_grow_with_its_size(place: Path) -> None:
+    records = np.repeat(pack([Event(Fill(3, 4096, 1024), seq=1)], {"": 0}.__getitem__), 8192)
+    batch = Batch(7, records, [""], [()])
+    place.write_bytes(log(*[batch] * 50))
+    tracemalloc.start()
+
+    with LogReader(place) as reader:
+        count = sum(len(each.records) for each in reader.batches())
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert count == 50 * 8192
+    assert peak_bytes < 8 * records.nbytes < 50 * records.nbytes
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.3, 0.5, 0.7, 0.99])

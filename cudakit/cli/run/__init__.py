@@ -142,12 +142,12 @@ def run(
 ) -> int:
     """Run a program and find the races between its CUDA streams, or record its GPU memory.
 
-    The program is a Python script, -m MODULE, -c CODE or any other command. All arguments after it are its
-    own. Standard input and output belong to the program; the report goes to standard error.
+    The program is a Python script, -m MODULE, -c CODE or any other command. All later arguments are those of
+    the program. Standard input and output belong to the program; the report goes to standard error.
 
     The exit code is that of the program. If the program succeeds, races or an incomplete recording make it
-    1. It is 125 if cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it
-    is not found.
+    1. The exit code is 125 if cudakit fails before the program starts, 126 if the program cannot be executed,
+    127 if the program is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1

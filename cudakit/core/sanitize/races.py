@@ -133,6 +133,7 @@ class Coverage:
     graph_launches: int = 0  # launches of CUDA graphs
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
+    launches_without_call_site: int = 0  # of ``launches``, those without a Python call stack
 
     @property
     def has_work(self) -> bool:

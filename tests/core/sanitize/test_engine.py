@@ -151,6 +151,15 @@ def test_accesses_of_launch_may_span_batches() -> None:
     assert s.engine.coverage.launches_exact == 0
 
 
+def test_coverage_counts_launches_without_call_site() -> None:
+    s = Scene()
+    launches = (Event(Launch(1, "k"), seq=seq, site=site) for seq, site in ((5, 0), (6, 1), (7, 0)))
+    s.engine.feed(records_of(*launches, Event(Fill(1, X, 4), seq=8)), [""])
+
+    assert s.engine.coverage.launches == 3
+    assert s.engine.coverage.launches_without_call_site == 2
+
+
 def test_coverage_reports_peak_memory_of_recording() -> None:
     s = Scene()
     for device, size_bytes in ((0, 30), (1, 20), (0, 10), (1, 35)):

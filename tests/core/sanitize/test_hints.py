@@ -9,6 +9,7 @@ import pytest
 from core.sanitize.sample_races import (
     DEFAULT,
     EVENT,
+    IN_BACKWARD,
     OTHER,
     OWN,
     PREFETCH,
@@ -241,6 +242,15 @@ def test_assumed_access_is_not_stated_as_fact(
     sentence = hints.sentence(RaceKind.WRITE_AFTER_WRITE, side(current), side(previous), 1024)
 
     assert sentence.endswith(words)
+
+
+def test_work_of_autograd_thread_names_the_start_of_the_backward_pass() -> None:
+    made = found(race(previous=kernel(stream=SIDE, site=IN_BACKWARD)))
+
+    assert made.hint == (
+        "record an event on stream 7 after the kernel (backward pass started at train.py:46) and "
+        "make the legacy default stream wait for it before the kernel (train.py:44)"
+    )
 
 
 def test_stream_constants_match_the_stream_table() -> None:

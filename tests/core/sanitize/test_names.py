@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.names import SHORT, call_site, call_site_index, short_kernel, stream_name
+from cudakit.core.sanitize.names import (
+    BACKWARD_FRAME,
+    SHORT,
+    call_site,
+    call_site_index,
+    short_kernel,
+    stream_name,
+)
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
@@ -121,3 +128,12 @@ def test_call_site_of_library_only_stack_is_its_innermost_frame() -> None:
 
 def test_call_site_of_empty_stack_is_empty() -> None:
     assert (call_site_index(()), call_site(())) == (0, "")
+
+
+def test_call_site_of_backward_pass_is_its_start() -> None:
+    synthetic = Frame(BACKWARD_FRAME, "", 0)
+    torch = Frame("backward", "/v/site-packages/torch/_tensor.py", 9)
+
+    assert call_site((synthetic, torch, Frame("step", "/home/u/train.py", 7))) == "train.py:7"
+    assert call_site((synthetic, torch)) == "_tensor.py:9"
+    assert call_site_index((synthetic,)) == 0

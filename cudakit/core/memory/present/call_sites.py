@@ -40,18 +40,22 @@ def holders(device: DeviceMemory, top: int) -> Table:
     )
 
 
+_PLURALS = {"category": "categories", "user metadata": "user metadata"}
+
+
 def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
+    name = facet.name.replace("_", " ")
     return limited(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
             ("share", "bar", lambda group: Ratio(group.share)),
             ("blocks", "number", lambda group: Count(group.count)),
-            (facet.name.replace("_", " "), "text", lambda group: Text(group.name or "(none)")),
+            (name, "text", lambda group: Text(group.name or "(none)")),
         ),
         facet.groups,
         top,
-        ("value", "values"),
+        (name, _PLURALS.get(name, f"{name}s")),
     )
 
 

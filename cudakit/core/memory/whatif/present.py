@@ -120,6 +120,8 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
         increase = outcome.peak.reserved_bytes - base
         return Change(increase) if id(outcome) in compared else Text("")
 
+    limited = len(_rows(device)) > 2 + len(device.tried)
+    given = "recorded settings: replayed with the limit; " if limited else ""
     return table(
         (
             _SETTINGS,
@@ -130,8 +132,8 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        "change: of the peak, relative to the recorded settings; free in segments: at the recorded peak;"
-        " free share: free in segments, relative to reserved memory",
+        f"{given}change: of the peak, relative to the recorded settings;"
+        " free in segments: at the recorded peak; free share: free in segments, relative to reserved memory",
     )
 
 

@@ -20,6 +20,7 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     for text in result.notes:
         yield Note("warn", text)
     yield from _unknown_launches(result.coverage.launches_unknown)
+    yield from _without_call_site(result.coverage)
     yield from _gaps(result)
     yield from _suppressed(result)
     if result.coverage.suspected:
@@ -103,6 +104,13 @@ def _unknown_launches(unknown: int) -> Iterator[Note]:
     if unknown:
         launches = _counted("kernel launch", unknown)
         yield Note("warn", f"accesses of {launches} are unknown: the arguments were not recorded")
+
+
+def _without_call_site(seen: Coverage) -> Iterator[Note]:
+    if missing := seen.launches_without_call_site:
+        launches = _counted("kernel launch", seen.launches)
+        have = "has" if missing == 1 else "have"
+        yield Note("info", f"{format_count(missing)} of {launches} {have} no Python call stack")
 
 
 def _gaps(result: SanitizeResult) -> Iterator[Note]:

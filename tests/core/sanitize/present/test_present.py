@@ -106,7 +106,10 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
     report_of(race(), race(), race(confidence=Confidence.POSSIBLE), report=filled)
     result = filled.result(
         exit_status=0,
-        coverage={1: Coverage(launches=1, launches_unknown=1), 2: Coverage(graph_launches=2)},
+        coverage={
+            1: Coverage(launches=1, launches_unknown=1, launches_without_call_site=1),
+            2: Coverage(graph_launches=2),
+        },
         gaps=[{f"cuNew{number}": 10 - number for number in range(10)}],
         simulated=True,
         notes=("process 3 was started with python -I: it was not instrumented",),
