@@ -95,7 +95,7 @@ def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Arg
     The driver copies the declared size of each parameter, whatever was passed. ``sizes`` are bytes per
     parameter, None if unknown.
     """
-    passed = tuple([_size(arg) for arg in args])
+    passed = tuple([_argument_bytes(arg) for arg in args])
     if sizes is not None and passed != sizes:
         raise cuda_error(
             Status.INVALID_VALUE,
@@ -103,7 +103,7 @@ def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Arg
         )
 
 
-def _size(arg: Argument) -> int:
+def _argument_bytes(arg: Argument) -> int:
     if isinstance(arg, np.generic):
         return arg.itemsize
     if isinstance(arg, int):

@@ -214,7 +214,7 @@ def test_explain_needs_no_machine(cli: Cli) -> None:
     run = cli("doctor", "--explain", "ck012")
 
     assert run.exit_code == ExitCode.OK
-    assert run.stdout.startswith("CK012: LD_LIBRARY_PATH hides no CUDA library\n")
+    assert run.stdout.startswith("CK012: LD_LIBRARY_PATH shadows no CUDA library\n")
     found = parsed(cli("doctor", "--explain", "ck12", "--json").stdout)
     assert (found["schema"], found["id"]) == ("cudakit.doctor.explanation/1", "CK012")
 

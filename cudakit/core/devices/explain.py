@@ -11,7 +11,7 @@ from typing import ClassVar
 from cudakit.core.devices.diagnose.checks import checks_by_id
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.core.devices.diagnose.xids import CATALOG, known_xids
-from cudakit.document import Document, Facts, Node, Note, Section, Text
+from cudakit.document import Document, Facts, Node, Section, Text
 from cudakit.errors import UsageError, one_of
 
 # "Xid 79", "xid79", "Xid:79".
@@ -230,10 +230,11 @@ def _title(topic: Topic) -> str:
 
 
 def _nodes(topic: Topic) -> Iterator[Node]:
-    for paragraph in filter(None, topic.explanation.split("\n\n")):
-        yield Note("info", " ".join(paragraph.split()))
+    purpose, _, background = topic.explanation.partition("\n\n")
     rows = (
         ("" if topic.kind == "check" else _meaning_label(topic), topic.meaning),
+        ("purpose", " ".join(purpose.split())),
+        ("background", " ".join(background.split())),
         ("usual causes", topic.causes),
         ("what to do", topic.action),
         ("also known as", ", ".join(topic.other_names)),

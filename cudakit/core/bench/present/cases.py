@@ -90,7 +90,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
     return [
         _CaseColumn("bench", lambda case: Text(case.name), "text", lambda _: several),
         _CaseColumn("shape", _shape, "text", lambda case: "shape" in case.settings),
-        _CaseColumn("library", lambda case: Text(case.library), "text", lambda _: has_baselines),
+        _CaseColumn("library", _library, "text", lambda _: has_baselines),
         _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
         _CaseColumn("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
         _CaseColumn("rate", rate, has_value=lambda case: bool(case.amount)),
@@ -154,6 +154,12 @@ def _has_datasheet_peak(case: CaseResult) -> bool:
     limit = case.limit
     known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
     return known and bool(case.operations)
+
+
+def _library(case: CaseResult) -> Value:
+    """Return the library that ran a case; for cudakit's own call, the library that it called."""
+    called = str(case.settings.get("library", "")).split()
+    return Text(called[0] if case.library == CUDAKIT and called else case.library)
 
 
 def _shape(case: CaseResult) -> Value:

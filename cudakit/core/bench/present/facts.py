@@ -95,7 +95,8 @@ def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> st
     """
     first = methods[0]
     warmup = _range(
-        [method.warmup_s for method in methods], lambda s: format_seconds(s) if s else "0 s"
+        [method.warmup_s for method in methods],
+        lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
     executions = _range([method.executions for method in methods], str)
     parts = [

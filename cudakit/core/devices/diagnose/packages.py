@@ -345,7 +345,7 @@ def shadowed_libraries(context: RunContext) -> Finding:
     found = [one for one in libraries if not one.soname.startswith(_DRIVER)]
     return combine(
         _shadowed(found),
-        otherwise=ok("LD_LIBRARY_PATH hides no CUDA library of a package", _by_source(found))
+        otherwise=ok("LD_LIBRARY_PATH shadows no CUDA library of a package", _by_source(found))
         if found
         else ok("no CUDA library is on the loader's path"),
     )
