@@ -53,7 +53,7 @@ def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, objec
     """
     if not _is_record(record):
         raise TypeError(f"a Result is a dataclass instance, not {type(record).__name__}")
-    return _record(record, inline_reasons)
+    return _plain_record(record, inline_reasons)
 
 
 def _is_record(value: object) -> bool:
@@ -65,19 +65,19 @@ def _json_name(field: Field[Any]) -> str | None:
     return name
 
 
-def _record(record: Any, inline_reasons: bool) -> dict[str, object]:
+def _plain_record(record: Any, inline_reasons: bool) -> dict[str, object]:
     plain: dict[str, object] = {}
     reasons: _Reasons | None = None if inline_reasons else {}
-    for name, value in _members(record):
+    for name, value in _json_members(record):
         if name in plain or name == _REASONS:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
-        plain[name] = _plain(value, name, reasons)
+        plain[name] = _plain_value(value, name, reasons)
     if reasons:
         plain[_REASONS] = reasons
     return plain
 
 
-def _members(record: Any) -> Iterator[tuple[str, object]]:
+def _json_members(record: Any) -> Iterator[tuple[str, object]]:
     schema = getattr(record, "schema", None)
     if isinstance(schema, str):
         yield "schema", schema
@@ -87,7 +87,7 @@ def _members(record: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(record, field.name)
 
 
-def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
+def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
     """Return the JSON form of a value; ``path`` is its path in the record that contains it."""
     match value:
         case Enum():
@@ -102,13 +102,13 @@ def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
             reasons[path] = reason
             return None
         case _ if _is_numpy(value):
-            return _numbers(value, path, reasons)
+            return _plain_array(value, path, reasons)
         case Mapping():
-            return _object(value, path, reasons)
+            return _plain_mapping(value, path, reasons)
         case list() | tuple():
-            return [_plain(item, f"{path}[{i}]", reasons) for i, item in enumerate(value)]
+            return [_plain_value(item, f"{path}[{i}]", reasons) for i, item in enumerate(value)]
         case _ if _is_record(value):
-            return _record(value, reasons is None)
+            return _plain_record(value, reasons is None)
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
@@ -118,7 +118,7 @@ def _is_numpy(value: object) -> bool:
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _numbers(value: object, path: str, reasons: _Reasons | None) -> object:
+def _plain_array(value: object, path: str, reasons: _Reasons | None) -> object:
     import numpy as np
 
     array: npt.NDArray[Any] = np.asarray(value)
@@ -127,23 +127,23 @@ def _numbers(value: object, path: str, reasons: _Reasons | None) -> object:
     if array.dtype.kind == "f":
         doubles = array.astype(np.float64)
         plain = doubles.tolist()
-        return plain if np.isfinite(doubles).all() else _plain(plain, path, reasons)
+        return plain if np.isfinite(doubles).all() else _plain_value(plain, path, reasons)
     if array.dtype.kind in "OU":
-        return _plain(array.tolist(), path, reasons)
+        return _plain_value(array.tolist(), path, reasons)
     raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
 
 
-def _object(
+def _plain_mapping(
     mapping: Mapping[Any, object], path: str, reasons: _Reasons | None
 ) -> dict[str, object]:
     plain: dict[str, object] = {}
     for key, value in mapping.items():
-        name = _key(key, path)
-        plain[name] = _plain(value, f"{path}.{name}", reasons)
+        name = _json_key(key, path)
+        plain[name] = _plain_value(value, f"{path}.{name}", reasons)
     return plain
 
 
-def _key(key: object, path: str) -> str:
+def _json_key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         return key.name.lower()
     if isinstance(key, (str, int)):
@@ -177,13 +177,13 @@ def from_plain(kind: type[_T], plain: object, location: str = "", *, strict: boo
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
 def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
     """Return the fields that the constructor takes, with their annotations."""
-    hints = _hints(kind)
+    hints = _type_hints(kind)
     return [
         (field, hints[field.name])
         for field in fields(kind)
@@ -228,13 +228,13 @@ class _Reader:
             return self._mapping(arguments[1], plain, location, path)
         if is_dataclass(hint) and isinstance(hint, type):
             return from_plain(hint, plain, location, strict=self._strict)
-        return _scalar(hint, plain, location)
+        return _read_scalar(hint, plain, location)
 
     def _one_of(self, kinds: tuple[Any, ...], plain: object, location: str, path: str) -> object:
         if plain is None:
             return self._null(kinds, location, path)
         if Unavailable in kinds and isinstance(plain, dict) and plain.keys() == {_REASONS}:
-            return Unavailable(_scalar(str, plain[_REASONS], location))
+            return Unavailable(_read_scalar(str, plain[_REASONS], location))
         problems = []
         # If int and float are allowed, an integer stays an int.
         for kind in sorted(kinds, key=lambda kind: kind is not type(plain)):
@@ -281,7 +281,7 @@ class _Reader:
         }
 
 
-def _scalar(kind: Any, plain: object, location: str) -> Any:
+def _read_scalar(kind: Any, plain: object, location: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         if isinstance(plain, str) and plain.upper() in kind.__members__:
             return kind[plain.upper()]

@@ -79,11 +79,11 @@ def _copy_error(descriptor: DescriptorHandle, error: OSError) -> CudakitError:
     source = f"file descriptor {descriptor.number} of process {process.pid}"
     return EnvironmentUnusable(
         f"process {os.getpid()} cannot copy {source}: {os.strerror(error.errno or 0)}",
-        hint=_hint(error.errno),
+        hint=_errno_hint(error.errno),
     )
 
 
-def _hint(number: int | None) -> str:
+def _errno_hint(number: int | None) -> str:
     """Return a hint for an errno (pidfd_getfd(2), "ERRORS"; it needs ptrace attach permission)."""
     alternative = "share memory without expandable segments: expandable_segments:False"
     if number in (errno.EPERM, errno.EACCES):

@@ -59,15 +59,15 @@ def run_self_test(
         )
     except subprocess.TimeoutExpired as timeout:
         output = timeout.stdout or ""
-        return _steps(output if isinstance(output, str) else output.decode(), "timed out")
+        return _parse_steps(output if isinstance(output, str) else output.decode(), "timed out")
     except OSError as error:
         return Unavailable(f"cannot start the process that tests the GPU: {error}")
-    return _steps(
+    return _parse_steps(
         result.stdout, f"crashed: exit code {result.returncode}{last_line(result.stderr)}"
     )
 
 
-def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
+def _parse_steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
     """Parse the child's output, a line per step; ``end`` is the reason if steps are missing."""
     steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
     if len(steps) == len(_STEPS) or (steps and steps[-1].error):
@@ -154,7 +154,7 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
     gpu.launch(kernel, (_VALUE_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
     gpu.copy(host, out, size, stream)
     gpu.sync_stream(stream)
-    _compare(_words(gpu, host, size), _expected(), "the kernel computed")
+    _compare(_host_words(gpu, host, size), _expected_values(), "the kernel computed")
     gpu.free(out)
     gpu.host_free(host)
     return f"{_VALUE_COUNT:,} values correct"
@@ -167,11 +167,11 @@ def _round_trip(gpu: Gpu) -> str:
     first, second = gpu.malloc(size), gpu.malloc(size)
     out, back = gpu.host_malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
-    _words(gpu, out, size)[:] = sent
+    _host_words(gpu, out, size)[:] = sent
     for target, source in ((first, out), (second, first), (back, second)):
         gpu.copy(target, source, size, stream)
     gpu.sync_stream(stream)
-    _compare(_words(gpu, back, size), sent, "the copies returned")
+    _compare(_host_words(gpu, back, size), sent, "the copies returned")
     for ptr in (first, second):
         gpu.free(ptr)
     for ptr in (out, back):
@@ -179,11 +179,11 @@ def _round_trip(gpu: Gpu) -> str:
     return f"{format_bytes(size)} correct"
 
 
-def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
+def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
     return np.frombuffer(gpu.host_view(ptr, size), dtype=np.uint32)
 
 
-def _expected() -> npt.NDArray[Any]:
+def _expected_values() -> npt.NDArray[Any]:
     """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
     x = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
     for _ in range(_ROUNDS):

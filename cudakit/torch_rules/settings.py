@@ -270,8 +270,8 @@ def recorded_settings(recorded: Mapping[str, Any]) -> Settings:
     (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). The memory fraction is omitted, because no
     snapshot records the memory of the device.
     """
-    settings = _parsed(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
-    settings = with_changes(settings, _sizes(recorded))
+    settings = _parse_recorded(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
+    settings = with_changes(settings, _recorded_sizes(recorded))
     threshold = recorded.get("garbage_collection_threshold")
     if isinstance(threshold, float):
         settings = with_changes(settings, {"garbage_collection_threshold": threshold})
@@ -290,7 +290,7 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         return settings
 
 
-def _parsed(text: object) -> Settings:
+def _parse_recorded(text: object) -> Settings:
     try:
         return parse_config(text) if isinstance(text, str) else Settings()
     except InputError:
@@ -298,7 +298,7 @@ def _parsed(text: object) -> Settings:
         return Settings()
 
 
-def _sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
+def _recorded_sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
     values = {field: recorded.get(name) for name, field in _RECORDED_BYTES.items()}
     return {
         field: value if value >= 0 else None

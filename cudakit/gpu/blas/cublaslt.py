@@ -202,7 +202,7 @@ class LtGemm:
     ) -> None:
         self.algorithm = algorithm
         self.settings: Mapping[str, str] = MappingProxyType(
-            _describe(problem, algorithm, by_user=by_user)
+            _describe_settings(problem, algorithm, by_user=by_user)
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
@@ -255,7 +255,7 @@ class LtGemm:
             self._blas.cuda.free(self._workspace)
 
 
-def _describe(problem: Problem, algorithm: Algorithm, *, by_user: bool) -> dict[str, str]:
+def _describe_settings(problem: Problem, algorithm: Algorithm, *, by_user: bool) -> dict[str, str]:
     gemm, settings = problem.gemm, problem.settings
     described = {
         "chosen_by": "the user" if by_user else "cuBLASLt heuristics",

@@ -291,10 +291,10 @@ def choices(
         swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
         splits=SPLITS if capabilities.number("SPLITK_SUPPORT") else (),
         reductions=tuple(scheme for scheme in allowed if scheme & schemes),
-        clusters=_sorted(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
-        inners=_sorted(lt.MatmulInnerShape),
+        clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
+        inners=_sorted_values(lt.MatmulInnerShape),
     )
 
 
-def _sorted(shapes: Any) -> tuple[int, ...]:
+def _sorted_values(shapes: Any) -> tuple[int, ...]:
     return tuple(sorted({int(shape) for shape in shapes}))

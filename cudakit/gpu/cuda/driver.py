@@ -49,7 +49,7 @@ def check(result: Result, detail: Callable[[], str] | None = None) -> Any:
     Raises CudaError if the status is an error; ``detail`` returns text to append to its message.
     """
     if result[0]:
-        raise _failure(result[0], detail() if detail else "")
+        raise _driver_error(result[0], detail() if detail else "")
     return result[1] if len(result) == 2 else result[1:] or None
 
 
@@ -74,7 +74,7 @@ def capability(device: Any) -> Capability:
     return Capability(major, minor)
 
 
-def _failure(status: Any, detail: str) -> CudaError:
+def _driver_error(status: Any, detail: str) -> CudaError:
     name, text = (_text(get(status)) for get in (cu.cuGetErrorName, cu.cuGetErrorString))
     return cuda_error(int(status), detail=detail, name=name, text=text)
 

@@ -65,7 +65,7 @@ class CudaPeers:
         if ordinal not in self._peers:
             context = Context(ordinal)
             try:
-                _connect(self._context, context)
+                _enable_both_directions(self._context, context)
             except CudaError:
                 context.close()
                 raise
@@ -73,7 +73,7 @@ class CudaPeers:
         return self._peers[ordinal]
 
 
-def _connect(context: Context, peer: Context) -> None:
+def _enable_both_directions(context: Context, peer: Context) -> None:
     """Enable peer access in both directions, if supported."""
     enabled = _enable_access(context, peer)
     try:

@@ -53,7 +53,7 @@ class CudaVirtualMemory:
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
         self._context.call(
-            cu.cuMemAddressFree, ptr, size_bytes, detail=lambda: _range(ptr, size_bytes)
+            cu.cuMemAddressFree, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
         )
         self._reserved.pop(ptr, None)
 
@@ -85,7 +85,7 @@ class CudaVirtualMemory:
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
         handle = self.backings[backing]
         self._context.call(
-            cu.cuMemMap, ptr, size_bytes, 0, handle, 0, detail=lambda: _range(ptr, size_bytes)
+            cu.cuMemMap, ptr, size_bytes, 0, handle, 0, detail=lambda: _range_text(ptr, size_bytes)
         )
         try:
             self._set_access(ptr, size_bytes, self._location(), _READ_AND_WRITE)
@@ -107,7 +107,9 @@ class CudaVirtualMemory:
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         # cuMemUnmap accepts unmapped ranges without an error.
         starts = self._mappings(ptr, size_bytes)
-        self._context.call(cu.cuMemUnmap, ptr, size_bytes, detail=lambda: _range(ptr, size_bytes))
+        self._context.call(
+            cu.cuMemUnmap, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
+        )
         for start in starts:
             self._mapped.pop(start, None)
 
@@ -136,7 +138,7 @@ class CudaVirtualMemory:
         if not starts or address != ptr + size_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                detail=f"{_range(ptr, size_bytes)} do not consist of whole mappings",
+                detail=f"{_range_text(ptr, size_bytes)} do not consist of whole mappings",
             )
         return starts
 
@@ -156,7 +158,7 @@ class CudaVirtualMemory:
             size_bytes,
             [access],
             1,
-            detail=lambda: f"{_range(ptr, size_bytes)}, for cuda:{location.id}",
+            detail=lambda: f"{_range_text(ptr, size_bytes)}, for cuda:{location.id}",
         )
 
     def _location_of(self, ordinal: int) -> Any:
@@ -178,5 +180,5 @@ class CudaVirtualMemory:
         return self._memory.describe_shortage(size_bytes)
 
 
-def _range(ptr: Ptr, size_bytes: int) -> str:
+def _range_text(ptr: Ptr, size_bytes: int) -> str:
     return f"{size_bytes} bytes at {ptr:#x}"

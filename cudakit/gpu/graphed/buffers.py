@@ -52,7 +52,7 @@ def buffer_of(argument: object, index: int) -> Buffer:
     """Return the buffer of argument ``index``. Raises UsageError if it is not device memory."""
     if isinstance(argument, int) and not isinstance(argument, bool):
         return Buffer(Ptr(argument))
-    read = _reader(argument)
+    read = _buffer_reader(argument)
     if read is None:
         raise UsageError(
             f"buffer {index} is not a device buffer: {_describe(argument)}", hint=_HINT
@@ -77,7 +77,7 @@ def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
         )
 
 
-def _reader(argument: object) -> Callable[[Any], Buffer] | None:
+def _buffer_reader(argument: object) -> Callable[[Any], Buffer] | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(argument, torch.Tensor):
         # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.

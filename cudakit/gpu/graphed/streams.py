@@ -37,7 +37,7 @@ class FrameworkStreams:
 
     def __init__(self, gpu: Cuda, buffers: Sequence[object]) -> None:
         self._gpu = gpu
-        self._library = _library(buffers)
+        self._library = _framework_of(buffers)
         self._pool: Any = None
 
     def handle(self, stream: Stream) -> StreamHandle:
@@ -91,7 +91,7 @@ class FrameworkStreams:
 StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
-def _library(buffers: Sequence[object]) -> str:
+def _framework_of(buffers: Sequence[object]) -> str:
     """Return the library of the first torch or CuPy buffer, whose current stream is the default."""
     packages = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
     return next((package for package in packages if package in ("torch", "cupy")), "")

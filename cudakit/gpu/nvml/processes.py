@@ -82,8 +82,8 @@ def _process(
         pid=entry.pid,
         kind=kind,
         used_bytes=_NO_MEMORY if used is None else used,
-        name=_command(directory),
-        user=_owner(directory),
+        name=_command_line(directory),
+        user=_user_name(directory),
         sm_percent=utilization
         if isinstance(utilization, Unavailable)
         else utilization.get(entry.pid, 0),
@@ -91,7 +91,7 @@ def _process(
     )
 
 
-def _command(directory: Path) -> str | Unavailable:
+def _command_line(directory: Path) -> str | Unavailable:
     try:
         arguments = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -99,7 +99,7 @@ def _command(directory: Path) -> str | Unavailable:
     return " ".join(filter(None, arguments)) or _OTHER_NAMESPACE
 
 
-def _owner(directory: Path) -> str | Unavailable:
+def _user_name(directory: Path) -> str | Unavailable:
     try:
         number = os.stat(directory).st_uid
     except OSError:

@@ -46,7 +46,7 @@ class Probe:
 
     def answer(self) -> CudaView | Unavailable:
         """Wait for the driver's answer; return Unavailable with the reason if there is none."""
-        answers = [_read(child, self.seconds) for child in self.children]
+        answers = [_read_answer(child, self.seconds) for child in self.children]
         visible, *unrestricted = answers
         return cuda_view(
             visible,
@@ -70,9 +70,9 @@ def start_probe(
     numbers = (str(attribute.number) for attribute in attributes())
     child = command or (sys.executable, "-I", "-S", str(_CHILD))
     command_line = [*child, str(max(round(seconds), 1)), *numbers]
-    children = [_start(command_line, environment)]
+    children = [_start_child(command_line, environment)]
     if VISIBLE in environment:
-        children.append(_start(command_line, without_variables(environment, VISIBLE)))
+        children.append(_start_child(command_line, without_variables(environment, VISIBLE)))
     return Probe(environment, tuple(children), seconds)
 
 
@@ -81,7 +81,7 @@ def without_variables(environment: Mapping[str, str], *names: str) -> dict[str, 
     return {name: value for name, value in environment.items() if name not in names}
 
 
-def _start(
+def _start_child(
     command_line: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[str] | str:
     """Start a child process, or return the reason why it does not start."""
@@ -99,14 +99,14 @@ def _start(
         return f"cannot start the process that queries the CUDA driver: {error}"
 
 
-def _read(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
+def _read_answer(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
     """Return the answer of a child process, or the reason why it has none."""
     if isinstance(child, str):
         return child
     try:
         text, stderr = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        _kill(child)
+        _kill_child(child)
         return f"the CUDA driver did not answer within {seconds:g} s"
     try:
         answer = json.loads(text)
@@ -115,7 +115,7 @@ def _read(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] 
     return answer if isinstance(answer, dict) else _exit_reason(child.returncode, stderr)
 
 
-def _kill(child: subprocess.Popen[str]) -> None:
+def _kill_child(child: subprocess.Popen[str]) -> None:
     child.kill()
     try:
         child.communicate(timeout=1)
@@ -164,12 +164,12 @@ def cuda_view(
         return Unavailable(visible)
     if "missing" in visible:
         return Unavailable(f"libcuda cannot be loaded: {visible['missing']}")
-    devices = tuple(_devices(visible))
+    devices = tuple(_device_facts(visible))
     visible_uuids = {device.uuid for device in devices}
-    all_devices = tuple(_devices(unrestricted)) if isinstance(unrestricted, dict) else ()
+    all_devices = tuple(_device_facts(unrestricted)) if isinstance(unrestricted, dict) else ()
     return CudaView(
         # CUDA_VERSION is 1000 major + 10 minor (cuda.h).
-        driver_version=_field(
+        driver_version=_convert_field(
             visible["version"], lambda number: (number // 1000, number % 1000 // 10)
         ),
         devices=devices,
@@ -190,44 +190,44 @@ def cuda_view(
     )
 
 
-def _devices(answer: dict[str, Any]) -> Iterator[DeviceFacts]:
+def _device_facts(answer: dict[str, Any]) -> Iterator[DeviceFacts]:
     for index, device in enumerate(answer.get("devices", ())):
         yield DeviceFacts(
             index=index,
-            uuid=_uuid(device),
-            pci_bus_id=_field(device["pci_bus_id"], str.lower),
-            fields=dict(_fields(device)),
+            uuid=_device_uuid(device),
+            pci_bus_id=_convert_field(device["pci_bus_id"], str.lower),
+            fields=dict(_device_fields(device)),
         )
 
 
-def _fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
+def _device_fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
     raw = device["attributes"]
-    yield "name", _field(device["name"], str)
-    yield "usable_memory_bytes", _field(device["memory"], int)
+    yield "name", _convert_field(device["name"], str)
+    yield "usable_memory_bytes", _convert_field(device["memory"], int)
     major, minor = raw.get("75"), raw.get("76")
     if isinstance(major, int) and isinstance(minor, int):
         capability = Capability(major, minor)
         yield "compute_capability", str(capability)
         yield "architecture", capability.architecture
     for attribute in attributes():
-        yield attribute.name, _attribute(attribute, raw.get(str(attribute.number)))
+        yield attribute.name, _attribute_value(attribute, raw.get(str(attribute.number)))
 
 
-def _attribute(attribute: Attribute, value: Any) -> Field:
+def _attribute_value(attribute: Attribute, value: Any) -> Field:
     if value is None:
         return _UNKNOWN
     match attribute.unit:
         case "bool":
-            return _field(value, bool)
+            return _convert_field(value, bool)
         case "hex":
-            return _field(value, lambda number: f"{number & 0xFFFFFFFF:#010x}")
+            return _convert_field(value, lambda number: f"{number & 0xFFFFFFFF:#010x}")
         case "word":
             names = _VALUE_NAMES[attribute.name]
-            return _field(value, lambda number: names.get(number, f"unknown ({number})"))
-    return _field(value, int)
+            return _convert_field(value, lambda number: names.get(number, f"unknown ({number})"))
+    return _convert_field(value, int)
 
 
-def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
+def _convert_field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
     """Convert a value; an error object from the child becomes Unavailable."""
     if not isinstance(value, dict):
         return convert(value)
@@ -235,8 +235,8 @@ def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
     return Unavailable(f"{name}: {explanation}" if name else explanation)
 
 
-def _uuid(device: dict[str, Any]) -> str | Unavailable:
+def _device_uuid(device: dict[str, Any]) -> str | Unavailable:
     # The UUID of a MIG instance differs from that of its GPU.
     gpu = device["gpu_uuid"]
     kind = "MIG" if isinstance(gpu, str) and gpu != device["uuid"] else "GPU"
-    return _field(device["uuid"], lambda digits: f"{kind}-{uuid.UUID(hex=digits)}")
+    return _convert_field(device["uuid"], lambda digits: f"{kind}-{uuid.UUID(hex=digits)}")

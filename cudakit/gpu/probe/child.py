@@ -83,15 +83,15 @@ def answer(numbers: list[int]) -> dict[str, Any]:
     }
     try:
         driver.call("cuInit", 0)
-        result["devices"] = list(_devices(driver, numbers))
-        result["peers"] = list(_peers(driver, len(result["devices"])))
+        result["devices"] = list(_query_devices(driver, numbers))
+        result["peers"] = list(_peer_pairs(driver, len(result["devices"])))
     except DriverError as error:
         result["error"] = driver.explain(error.code)
     result["libcuda"] = _mapped_library()
     return result
 
 
-def _devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
+def _query_devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
     for ordinal in range(driver.number("cuDeviceGetCount")):
         device = driver.number("cuDeviceGet", ordinal)
         # For a MIG instance, cuDeviceGetUuid returns the UUID of its GPU, cuDeviceGetUuid_v2 its own.
@@ -101,11 +101,11 @@ def _devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
             "pci_bus_id": _value_or_error(driver, driver.text, "cuDeviceGetPCIBusId", device),
             "name": _value_or_error(driver, driver.text, "cuDeviceGetName", device),
             "memory": _value_or_error(driver, driver.total_memory_bytes, device),
-            "attributes": {number: _attribute(driver, number, device) for number in numbers},
+            "attributes": {number: _attribute_value(driver, number, device) for number in numbers},
         }
 
 
-def _attribute(driver: Driver, number: int, device: int) -> Any:
+def _attribute_value(driver: Driver, number: int, device: int) -> Any:
     try:
         return driver.number("cuDeviceGetAttribute", number, device)
     except DriverError as error:
@@ -113,15 +113,15 @@ def _attribute(driver: Driver, number: int, device: int) -> Any:
         return {"error": driver.explain(error.code)} if is_supported else None
 
 
-def _peers(driver: Driver, count: int) -> Iterator[list[int]]:
+def _peer_pairs(driver: Driver, count: int) -> Iterator[list[int]]:
     """Yield the pairs with peer access, and 1 if native peer atomics are supported, else 0."""
     for device in range(count):
         for peer in range(count):
             if device != peer and driver.number("cuDeviceCanAccessPeer", device, peer):
-                yield [device, peer, _atomics(driver, device, peer)]
+                yield [device, peer, _has_atomics(driver, device, peer)]
 
 
-def _atomics(driver: Driver, device: int, peer: int) -> int:
+def _has_atomics(driver: Driver, device: int, peer: int) -> int:
     try:
         return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, device, peer)
     except (DriverError, AttributeError):

@@ -36,7 +36,7 @@ def gather(
     Call this before the device is opened: otherwise ``other_processes`` counts this process, and the child
     process that queries the driver.
     """
-    context = _observe(machine, variables, files)
+    context = _common_facts(machine, variables, files)
     first_uuid = [device.uuid for device in context.cuda_devices[:1]]
     device = next(
         (candidate for candidate in context.nvml_devices if candidate.uuid in first_uuid), None
@@ -66,7 +66,7 @@ def gather_all(
     """
     if machine.simulated:
         files, variables, search_path = Files(None), {}, ()
-    context = _observe(machine, variables, files)
+    context = _common_facts(machine, variables, files)
     return replace(
         context,
         driver=read_driver(files, context.variables, context.host.kernel),
@@ -81,7 +81,7 @@ def gather_all(
     )
 
 
-def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
+def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
     """Return the facts that both functions need: host, environment, and the views of NVML and CUDA."""
     nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
     return RunContext(

@@ -57,12 +57,12 @@ def device_nodes(files: Files) -> Iterator[DeviceNode]:
     for name in files.names("/dev"):
         if name.startswith(("nvidia", "nvhost-gpu", "nvmap")) or name == "dxg":
             path = f"/dev/{name}"
-            node = _node(path, files.locate(path) or Path(path))
+            node = _device_node(path, files.locate(path) or Path(path))
             if node:
                 yield node
 
 
-def _node(path: str, location: Path) -> DeviceNode | None:
+def _device_node(path: str, location: Path) -> DeviceNode | None:
     try:
         mode = location.stat().st_mode
     except OSError as error:

@@ -202,16 +202,16 @@ class SimGemm:
             launch.read(bias, gemm.bias.bits, gemm.m) if gemm.has_bias else None
         )
         factors = _read(launch, a, gemm.a), _read(launch, b, gemm.b)
-        result = launch.write(d, *_columns(gemm.d), step_bytes=_step_bytes(gemm.d))
+        result = launch.write(d, *_column_layout(gemm.d), step_bytes=_step_bytes(gemm.d))
         result["column"][:] = self._cache.multiply(gemm, *factors, bias_bits)
         launch.busy(self._busy_ns)
 
 
 def _read(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
-    return launch.read(address, *_columns(matrix), step_bytes=_step_bytes(matrix))["column"]
+    return launch.read(address, *_column_layout(matrix), step_bytes=_step_bytes(matrix))["column"]
 
 
-def _columns(matrix: Matrix) -> tuple[np.dtype[Any], int]:
+def _column_layout(matrix: Matrix) -> tuple[np.dtype[Any], int]:
     """Return the dtype of one column as an array element, and the number of columns in the batch."""
     column = np.dtype([("column", matrix.element.bits, (matrix.rows,))], align=True)
     return column, matrix.columns * matrix.batch

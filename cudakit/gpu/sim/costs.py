@@ -89,8 +89,8 @@ class Rates:
 
 def rates_of(facts: DeviceFacts, dtype: str) -> Rates:
     """Return the peak throughput, from the number of SMs, their clock and the compute capability."""
-    clock_hz = 1e3 * _positive(facts, "clock_rate_khz", _CLOCK_KHZ)
-    multiprocessors = _positive(facts, "multiprocessor_count", _MULTIPROCESSORS)
+    clock_hz = 1e3 * _positive_fact(facts, "clock_rate_khz", _CLOCK_KHZ)
+    multiprocessors = _positive_fact(facts, "multiprocessor_count", _MULTIPROCESSORS)
     return Rates(multiprocessors, clock_hz * _operations_per_clock(facts, dtype))
 
 
@@ -112,6 +112,6 @@ def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:
     return operations * _GEFORCE_FACTOR if is_geforce else operations
 
 
-def _positive(facts: DeviceFacts, name: str, default: int) -> int:
+def _positive_fact(facts: DeviceFacts, name: str, default: int) -> int:
     value = facts.fields.get(name)
     return value if isinstance(value, int) and value > 0 else default

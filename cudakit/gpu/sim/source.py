@@ -64,8 +64,10 @@ def image_of(source: str) -> bytes:
             "NVRTC_ERROR_COMPILATION",
             "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
         )
-    types = _types(text)
-    kernels = {name: _sizes(parameters, types) for name, parameters in _KERNEL.findall(text)}
+    types = _type_sizes(text)
+    kernels = {
+        name: _parameter_sizes(parameters, types) for name, parameters in _KERNEL.findall(text)
+    }
     return _MAGIC + json.dumps(kernels).encode()
 
 
@@ -86,7 +88,7 @@ def _looks_like_cuda(text: str) -> bool:
     return balanced and (not text.strip() or any(mark in text for mark in ("{", ";")))
 
 
-def _types(text: str) -> dict[str, int]:
+def _type_sizes(text: str) -> dict[str, int]:
     types = dict(_TYPE_BYTES)
     for definition, name in _TYPEDEF.findall(text):
         size = _POINTER_BYTES if "*" in definition else types.get(_base_type(definition))
@@ -95,18 +97,18 @@ def _types(text: str) -> dict[str, int]:
     return types
 
 
-def _sizes(parameters: str, types: Mapping[str, int]) -> list[int] | None:
+def _parameter_sizes(parameters: str, types: Mapping[str, int]) -> list[int] | None:
     declarations = [
         parameter.strip()
         for parameter in parameters.split(",")
         if parameter.strip() not in ("", "void")
     ]
-    sizes = [_size(parameter, types) for parameter in declarations]
+    sizes = [_parameter_size(parameter, types) for parameter in declarations]
     known_sizes = [size for size in sizes if size is not None]
     return known_sizes if len(known_sizes) == len(sizes) else None
 
 
-def _size(parameter: str, types: Mapping[str, int]) -> int | None:
+def _parameter_size(parameter: str, types: Mapping[str, int]) -> int | None:
     if "*" in parameter:
         return _POINTER_BYTES
     return types.get(_base_type(parameter), types.get(_base_type(parameter.rpartition(" ")[0])))

@@ -148,7 +148,7 @@ class SimStreams:
         queue = self.queue_of(stream)
         captures = self.queues.captures() if queue is self.queues.legacy else []
         if captures:
-            raise _invalidated(captures, Status.STREAM_CAPTURE_IMPLICIT)
+            raise _invalidate_captures(captures, Status.STREAM_CAPTURE_IMPLICIT)
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:
@@ -165,7 +165,7 @@ class SimStreams:
         """Return the queue of a stream. Raises if the stream is capturing, and invalidates the capture."""
         queue = self.checked_queue(stream)
         if queue.capture:
-            raise _invalidated([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
+            raise _invalidate_captures([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
         return queue
 
     def submit(self, queue: Queue, job: Job) -> Task | None:
@@ -209,7 +209,7 @@ class SimStreams:
         if captures := [
             capture for capture in self.captures if capture.thread == self.context.thread
         ]:
-            raise _invalidated(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
+            raise _invalidate_captures(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
 
     def _new_queue(self, flag: StreamFlag, priority: int = 0) -> Queue:
         queue = self._streams.make(lambda number: Queue(number, flag, priority))
@@ -237,7 +237,7 @@ class SimStreams:
         return state.task
 
 
-def _invalidated(captures: list[Capture], status: Status) -> CudaError:
+def _invalidate_captures(captures: list[Capture], status: Status) -> CudaError:
     for capture in captures:
         capture.invalidated = True
     return cuda_error(status, detail=f"stream {captures[0].origin} is capturing")

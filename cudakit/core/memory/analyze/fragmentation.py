@@ -26,11 +26,11 @@ def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) 
         largest_hole_bytes=int(layout.free_size.max(initial=0)),
         stranded_bytes=int(free[used > 0].sum()),
         releasable_bytes=int(layout.segments.size[used == 0].sum()),
-        pins=_pins(stacks, allocations, layout, free),
+        pins=_pins_by_stack(stacks, allocations, layout, free),
     )
 
 
-def _pins(
+def _pins_by_stack(
     stacks: StackTable, allocations: Allocations, layout: Layout, free: Ints
 ) -> tuple[Pin, ...]:
     """Return for each call stack the free memory of the segments that contain its blocks."""

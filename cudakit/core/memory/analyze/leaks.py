@@ -31,7 +31,7 @@ def find_leaks(
     compared = np.append(moments[picked], len(trace.events))
     ids, held, counts = _held_at(allocations, compared)
     held, counts, at_end = held[:, :-1], counts[:, :-1], held[:, -1]
-    growing = _growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
+    growing = _is_growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
     leaks = [
         _leak(stacks, stack, bytes_held, count_held, picked)
         for stack, bytes_held, count_held in zip(
@@ -64,7 +64,7 @@ def _held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]
     )
 
 
-def _growing(held: Ints) -> Mask:
+def _is_growing(held: Ints) -> Mask:
     change = np.diff(held, axis=1)
     second_half = change[:, change.shape[1] // 2 :]
     never_shrinks = (change >= 0).all(axis=1)

@@ -59,23 +59,23 @@ def _period(stack: Ids) -> int:
     spectrum = np.fft.rfft(signs - signs.mean(), 2 * n)
     correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n // _MIN_STEPS]
     for lag in np.argsort(-correlation[1:], kind="stable")[:32] + 1:
-        if _repeats(stack, int(lag)):
-            period = _shortest(stack, int(lag))
+        if _repeats_at_lag(stack, int(lag)):
+            period = _shortest_period(stack, int(lag))
             return period if period > 1 else 0
     return 0
 
 
-def _repeats(stack: Ids, lag: int) -> bool:
+def _repeats_at_lag(stack: Ids, lag: int) -> bool:
     after_warm_up = stack[len(stack) // 4 :]
     if lag >= len(after_warm_up):
         return False
     return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _MIN_REPEATING_SHARE
 
 
-def _shortest(stack: Ids, lag: int) -> int:
+def _shortest_period(stack: Ids, lag: int) -> int:
     """Return the shortest divisor of a lag that is a period."""
     divisors = (d for d in range(2, min(lag, 64) + 1) if lag % d == 0)
-    shorter = [lag // d for d in divisors if _repeats(stack, lag // d)]
+    shorter = [lag // d for d in divisors if _repeats_at_lag(stack, lag // d)]
     return min(shorter, default=lag)
 
 

@@ -26,7 +26,7 @@ def load(path: str) -> Snapshot:
     """
     file = source.read(path)
     try:
-        form, tree = _tree(file.content)
+        form, tree = _parse_tree(file.content)
         return schema.build(tree, source=file.name, form=form, size_bytes=len(file.content))
     except SnapshotError as error:
         raise SnapshotError(
@@ -34,7 +34,7 @@ def load(path: str) -> Snapshot:
         ) from None
 
 
-def _tree(content: bytes) -> tuple[str, Tree]:
+def _parse_tree(content: bytes) -> tuple[str, Tree]:
     if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
         return "json", _json_tree(content)
     if not content.startswith(_PICKLE_STARTS):

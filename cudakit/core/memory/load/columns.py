@@ -127,7 +127,7 @@ def read_final_state(
 ) -> tuple[Segments, Blocks, Warnings]:
     """Return the segments of one device by address, their blocks, and a warning per kind of defect.
 
-    Raises SnapshotError for a segment or block without a size or with an impossible one.
+    Raises SnapshotError for a segment or block without a size, or with an impossible size.
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():
@@ -136,7 +136,7 @@ def read_final_state(
         )
     order = np.argsort(address.view(np.uint64), kind="stable")
     handles, address = handles[order], address[order]
-    size = _sizes(tree, handles, "total_size", subject="segment")
+    size = _checked_sizes(tree, handles, "total_size", subject="segment")
     _check_range(address, size, subject="segment")
     segments = Segments(
         address=address.view(np.uint64),
@@ -155,7 +155,7 @@ def _read_blocks(
 ) -> tuple[Blocks, Warnings]:
     counts, handles = tree.children(lists)
     segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    size = _sizes(tree, handles, "size", subject="block")
+    size = _checked_sizes(tree, handles, "size", subject="block")
     address = _block_addresses(tree, handles, segments, segment, size)
     _check_range(address.view(np.int64), size, subject="block")
     order = np.lexsort((address, segment))
@@ -168,7 +168,7 @@ def _read_blocks(
         segment=segment,
         address=address,
         size=size,
-        requested=_requested(tree, handles, history, size, state),
+        requested=_requested_sizes(tree, handles, history, size, state),
         state=state,
         stack=tables.stack_ids(
             np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
@@ -177,7 +177,9 @@ def _read_blocks(
     return blocks, _block_warnings(tables.codes(states, _STATES, _UNKNOWN_STATE))
 
 
-def _requested(tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes) -> Ints:
+def _requested_sizes(
+    tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes
+) -> Ints:
     requested, has_requested = tree.integers(tree.column(handles, "requested_size"))
     used, has_used = tree.integers(_optional_column(tree, history, "real_size"))
     bytes_requested = np.where(has_requested, requested, np.where(has_used, used, size))
@@ -217,7 +219,7 @@ def _block_addresses(
     return np.where(has_address, address.view(np.uint64), segments.address[segment] + offset)
 
 
-def _sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> Ints:
+def _checked_sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> Ints:
     size, has_size = tree.integers(tree.column(handles, key))
     if not has_size.all():
         raise SnapshotError(

@@ -270,43 +270,43 @@ def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
         case "I" if raw in (b"00", b"01"):
             return raw == b"01"
         case "I":
-            return _integer(raw, _DECIMAL)
+            return _parse_integer(raw, _DECIMAL)
         case "L":
-            return _integer(raw.removesuffix(b"L"), _DECIMAL)
+            return _parse_integer(raw.removesuffix(b"L"), _DECIMAL)
         case "g" | "p":
-            return _integer(raw, _INDEX)
+            return _parse_integer(raw, _INDEX)
         case "F":
-            return _float(raw)
+            return _parse_float(raw)
         case "V":
-            return _printable(raw, "raw-unicode-escape")
+            return _decode_printable(raw, "raw-unicode-escape")
         case "S":
-            return _quoted(raw)
+            return _parse_quoted(raw)
         case "T" | "U":
-            return _printable(raw, "latin-1")
+            return _decode_printable(raw, "latin-1")
         case _:
-            return _printable(raw, "utf-8")
+            return _decode_printable(raw, "utf-8")
 
 
-def _integer(raw: bytes, form: re.Pattern[bytes]) -> int:
+def _parse_integer(raw: bytes, form: re.Pattern[bytes]) -> int:
     if len(raw) > _MAX_DIGITS or not form.fullmatch(raw):
         raise ValueError("not an integer")
     return int(raw)
 
 
-def _float(raw: bytes) -> float:
+def _parse_float(raw: bytes) -> float:
     if len(raw) > _MAX_DIGITS:
         raise ValueError("not a number")
     return float(raw)
 
 
-def _quoted(raw: bytes) -> str:
+def _parse_quoted(raw: bytes) -> str:
     # Python 2 wrote quoted texts with escapes, which are not decoded here.
     if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
         raise ValueError("not a quoted text")
-    return _printable(raw[1:-1], "latin-1")
+    return _decode_printable(raw[1:-1], "latin-1")
 
 
-def _printable(raw: bytes, codec: str) -> str:
+def _decode_printable(raw: bytes, codec: str) -> str:
     """Decode a text; invalid bytes and lone surrogates become escapes, which any encoder accepts."""
     text = raw.decode(codec, "backslashreplace")
     return text.encode("utf-8", "backslashreplace").decode()

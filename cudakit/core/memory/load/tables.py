@@ -97,10 +97,10 @@ class Tables:
 
     def _decode_pools(self, handles: Handles) -> list[tuple[int, int]]:
         values = [self._tree.plain(handle) if handle else None for handle in handles.tolist()]
-        return [_pool(item) for item in values]
+        return [_parse_pool(item) for item in values]
 
 
-def _pool(item: object) -> tuple[int, int]:
+def _parse_pool(item: object) -> tuple[int, int]:
     if isinstance(item, (list, tuple)) and len(item) == 2:
         first, second = item
         if isinstance(first, int) and isinstance(second, int):

@@ -88,7 +88,7 @@ class ObjectTree:
     def members(self, handle: int) -> dict[str, int]:
         node = self._objects[handle]
         if not isinstance(node, dict):
-            raise kind_error("a dictionary", _kind(node))
+            raise kind_error("a dictionary", _kind_name(node))
         texts = {key: value for key, value in node.items() if isinstance(key, str)}
         return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
 
@@ -99,7 +99,7 @@ class ObjectTree:
         objects = [self._objects[i] if i else () for i in lists.tolist()]
         for item in objects:
             if not isinstance(item, (list, tuple)):
-                raise kind_error("a list", _kind(item))
+                raise kind_error("a list", _kind_name(item))
         counts = np.fromiter(map(len, objects), np.int64, len(objects))
         if int(counts.sum()) > self._size_bytes:
             raise expansion_error(self._size_bytes)
@@ -109,7 +109,7 @@ class ObjectTree:
         objects = [self._objects[i] for i in dicts.tolist()]
         for item in objects:
             if not isinstance(item, dict):
-                raise kind_error("a dictionary", _kind(item))
+                raise kind_error("a dictionary", _kind_name(item))
         present = np.fromiter((key in item for item in objects), np.bool_, len(objects))
         return np.where(present, self._add([item.get(key) for item in objects]), np.uint64(0))
 
@@ -211,7 +211,7 @@ def expansion_error(size_bytes: int) -> SnapshotError:
     )
 
 
-def _kind(node: object) -> str:
+def _kind_name(node: object) -> str:
     names: dict[type, str] = {dict: "a dictionary", list: "a list", tuple: "a list", str: "text"}
     return names.get(type(node), type(node).__name__)
 

@@ -22,12 +22,14 @@ _MIN_SHARE = 1 / 200
 
 def allocations(result: MemoryResult) -> Document:
     """Return a row per allocation of every device: interval, size, stream, pool, call site and stack."""
-    return Document("allocations", (_joined([_rows(device) for device in result.devices]),))
+    return Document(
+        "allocations", (_join_columns([_allocation_columns(device) for device in result.devices]),)
+    )
 
 
 def flame(result: MemoryResult) -> Document:
     """Return the memory at the chosen moment as a call tree per device, outermost calls first."""
-    return Document("memory by call stack", tuple(_tree(device) for device in result.devices))
+    return Document("memory by call stack", tuple(_call_tree(device) for device in result.devices))
 
 
 def timeline(result: MemoryResult) -> Document:
@@ -36,7 +38,7 @@ def timeline(result: MemoryResult) -> Document:
     return Document(result.files[0].name, tuple(nodes))
 
 
-def _rows(device: DeviceMemory) -> Columns:
+def _allocation_columns(device: DeviceMemory) -> Columns:
     allocations, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
     n = len(trace.events)
     sites = StackTable(snapshot).site_frames
@@ -55,8 +57,8 @@ def _rows(device: DeviceMemory) -> Columns:
             "begin_event": _masked_outside_trace(allocations.begin, n),
             "free_requested_event": _masked_outside_trace(allocations.free_requested, n),
             "end_event": _masked_outside_trace(allocations.end, n),
-            "begin_us": _times(device, allocations.begin),
-            "end_us": _times(device, allocations.end),
+            "begin_us": _event_times(device, allocations.begin),
+            "end_us": _event_times(device, allocations.end),
             "stream": allocations.stream,
             "pool": allocations.pool,
             "line": sites[allocations.stack],
@@ -82,7 +84,7 @@ def _masked_outside_trace(event: Ints, n: int) -> Ints:
     return np.ma.masked_array(event, (event < 0) | (event >= n))
 
 
-def _times(device: DeviceMemory, event: Ints) -> Ints:
+def _event_times(device: DeviceMemory, event: Ints) -> Ints:
     """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
     n = len(times)
@@ -91,7 +93,7 @@ def _times(device: DeviceMemory, event: Ints) -> Ints:
     return np.ma.masked_array(time, (event < 0) | (event >= n) | (not has_times))
 
 
-def _joined(parts: list[Columns]) -> Columns:
+def _join_columns(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     arrays: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in parts[0].arrays}
@@ -108,7 +110,7 @@ def _joined(parts: list[Columns]) -> Columns:
     )
 
 
-def _tree(device: DeviceMemory) -> Tree:
+def _call_tree(device: DeviceMemory) -> Tree:
     """Merge the call stacks of all holders into a tree."""
     root = _Call(device_name(device))
     for holder in device.holders:
@@ -154,7 +156,7 @@ def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
     n = len(trace.events)
     if not n:
         return
-    clock = _clock(device)
+    clock = _event_clock(device)
     name = device_name(device)
     yield Chart(
         title=f"{name} memory",
@@ -172,10 +174,10 @@ def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
             Marker(float(clock[oom.event]) / 1e6, "out of memory", "error") for oom in device.ooms
         ),
     )
-    yield _slices(device, clock)
+    yield _allocation_slices(device, clock)
 
 
-def _clock(device: DeviceMemory) -> Ints:
+def _event_clock(device: DeviceMemory) -> Ints:
     """Return a time for each event in microseconds from 0 on, or its index if the file has no times."""
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
@@ -184,7 +186,7 @@ def _clock(device: DeviceMemory) -> Ints:
     return times - times[:1]
 
 
-def _slices(device: DeviceMemory, clock: Ints) -> Columns:
+def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
     allocations, snapshot = device.replay.allocations, device.snapshot
     n = len(clock)
     large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SHARE), 1)

@@ -110,11 +110,11 @@ def _by_segment(arrays: _Parts) -> dict[int, _Parts]:
 def _legend(pieces: Pieces, sizes: Ints) -> Legend:
     totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
     free = int(sizes.sum()) - sum(totals.values())
-    used = (_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
-    return Legend((*used, _key("free", "free", free)), width=24)
+    used = (_legend_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
+    return Legend((*used, _legend_key("free", "free", free)), width=24)
 
 
-def _key(class_name: str, name: str, total_bytes: int) -> Key:
+def _legend_key(class_name: str, name: str, total_bytes: int) -> Key:
     sample = shape("rect", class_=class_name, width=24, height=12)
     return Key(sample, name, format_bytes(total_bytes))
 

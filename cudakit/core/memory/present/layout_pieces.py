@@ -69,7 +69,7 @@ def pieces_of(blocks: Columns, segment_sizes: Ints) -> Pieces:
         np.concatenate([length[mask] for mask, _, length, _ in parts]),
         np.repeat([use for *_, use in parts], [int(mask.sum()) for mask, *_ in parts]),
     )
-    return _inside(pieces, segment_sizes)
+    return _clip_to_segments(pieces, segment_sizes)
 
 
 def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> Ints:
@@ -100,7 +100,7 @@ def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
     )
 
 
-def _inside(pieces: Pieces, segment_sizes: Ints) -> Pieces:
+def _clip_to_segments(pieces: Pieces, segment_sizes: Ints) -> Pieces:
     pieces = take(pieces, (pieces.segment >= 0) & (pieces.segment < len(segment_sizes)))
     limit = segment_sizes[pieces.segment]
     start = np.clip(pieces.start, 0, limit)
@@ -112,23 +112,23 @@ def _merge_thin_pieces(thin: Pieces, unit: Ints) -> Spans:
     """Assign a use to each unit, then join adjacent units of the same use."""
     order = np.lexsort((thin.use, unit, thin.segment))
     thin, unit = take(thin, order), unit[order]
-    run_starts = _changes(thin.segment, unit, thin.use)
+    run_starts = _change_indices(thin.segment, unit, thin.use)
     sums = np.add.reduceat(thin.size, run_starts) if len(run_starts) else thin.size
     segment, unit, use = thin.segment[run_starts], unit[run_starts], thin.use[run_starts]
 
     # Sort by bytes within each unit, and keep the last, largest use.
     order = np.lexsort((sums, unit, segment))
     segment, unit, use = segment[order], unit[order], use[order]
-    largest_uses = np.append(_changes(segment, unit)[1:], len(unit))[: len(unit)] - 1
+    largest_uses = np.append(_change_indices(segment, unit)[1:], len(unit))[: len(unit)] - 1
     segment, unit, use = segment[largest_uses], unit[largest_uses], use[largest_uses]
 
     # For adjacent units, the difference between unit and index is constant.
-    run_starts = _changes(segment, use, unit - np.arange(len(unit)))
+    run_starts = _change_indices(segment, use, unit - np.arange(len(unit)))
     run_ends = np.append(run_starts[1:], len(unit))[: len(run_starts)] - 1
     return Spans(segment[run_starts], unit[run_starts], unit[run_ends] + 1, use[run_starts])
 
 
-def _changes(*keys: Ints) -> Ints:
+def _change_indices(*keys: Ints) -> Ints:
     """Return 0 and the indices at which any of the sorted keys changes."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)

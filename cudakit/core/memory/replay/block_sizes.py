@@ -32,7 +32,7 @@ def with_unsplit_sizes(
     if allocations.size_known[large].all():
         return allocations
     blocks = take(allocations, large)
-    unsplit = _unsplit(blocks, segments, max_split=recorded_max_split(snapshot.settings))
+    unsplit = _unsplit_sizes(blocks, segments, max_split=recorded_max_split(snapshot.settings))
     size = allocations.size.copy()
     size[large] = np.where(blocks.size_known, blocks.size, unsplit)
     return replace(allocations, size=size)
@@ -48,7 +48,7 @@ def _in_segments(address: Addresses, segments: SegmentLifetimes) -> Mask:
     return (index >= 0) & (address < highest_end[np.maximum(index, 0)])
 
 
-def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> Ints:
+def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> Ints:
     """Return the sizes of large blocks, including remainders that were not split off.
 
     The allocator splits a free block of the large pool only if more than 1 MiB remains, and always merges
@@ -62,7 +62,7 @@ def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int)
     address = blocks.address.tolist()
     ends = (segments.address + segments.size.astype(np.uint64)).tolist()
     n_blocks = len(blocks)
-    for item, begins in _changes(blocks, segments):
+    for item, begins in _begins_and_ends(blocks, segments):
         boundary = address[item] if item < n_blocks else ends[item - n_blocks]
         index = bisect_left(boundaries, boundary)
         if not begins:
@@ -94,7 +94,7 @@ def _extend_blocks_before_trace(blocks: Allocations, size: Ints) -> Ints:
     return size
 
 
-def _changes(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
+def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
     """Yield the begins and ends of blocks and segments by time, as (index, is a begin).
 
     Indices of segments follow those of blocks.

@@ -64,15 +64,15 @@ def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
     return Lifetimes(
         first=first,
         last=last,
-        begin=_events(steps, lifetime, BEGIN, len(first)),
-        request=_events(steps, lifetime, REQUEST, len(first)),
-        complete=_events(steps, lifetime, COMPLETE, len(first)),
+        begin=_events_of_step(steps, lifetime, BEGIN, len(first)),
+        request=_events_of_step(steps, lifetime, REQUEST, len(first)),
+        complete=_events_of_step(steps, lifetime, COMPLETE, len(first)),
         newest=np.append(oldest[1:], True)[: len(first)],
         oldest=oldest,
     )
 
 
-def _events(steps: LifetimeSteps, lifetime: Ints, step: int, n: int) -> Ints:
+def _events_of_step(steps: LifetimeSteps, lifetime: Ints, step: int, n: int) -> Ints:
     """Return the event of one kind of step in each lifetime; -1: not recorded."""
     event = np.full(n, -1, np.int64)
     is_step = steps.step == step

@@ -222,7 +222,7 @@ def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     if not len(ranges):
         return ranges
     stop = ranges.address + ranges.size.astype(np.uint64)
-    starts = np.flatnonzero(np.append(True, ~_continues(ranges, stop)))
+    starts = np.flatnonzero(np.append(True, ~_continues_previous(ranges, stop)))
     last = np.append(starts[1:], len(ranges)) - 1
     joined = take(ranges, starts)
     return replace(
@@ -235,7 +235,7 @@ def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     )
 
 
-def _continues(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
+def _continues_previous(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
     """Return for each range but the first whether it is joined with the previous range."""
     pool, kind = ranges.pool, ranges.kind
     same_pool = pool[1:] == pool[:-1]

@@ -51,10 +51,10 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
     yield from _shortages(device)
     yield _reliability(device)
     if device.limit is not None:
-        yield Note("info", _limit(device))
+        yield Note("info", _limit_sentence(device))
     outcomes = _rows(device)
-    yield Section("Reserved memory", (_reserved(device, outcomes),))
-    yield Section("Driver calls and failures", (_driver(outcomes),))
+    yield Section("Reserved memory", (_reserved_table(device, outcomes),))
+    yield Section("Driver calls and failures", (_driver_table(outcomes),))
 
 
 def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
@@ -95,7 +95,7 @@ def _difference(difference: Difference) -> str:
     return f"{difference.figure} {replayed} instead of {recorded}"
 
 
-def _limit(device: DeviceWhatIf) -> str:
+def _limit_sentence(device: DeviceWhatIf) -> str:
     limit = device.limit
     if limit is None:
         return ""
@@ -110,7 +110,7 @@ def _limit(device: DeviceWhatIf) -> str:
     )
 
 
-def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
+def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     base = device.baseline.peak.reserved_bytes
     # The peak of a replay that ended early is not comparable.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
@@ -137,7 +137,7 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     )
 
 
-def _driver(outcomes: tuple[Outcome, ...]) -> Table:
+def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
     return table(
         (
             _SETTINGS,
@@ -157,8 +157,8 @@ def _retries(outcome: Outcome) -> Value:
     return Count(outcome.retries)
 
 
-def _name(outcome: Outcome) -> Text:
+def _settings_name(outcome: Outcome) -> Text:
     return Text(outcome.name)
 
 
-_SETTINGS: Final = ("settings", "text", _name)
+_SETTINGS: Final = ("settings", "text", _settings_name)

@@ -140,7 +140,7 @@ def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     streams that explains the recorded completions.
     """
     wait_streams = np.full(len(allocations), NO_WAIT)
-    waited = _waited(allocations, events)
+    waited = _waited_frees(allocations, events)
     order = np.lexsort((allocations.end[waited], allocations.free_requested[waited]))
     last_ends: list[int] = []  # the latest completion of each stream, ascending
     numbers: list[int] = []  # stream numbers in the same order
@@ -157,7 +157,7 @@ def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     return tuple(wait_streams.tolist())
 
 
-def _waited(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
+def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Return the allocations whose free did not complete in the same call."""
     n = len(events)
     freed = np.flatnonzero(allocations.free_requested < n)
