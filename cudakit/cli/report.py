@@ -107,9 +107,13 @@ class Outputs:
         self._opened = opened
         self._terminal = terminal
         # The formats to write to the terminal; with --quiet or files only if the options ask for it.
-        asked = [target.suffix or "txt" for target in options.targets if target.path == "-"]
+        terminal_formats = [
+            target.suffix or "txt" for target in options.targets if target.path == "-"
+        ]
         self._on_terminal = (
-            ["json"] if options.json else asked or ([] if files or options.quiet else ["txt"])
+            ["json"]
+            if options.json
+            else terminal_formats or ([] if files or options.quiet else ["txt"])
         )
 
     def write(self, report: Report) -> None:
@@ -167,13 +171,13 @@ def open_outputs(
     formats = options.formats if formats is None else formats
     files = [target for target in options.targets if target.path != "-"]
     _refuse_duplicates([target.path for target in files])
-    wanted = [(_format(target, formats), target.path) for target in files]
+    outputs_by_format = [(_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
         terminal()  # raises if standard output is closed
     with ExitStack() as opened:
         written = [
             (suffix, opened.enter_context(open_file(path, force=options.force)))
-            for suffix, path in wanted
+            for suffix, path in outputs_by_format
         ]
         yield Outputs(options, written, opened, terminal)
 

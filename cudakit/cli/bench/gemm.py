@@ -129,7 +129,7 @@ def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
 
     simulated = _is_simulated()
     gemms, names = parse_gemms(options, simulated=simulated)
-    baselines = tuple(dict.fromkeys(name for some in options.pop("baselines") for name in some))
+    baselines = tuple(dict.fromkeys(name for part in options.pop("baselines") for name in part))
     settings = _settings(options)
     method = given(baselines=baselines, **options)
     if simulated:

@@ -119,12 +119,12 @@ def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
     )
     batch = options.pop("batch")
     _check_count(len(shapes) * len(kinds))
-    found: dict[Gemm, str] = {}
+    name_by_gemm: dict[Gemm, str] = {}
     for dtype, layout, epilogue in kinds:
         for shape in shapes:
             gemm = _gemm(shape, batch, given(layout=layout, epilogue=epilogue, **kind), dtype)
-            found.setdefault(gemm, shape.name)
-    return tuple(found), {gemm: name for gemm, name in found.items() if name}
+            name_by_gemm.setdefault(gemm, shape.name)
+    return tuple(name_by_gemm), {gemm: name for gemm, name in name_by_gemm.items() if name}
 
 
 def _check_count(count: int) -> None:

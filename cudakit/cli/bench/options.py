@@ -41,8 +41,8 @@ def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Val
 
 def sizes(text: str) -> tuple[int, ...]:
     """Parse ``64KiB,1MiB..1GiB`` as bytes; sizes of a range double."""
-    found = [size for part in _parts(text) for size in _range(part)]
-    return tuple(dict.fromkeys(found))
+    sizes_bytes = [size for part in _parts(text) for size in _range(part)]
+    return tuple(dict.fromkeys(sizes_bytes))
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -68,8 +68,8 @@ def _range(text: str) -> list[int]:
     first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
     if dots and not 0 < first <= last:
         raise click.BadParameter(f"{text.strip()!r} is not a range; write for example 1MiB..1GiB")
-    found = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
-    return found if dots else found[:1]
+    doubled = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
+    return doubled if dots else doubled[:1]
 
 
 def sizes_option(what: str) -> Decorator:

@@ -134,12 +134,12 @@ def tuned_algorithms(
     from cudakit.core.bench.tuning.tune import tuning_machine
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    known = load_tuned(Path(path))
+    tuned_before = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    entries = known.entries_for(machine)
+    entries = tuned_before.entries_for(machine)
     _warn_missing(path, sum((gemm, settings) not in entries for gemm in gemms), len(gemms))
-    return known.algorithms_for(machine, settings)
+    return tuned_before.algorithms_for(machine, settings)
 
 
 def _warn_missing(path: str, missing: int, count: int) -> None:
@@ -192,11 +192,11 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
         raise UsageError(
             "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
-    found = (
+    accepted = (
         read_validators(Path(tuning.validators)) if tuning.validators else _installed_validators()
     )
-    check_validators(found, tuning_machine(device, run_context))
-    return found
+    check_validators(accepted, tuning_machine(device, run_context))
+    return accepted
 
 
 def _installed_validators() -> Mapping[str, str]:
@@ -220,7 +220,7 @@ def _report(tuned: Tuned, output: OutputOptions, exported: TorchCsv | None) -> R
 
 def _exit_code(tuned: Tuned) -> ExitCode:
     """Return FINDINGS if a default algorithm computes wrong values."""
-    wrong = any(one.wrong for one in tuned.untuned)
+    wrong = any(gemm.wrong for gemm in tuned.untuned)
     if wrong or any(not entry.verification.passed for entry in tuned.gemms):
         return ExitCode.FINDINGS
     return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

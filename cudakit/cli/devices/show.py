@@ -48,8 +48,8 @@ def show_once(
     result = open_query(machine).read(
         activity=counts_activity(wanted), processes=view.processes, topology=view.topology
     )
-    shown = replace(result, devices=filter_devices(result, view.ids))
-    outputs.write(report_of(shown, view, wanted, warn=lambda: _warn_simulated(machine)))
+    filtered = replace(result, devices=filter_devices(result, view.ids))
+    outputs.write(report_of(filtered, view, wanted, warn=lambda: _warn_simulated(machine)))
 
 
 def counts_activity(wanted: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:

@@ -131,7 +131,7 @@ class Writer:
             self._replace(self._text(result, first=first))
 
     def redraw(self, result: DevicesResult, live: Live) -> None:
-        """Write the last result again if this is the report on a terminal."""
+        """Rewrite the last report, on a terminal only."""
         if self._is_live:
             from cudakit.core.devices.present.live import live_report
 

@@ -72,18 +72,18 @@ class Block:
     ) -> None:
         self.ptr: Ptr = ptr  # type: ignore[assignment]  # calling Ptr would double the time
         self.size = size
-        self.free_blocks = free_blocks  # of its pool and stream; has the block while it is free
+        self.free_blocks = free_blocks  # contains the block while it is free
         self.expandable_segment = expandable_segment
         self.mapped = True  # False: an address range of an expandable segment without memory
-        self.requested = 0  # bytes of the last request it served, before rounding
+        self.requested = 0  # bytes of its last request, before rounding
         self.free = self.allocated = False
         self.prev: Block | None = None  # the block before it in the segment
         self.next: Block | None = None
         self.stream_uses: dict[int, None] | None = None  # other streams, without an event yet
         self.event_count = 0  # recorded events that the block waits for
-        self.gc_count_base = 0  # the count of searches when it became free
+        self.gc_count_base = 0  # the pool's searches when the block became free
         self.stack: RawStack | None = None
-        self.segment_stack: RawStack | None = None  # in one block of each segment
+        self.segment_stack: RawStack | None = None  # of the segment's allocation; set in one of its blocks
 
     @property
     def stream(self) -> int:
@@ -246,7 +246,7 @@ class BlockPool:
         return found
 
     def age(self, block: Block) -> int:
-        """Return the number of counted searches since a block became free."""
+        """Return the number of searches since a block became free."""
         return self.stats.blocks.searches - block.gc_count_base
 
     def __iter__(self) -> Iterator[Block]:

@@ -89,7 +89,7 @@ class Limits:
     def monitor(
         self,
         metric: Held,
-        threshold: int | float,  # bytes, or a share
+        threshold: int | float,  # bytes, or a fraction of the device's memory
         callback: Callback,
         *,
         direction: Direction = "up",
@@ -229,8 +229,8 @@ def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
     engine = state.engine
     whole = sorted(filter(_is_free, engine.segments.values()), key=lambda segment: segment.size)
     while whole and (excess := _cached_bytes(engine) - limit_bytes) > 0:
-        enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
-        state.cache.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
+        large_enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
+        state.cache.release_block(whole.pop(next(large_enough, len(whole) - 1)).first, None)
 
 
 def _is_free(segment: Segment) -> bool:

@@ -144,8 +144,8 @@ def _snapshot(
     """
     stacks = Stacks()
     entries = [_entry(history, stacks, event) for event in history.events]
-    held = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
-    segments = [_segment(segment, stacks, device) for segment in held]
+    by_address = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
+    segments = [_segment(segment, stacks, device) for segment in by_address]
     if engine.trace is not None:
         engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
     others: list[list[Any]] = [[] for _ in range(device)]

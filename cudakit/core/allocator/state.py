@@ -122,7 +122,7 @@ class AllocatorState:
             self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
 
     def inside(self) -> AbstractContextManager[None]:
-        """Hold the guard within a context. Raises Reentered."""
+        """Hold the guard within a ``with`` block. Raises Reentered."""
         return self.guard.inside()
 
     def retire(self, refusal: Callable[[], Exception] | None) -> None:
@@ -234,7 +234,7 @@ def delegated(
 
     @wraps(method)
     def call(allocator: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        found: _R = find(allocator)(*args, **options)
-        return found
+        result: _R = find(allocator)(*args, **options)
+        return result
 
     return call

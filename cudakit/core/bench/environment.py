@@ -53,7 +53,7 @@ class Environment:
     memory_bus_bits: int | Unavailable
     memory_bytes: int | Unavailable  # total that CUDA reports
     l2_bytes: int | Unavailable
-    pcie: str | Unavailable  # "5.0 x16": the maximum of GPU and slot
+    pcie: str | Unavailable  # "5.0 x16": the highest that GPU and slot support
     power_limit_w: float | Unavailable  # enforced
     power_limit_default_w: float | Unavailable
     modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode

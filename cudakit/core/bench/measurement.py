@@ -117,17 +117,17 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
 
 
 def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
-    found = [each.samples for each in rounds]
-    discarded = sum(samples.discarded for samples in found)
+    parts = [each.samples for each in rounds]
+    discarded = sum(samples.discarded for samples in parts)
     if not all(each.verification.passed for each in rounds):
         return Samples((), discarded=discarded, converged=False)
-    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in found)
+    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in parts)
     return Samples(
-        times_s=tuple(chain.from_iterable(samples.times_s for samples in found)),
-        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in found)) if clocks else (),
+        times_s=tuple(chain.from_iterable(samples.times_s for samples in parts)),
+        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in parts)) if clocks else (),
         discarded=discarded,
-        converged=all(samples.converged for samples in found),
-        rounds=tuple(len(samples.times_s) for samples in found),
+        converged=all(samples.converged for samples in parts),
+        rounds=tuple(len(samples.times_s) for samples in parts),
     )
 
 

@@ -221,8 +221,12 @@ def _settings(
     case: Case, implementation: Implementation, configured: Mapping[str, Axis]
 ) -> Mapping[str, Axis]:
     """Combine the settings of the case, its library, and those that the workload reports."""
-    own = implementation.library == CUDAKIT
-    return {**case.settings, **({} if own else {"library": implementation.library}), **configured}
+    is_own = implementation.library == CUDAKIT
+    return {
+        **case.settings,
+        **({} if is_own else {"library": implementation.library}),
+        **configured,
+    }
 
 
 def _ratio(

@@ -12,8 +12,8 @@ enum { CLASSES = 55 };         /* powers of two from 512 bytes to the largest si
 struct block {
     PyObject_HEAD
     long long ptr, size;
-    /* In the tree of its free blocks. First, to share a cache line with the keys. */
-    struct block *child[2]; /* blocks before this one, and after it */
+    /* The links of the tree are next to the keys, to share a cache line with them. */
+    struct block *child[2]; /* smaller and larger keys */
     uint64_t priority;
     struct block **place; /* the child or root that refers to this block; NULL outside of the tree */
     long long requested, gc_count_base;
@@ -115,8 +115,8 @@ static struct block **root_for(struct free_blocks *self, long long size)
     return &self->roots[63 - 9 - __builtin_clzll((unsigned long long)size | SMALLEST_BLOCK)];
 }
 
-/* Return the smallest block of at least a size, of equal ones that at the lowest address; or NULL. The branch is
- * predicted when a way is taken again; to compute the index of the child would wait for the comparison. */
+/* Return the smallest block of at least a size, at the lowest address among equal sizes; or NULL. A predicted
+ * branch does not wait for the comparison; child[block->size < size] would. */
 static struct block *best_fit(struct free_blocks *self, long long size)
 {
     struct block *found = NULL;
@@ -148,7 +148,7 @@ static void insert(struct free_blocks *self, struct block *block)
     block->free = true;
     while (*place && (*place)->priority > block->priority)
         place = is_before(*place, block) ? &(*place)->child[1] : &(*place)->child[0];
-    /* Split the subtree there: the blocks before this one become its first child, the others its second. */
+    /* Split the subtree at `place` into the children of this block. */
     struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
     put(place, block);
     while (rest) {
@@ -205,7 +205,7 @@ static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
     return list;
 }
 
-/* Return a block of this pool and stream that is free, or not; NULL with an exception for any other object. */
+/* Return the object as a block of this pool and stream, free as requested; NULL with an exception otherwise. */
 static struct block *own_block(PyObject *self, PyObject *object, bool free)
 {
     struct block *block = (struct block *)object;

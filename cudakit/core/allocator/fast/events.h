@@ -5,19 +5,19 @@
 #include "blocks.h"
 
 struct event {
-    PyObject *action; /* NULL: Python code appended the event, and `stack` is all of it, a tuple */
+    PyObject *action; /* NULL if Python code appended the event: `stack` is then the event, a tuple */
     PyObject *stack, *metadata;
-    struct free_blocks *free_blocks; /* which knows the stream and the pool */
+    struct free_blocks *free_blocks; /* gives the stream and the pool */
     long long address, size, time_ns;
 };
 #define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
 
-/* The last maxlen events of all that were appended. */
+/* The latest maxlen events. */
 struct events {
     PyObject_HEAD
     struct event *ring;               /* the next event replaces that at count % maxlen */
-    PyObject *metadata;               /* of the next events */
-    Py_ssize_t maxlen, length, count; /* count: of all; until it reaches maxlen, the length of the ring grows */
+    PyObject *metadata;               /* stored in later events */
+    Py_ssize_t maxlen, length, count; /* count: all appended events; the ring grows to maxlen */
 };
 
 static int events_traverse(PyObject *object, visitproc visit, void *arg)

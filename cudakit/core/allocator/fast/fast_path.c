@@ -27,7 +27,7 @@
  *
  * A free block belongs to its tree, which owns a reference to it. An allocated block belongs to `live`, the
  * dictionary of blocks by address, which the Python code shares. prev and next own references too, so that a
- * block never points to released memory, whatever Python code does with it.
+ * block never points to released memory, even if Python code modifies the list.
  *
  * Threads and finalizers. The interpreter's lock makes a call atomic, as long as it runs no Python code. Python
  * code may run wherever an object is released or the garbage collector starts: a finalizer may then call this
@@ -63,10 +63,10 @@ struct fast_path {
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
     struct counters *small, *large, *total;
     PyTypeObject *block_type; /* a subclass of Block */
-    struct block *spare;      /* for the rest of a split */
+    struct block *spare;      /* created in advance for the rest of a split */
     struct events *events;    /* NULL: no history is recorded */
     PyObject *gather;         /* returns the call stack of its caller */
-    long level;               /* as in history.Level: whose stacks are gathered */
+    long level;               /* history.Level: the events whose stacks are gathered */
 };
 
 static void count(const struct fast_path *self, struct counters *counters, enum counted counted, long long change)
@@ -106,7 +106,7 @@ static void split(struct fast_path *self, struct block *block, long long size)
     self->spare = NULL;
     rest->ptr = block->ptr + size;
     rest->size = block->size - size;
-    rest->requested = block->requested; /* of the last request, as PyTorch's inactive blocks show */
+    rest->requested = block->requested; /* the last request, as in PyTorch's inactive blocks */
     rest->event_count = 0;
     rest->mapped = true;
     rest->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
@@ -145,7 +145,7 @@ static struct block *absorb_next(struct block *self)
     Py_CLEAR(absorbed->prev); /* this block, which the caller holds */
     if (after) {
         after->prev = (struct block *)Py_NewRef(self);
-        Py_DECREF(absorbed); /* not the last: that of self->next is the caller's now */
+        Py_DECREF(absorbed); /* not the last reference: the caller has that of self->next */
     }
     return absorbed;
 }
@@ -169,7 +169,7 @@ static void free_block(struct fast_path *self, struct block *block, struct block
     if (take_adjacent(free, after)) {
         blocks--;
         size -= after->size;
-        Py_DECREF(after); /* not the last: block->next is one */
+        Py_DECREF(after); /* not the last reference: block->next has one */
         absorbed[0] = absorb_next(block);
     }
     if (take_adjacent(free, before)) { /* its reference goes to insert */
@@ -190,7 +190,7 @@ static void free_block(struct fast_path *self, struct block *block, struct block
 
 /* ---- alloc and free: prepare and finish ------------------------------------------------------------------ */
 
-/* Return whether the allocator may be changed here. */
+/* Return whether the fast path may change the allocator. */
 static bool is_open(const struct fast_path *self)
 {
     return self->gate && !self->gate->busy && !self->gate->slow;
@@ -201,7 +201,7 @@ static bool gather_stack(const struct fast_path *self, long level, PyObject **st
 {
     if (self->level < level)
         return true;
-    PyObject *gather = Py_NewRef(self->gather); /* which the call may replace */
+    PyObject *gather = Py_NewRef(self->gather); /* the call may replace self->gather */
     *stack = PyObject_CallNoArgs(gather);
     Py_DECREF(gather);
     return *stack;
@@ -216,7 +216,7 @@ static bool create_spare(struct fast_path *self)
     return self->spare;
 }
 
-/* Keep a block that was merged away as the spare one, unless it is referenced elsewhere; takes the reference. */
+/* Reuse an absorbed block as the spare, unless other references to it exist; takes the reference. */
 static void keep_spare(struct fast_path *self, struct block *block)
 {
     if (block && Py_REFCNT(block) == 1)
@@ -227,7 +227,7 @@ static void keep_spare(struct fast_path *self, struct block *block)
         Py_XDECREF(block);
 }
 
-/* Return the event of an allocated block, with borrowed references; without a stack, with that of the block. */
+/* Return the event of an allocated block, with borrowed references; a NULL stack stands for the block's stack. */
 static struct event event_of(const struct fast_path *self, const struct block *block, PyObject *stack)
 {
     stack = stack ? stack : block->stack;
@@ -239,7 +239,8 @@ static struct event event_of(const struct fast_path *self, const struct block *b
     };
 }
 
-/* Record an event, and the same with another action. An exception is reported, not raised: the change is made. */
+/* Record an event, and again with next_action unless NULL. Exceptions are reported, not raised, because the
+ * allocator was changed already. */
 static void record(const struct fast_path *self, struct event event, PyObject *action, PyObject *next_action)
 {
     struct events *events = (struct events *)Py_XNewRef((PyObject *)self->events); /* finalizers may replace it */
@@ -321,7 +322,7 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
 }
 
-/* Return the live block at an address, if its free is a usual one; NULL, perhaps with an exception, if not. */
+/* Return the live block at an address; NULL, perhaps with an exception, if only the slow path can free it. */
 static struct block *find_usual(const struct fast_path *self, PyObject *ptr, PyObject *stream)
 {
     struct block *block = (struct block *)PyDict_GetItemWithError(self->live, ptr);
@@ -380,7 +381,7 @@ static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 }
 
 #define FAST_PATH_FIELDS(DO) \
-    DO(gate) /* first: after it, calls change nothing */ \
+    DO(gate) /* cleared first: without a gate, calls change nothing */ \
     DO(live) \
     DO(slow_alloc) \
     DO(slow_free) \

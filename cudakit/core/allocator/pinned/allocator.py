@@ -65,7 +65,7 @@ class Background:
             sleep(_POLL_S)
 
     def _work_once(self) -> bool:
-        """Work once; return False if the object of the work was garbage-collected."""
+        """Call the method once; return False if its object was garbage-collected."""
         self._awake.clear()  # before the work, so that a wake-up during the work is not lost
         work = self._work()
         if work is None:
@@ -230,10 +230,10 @@ class CachingHostAllocator:
     def waiting(self) -> dict[int, int]:
         """Return for each stream the bytes of freed blocks that wait for it."""
         with self._guard.inside():
-            found: dict[int, int] = {}
+            bytes_by_stream: dict[int, int] = {}
             for stream, block in self._memory.awaited():
-                found[stream] = found.get(stream, 0) + block.size
-            return found
+                bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
+            return bytes_by_stream
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""

@@ -78,15 +78,15 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
         if case.reason:
             reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
     for (reason, direction), cases in reasons.items():
-        which = first_few([label(case) for case in cases], separator="; ")
-        yield Note("warn", f"{which}: {reason}{_clock_change(direction, cases)}.")
+        titles = first_few([label(case) for case in cases], separator="; ")
+        yield Note("warn", f"{titles}: {reason}{_clock_change(direction, cases)}.")
     missing: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
             missing.setdefault(case.cycles_change.reason, []).append(label(case))
     for reason, labels in missing.items():
-        which = first_few(labels, separator="; ")
-        yield Note("info", f"No change in cycles for {which}: {reason}.")
+        titles = first_few(labels, separator="; ")
+        yield Note("info", f"No change in cycles for {titles}: {reason}.")
     for run, names in (("earlier", comparison.only_before), ("later", comparison.only_after)):
         if names:
             yield Note("info", f"Only in the {run} run: {first_few(names, separator='; ')}.")

@@ -21,9 +21,9 @@ _MAX_OF_PEAK = 1.02
 def notes(result: BenchResult) -> list[Note]:
     """Return each error, reason and warning of a result once, with the cases that it concerns."""
     cases = result.results
-    found = [Note("info", SIMULATED)] if result.simulated else []
+    heading = [Note("info", SIMULATED)] if result.simulated else []
     return [
-        *found,
+        *heading,
         *_wrong(cases),
         *_not_run(cases),
         *_missing(cases),
@@ -68,9 +68,9 @@ def _warnings(result: BenchResult) -> Iterator[Note]:
         yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     for sentence in result.warnings:
         yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
-    known = [case for case in cases if isinstance(case.statistics, Summary)]
+    summarized = [case for case in cases if isinstance(case.statistics, Summary)]
     for is_doubtful, text, remedy in _DOUBTS:
-        if doubtful := [case for case in known if is_doubtful(case)]:
+        if doubtful := [case for case in summarized if is_doubtful(case)]:
             yield Note("warn", f"{text}: {describe_some(doubtful, cases)}.", (remedy,))
 
 

@@ -115,7 +115,7 @@ class _Picture:
 
 
 def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show the cases that compute and move data, and whose peaks are known."""
+    """Show the cases with arithmetic, memory traffic and known peaks."""
     placed = [
         (case, case.limit)
         for case in cases
@@ -170,9 +170,9 @@ def _picture(columns: Columns) -> _Picture:
 
 def _legend(picture: _Picture) -> list[PlotKey]:
     kinds = picture.columns.text["kind"]
-    own = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
+    own_keys = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
     others = ", ".join(picture.columns.text["library"][1:])
-    return [*own, PlotKey(others, classes="ring shared", hollow=True)] if others else own
+    return [*own_keys, PlotKey(others, classes="ring shared", hollow=True)] if others else own_keys
 
 
 def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
@@ -239,28 +239,28 @@ def _labels(picture: _Picture) -> Iterator[Shape]:
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
-    found = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
-    roofs = list(_roof_labels(picture, found))
-    taken = [*found, *(roof.box for roof in roofs)]
+    dots = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
+    roofs = list(_roof_labels(picture, dots))
+    occupied = [*dots, *(roof.box for roof in roofs)]
     named: list[_Box] = []
     yield from (roof.drawn() for roof in roofs)
     for i in np.flatnonzero(arrays["library"] == 0).tolist():
         # Overlapping dots have one label.
-        if any(map(found[i].touches, named)):
+        if any(map(dots[i].touches, named)):
             continue
         name = near[int(arrays["near"][i])]
         for is_left in (False, True):
             label = _PointLabel(name, shares[i], heights[i], is_left=is_left)
-            if label.box.is_inside and not any(map(label.box.touches, taken)):
-                taken.append(label.box)
-                named.append(found[i])
+            if label.box.is_inside and not any(map(label.box.touches, occupied)):
+                occupied.append(label.box)
+                named.append(dots[i])
                 yield label.drawn()
                 break
 
 
 def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     cases = [case for case, _ in placed]
-    limits = [found for _, found in placed]
+    limits = [limit for _, limit in placed]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
     near = short_labels(cases, without=("dtype",), library=False)
@@ -275,8 +275,8 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "library": np.array([libraries.index(case.library) for case in cases], np.int64),
             "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
             "operations_per_s": np.array([number(c.per_second(c.operations)) for c in cases]),
-            "peak_operations_per_s": np.array([number(one.operations_per_s) for one in limits]),
-            "peak_bytes_per_s": np.array([number(one.bytes_per_s) for one in limits]),
+            "peak_operations_per_s": np.array([number(limit.operations_per_s) for limit in limits]),
+            "peak_bytes_per_s": np.array([number(limit.bytes_per_s) for limit in limits]),
             "unit": np.zeros(len(placed), np.int64),
         },
         {

@@ -48,8 +48,8 @@ def candidates(
 
 def _distinct(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
     """Return the first algorithm of each set of parameters."""
-    found: dict[Algorithm, Algorithm] = {}
+    distinct: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
         # The workspace is a function of the other parameters.
-        found.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
-    return found
+        distinct.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
+    return distinct

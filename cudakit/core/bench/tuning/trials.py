@@ -36,7 +36,7 @@ class _Candidate:
     work: SampleWork | None = None
 
     def drop_work(self) -> None:
-        """Release the sample work; the next sample makes it anew."""
+        """Release the sample work; the next sample creates new work."""
         if self.work is not None:
             self.work.close()
             self.work = None

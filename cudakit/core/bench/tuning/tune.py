@@ -89,9 +89,11 @@ def tune(
     session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
-    kept = known.entries_for(machine) if known else {}
-    complete = session.tune_all(cases, {key: p for key, p in kept.items() if _is_done(p)}, progress)
-    others = {key: entry for key, entry in kept.items() if key not in session.gemms}
+    earlier = known.entries_for(machine) if known else {}
+    complete = session.tune_all(
+        cases, {key: p for key, p in earlier.items() if _is_done(p)}, progress
+    )
+    others = {key: entry for key, entry in earlier.items() if key not in session.gemms}
     return Tuned(
         simulated=gpu.simulated,
         time_ns=begin_ns,

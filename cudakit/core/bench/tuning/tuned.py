@@ -151,7 +151,7 @@ def load_tuned(path: Path) -> Tuned:
 
 
 def _read_each(kind: type[Any], items: object, name: str) -> None:
-    """Raise Mismatch with the position of the first invalid item."""
+    """Parse each item; raise Mismatch with the position of the first invalid one."""
     for at, item in enumerate(items if isinstance(items, list) else ()):
         position = f"{name}[{at}]"
         try:

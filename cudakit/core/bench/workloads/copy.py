@@ -246,16 +246,16 @@ class PreparedCopy:
 
 def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
     """Return the index of each other device, and whether copies to it are direct or staged."""
-    own, found = gpu.facts().index, dict[int, Access]()
+    own_index, access_by_device = gpu.facts().index, dict[int, Access]()
     for ordinal in count():
-        if ordinal == own:
+        if ordinal == own_index:
             continue
         try:
-            found[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
+            access_by_device[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
         except CudaError as error:
             if error.name != "CUDA_ERROR_INVALID_DEVICE":
                 raise
-            return found
+            return access_by_device
     raise AssertionError("unreachable: count() does not end")
 
 

@@ -101,7 +101,7 @@ class PreparedStep(PreparedLatency):
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Run the nodes, if the step itself does not run them."""
+        """Run the nodes unless the step ran them."""
 
     def verify(self) -> Verification:
         self.finish()
