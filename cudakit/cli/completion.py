@@ -83,7 +83,7 @@ class _Bash(BashComplete):
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
         completions = _whole_words(super().get_completions(args, incomplete), incomplete)
-        prefix = self._kept(incomplete)
+        prefix = self._kept_prefix(incomplete)
         for item in completions:
             item.value = item.value.removeprefix(prefix)
         return completions
@@ -92,7 +92,7 @@ class _Bash(BashComplete):
     def _line(self) -> str:
         return os.environ.get("COMP_LINE", "")
 
-    def _kept(self, incomplete: str) -> str:
+    def _kept_prefix(self, incomplete: str) -> str:
         """Return the beginning of the word that bash keeps: up to its last word break."""
         breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
         end = max((incomplete.rfind(character) for character in breaks), default=-1) + 1

@@ -84,12 +84,12 @@ def brief(document: Document) -> tuple[str, ...]:
 
     top_level = {id(node) for node in document.nodes}
     notes = (node for node in walk(document.nodes) if isinstance(node, Note))
-    shown = [
+    texts = [
         note.text
         for note in notes
         if note.level in ("warn", "error") or (note.level == "ok" and id(note) in top_level)
     ]
-    return (document.title, *shown)
+    return (document.title, *texts)
 
 
 class Outputs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from cudakit.cli.bench.options import given, name_list
+from cudakit.cli.bench.options import given_options, name_list
 from cudakit.cli.options import FILE, Decorator, Value, option, option_group
 from cudakit.errors import UsageError
 
@@ -112,7 +112,7 @@ def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
             options.pop("epilogues") or (None,),
         )
     )
-    kind = given(
+    kind = given_options(
         padding=options.pop("padding"),
         output=options.pop("output_type"),
         accumulate=options.pop("accumulate"),
@@ -122,7 +122,9 @@ def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
     name_by_gemm: dict[Gemm, str] = {}
     for dtype, layout, epilogue in kinds:
         for shape in shapes:
-            gemm = _gemm(shape, batch, given(layout=layout, epilogue=epilogue, **kind), dtype)
+            gemm = _gemm(
+                shape, batch, given_options(layout=layout, epilogue=epilogue, **kind), dtype
+            )
             name_by_gemm.setdefault(gemm, shape.name)
     return tuple(name_by_gemm), {gemm: name for gemm, name in name_by_gemm.items() if name}
 

@@ -24,7 +24,7 @@ Effort: TypeAlias = dict[str, Any]
 _MAX_SIZES = 64  # of a range
 
 
-def given(**options: Any) -> dict[str, Any]:
+def given_options(**options: Any) -> dict[str, Any]:
     """Return the options that were given; the Spec has defaults for the others."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
@@ -168,8 +168,8 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def collecting(**options: Any) -> Any:
         parts = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
         limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
-        effort = given(**parts, blocker=False if options.pop("no_blocker") else None)
-        return command(effort=effort | _rule(given(**limits)), **options)
+        effort = given_options(**parts, blocker=False if options.pop("no_blocker") else None)
+        return command(effort=effort | _rule(given_options(**limits)), **options)
 
     return with_options(EFFORT_OPTIONS, collecting)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudakit.cli.bench.measure import opened_gpu
-from cudakit.cli.bench.options import given
+from cudakit.cli.bench.options import given_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
 from cudakit.cli.output import open_file, printable
@@ -101,7 +101,7 @@ class TuneOptions:
         """Return the limits of the search. Raises InputError for invalid values."""
         from cudakit.core.bench.tuning.search import Limits
 
-        return Limits(**given(time_s=self.time_s, iterations=self.iterations))
+        return Limits(**given_options(time_s=self.time_s, iterations=self.iterations))
 
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:

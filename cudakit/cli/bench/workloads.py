@@ -14,7 +14,7 @@ from cudakit.cli.bench.options import (
     Effort,
     cache_option,
     counts,
-    given,
+    given_options,
     mode_option,
     name_list,
     sizes_option,
@@ -54,7 +54,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import MemorySpec
 
-    return MemorySpec(**given(**options), **effort)
+    return MemorySpec(**given_options(**options), **effort)
 
 
 @_benchmark("Bandwidth of copies between host and device, and between GPUs.")
@@ -83,7 +83,7 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import CopySpec
 
-    return CopySpec(**given(**options), **effort)
+    return CopySpec(**given_options(**options), **effort)
 
 
 @_benchmark("Latency of launches, events, waits and streams.")
@@ -104,7 +104,7 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import LaunchSpec
 
-    return LaunchSpec(**given(**options), **effort)
+    return LaunchSpec(**given_options(**options), **effort)
 
 
 @_benchmark("Latency of memory allocation and free.")
@@ -129,7 +129,7 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import AllocSpec
 
-    return AllocSpec(others={"caching": _caching}, **given(**options), **effort)
+    return AllocSpec(others={"caching": _caching}, **given_options(**options), **effort)
 
 
 def _caching(gpu: Gpu) -> Allocator:
@@ -181,7 +181,7 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import GraphSpec
 
-    return GraphSpec(**given(**options), **effort)
+    return GraphSpec(**given_options(**options), **effort)
 
 
 @_benchmark("Health check: does this GPU perform as its model should?")

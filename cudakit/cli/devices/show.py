@@ -55,7 +55,7 @@ def show_once(
 def counts_activity(wanted: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
     """Return whether the output includes activity since the last read."""
     if wanted:
-        return any(each.kind == "activity" for each in wanted)
+        return any(field.kind == "activity" for field in wanted)
     return watching
 
 
@@ -95,6 +95,6 @@ def report_of(
 
 def _chosen_fields(result: DevicesResult, wanted: tuple[FieldInfo, ...]) -> FieldsResult:
     devices = tuple(
-        {each.name: device.field(each.name) for each in wanted} for device in result.devices
+        {field.name: device.field(field.name) for field in wanted} for device in result.devices
     )
     return FieldsResult(result.simulated, result.time_ns, devices)

@@ -70,15 +70,15 @@ def fragmentation_of(
     """Return the fragmentation; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
     segment_blocks = [(segment, segment.blocks()) for segment in segments]
     used = [block for _, blocks in segment_blocks for block in blocks if not block.free]
-    stream_pools = silos_of(segment_blocks)
+    stream_pools = stream_pools_of(segment_blocks)
     return Fragmentation(
         reserved_bytes=sum(segment.size for segment, _ in segment_blocks),
         allocated_bytes=sum(block.size for block in used if block.allocated),
         pending_bytes=sum(block.size for block in used if not block.allocated),
         requested_bytes=sum(block.requested for block in used),
-        free_bytes=sum(each.free_bytes for each in stream_pools),
-        largest_hole_bytes=max((each.largest_free_bytes for each in stream_pools), default=0),
-        releasable_bytes=sum(each.releasable_bytes for each in stream_pools),
+        free_bytes=sum(pool.free_bytes for pool in stream_pools),
+        largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
+        releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
         stream_pools=stream_pools,
         streams=_streams(stream_pools, awaited_bytes(awaited)),
     )
@@ -92,7 +92,7 @@ def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
     return bytes_by_stream
 
 
-def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[StreamPool, ...]:
+def stream_pools_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[StreamPool, ...]:
     """Group segments by the requests that they serve."""
     by_key: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in held:
@@ -126,8 +126,8 @@ def _streams(
     stream_pools: Iterable[StreamPool], awaited: Mapping[int, int]
 ) -> tuple[StreamMemory, ...]:
     own: dict[int, list[StreamPool]] = {stream: [] for stream in awaited}
-    for each in stream_pools:
-        own.setdefault(each.stream, []).append(each)
+    for pool in stream_pools:
+        own.setdefault(pool.stream, []).append(pool)
     memory_by_stream = _memory_of(own, awaited)
     return tuple(
         sorted(memory_by_stream, key=lambda m: (-m.stranded_bytes - m.awaited_bytes, m.stream))
@@ -140,10 +140,10 @@ def _memory_of(
     for stream, stream_pools in own.items():
         yield StreamMemory(
             stream,
-            stranded_bytes=sum(each.free_bytes for each in stream_pools),
-            releasable_bytes=sum(each.releasable_bytes for each in stream_pools),
-            largest_hole_bytes=max((each.largest_free_bytes for each in stream_pools), default=0),
-            pending_bytes=sum(each.pending_bytes for each in stream_pools),
+            stranded_bytes=sum(pool.free_bytes for pool in stream_pools),
+            releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
+            largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
+            pending_bytes=sum(pool.pending_bytes for pool in stream_pools),
             awaited_bytes=awaited.get(stream, 0),
         )
 
@@ -160,7 +160,9 @@ def report_of(
 ) -> OomReport:
     """Return the facts of a request that failed."""
     total = engine.stats.total
-    stream_pools = silos_of((segment, segment.blocks()) for segment in engine.segments.values())
+    stream_pools = stream_pools_of(
+        (segment, segment.blocks()) for segment in engine.segments.values()
+    )
     return OomReport(
         device=device,
         requested_bytes=request.requested,

@@ -145,7 +145,7 @@ class _Fields:
 
     def texts(self, name: str) -> list[str]:
         value = self._fields.get(name)
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _refused(name, value)
         return value
 

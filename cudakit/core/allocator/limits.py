@@ -153,7 +153,7 @@ class Limits:
         try:
             monitor.callback(crossing)
         except Exception as error:  # noqa: BLE001  # not an error of the allocator's caller
-            _report(error, monitor.callback)
+            _report_unraisable(error, monitor.callback)
 
     # The cache.
 
@@ -252,7 +252,7 @@ def _check(metric: str, threshold_bytes: int, direction: str) -> None:
         )
 
 
-def _report(error: Exception, callback: Callback) -> None:
+def _report_unraisable(error: Exception, callback: Callback) -> None:
     """Report an exception by sys.unraisablehook, as Python does for finalizers."""
     sys.unraisablehook(
         SimpleNamespace(

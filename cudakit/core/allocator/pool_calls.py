@@ -121,7 +121,7 @@ class PoolRouting:
         only holder; with ``unrouted``, if requests are routed to it at all.
         """
         with self.with_pools() as pools:
-            pools.let_go(pool_id, unrouted=unrouted)
+            pools.release_holder(pool_id, unrouted=unrouted)
 
     def begin_capture(self) -> None:
         """Begin a capture: until its end no event is queried and nothing is released."""
@@ -207,14 +207,14 @@ class PoolRouting:
     def _stop_using(self, pool_id: PoolId) -> None:
         with self.with_pools() as pools:
             pools.end(pool_id)
-            pools.let_go(pool_id)
+            pools.release_holder(pool_id)
 
     def _release_abandoned(self) -> None:
         pools = self._pools
         while pools.abandoned:
             pool_id, empties = pools.abandoned.popleft()
             with suppress(CudaError, PoolError):  # memory that was not released stays cached
-                pools.let_go(pool_id)
+                pools.release_holder(pool_id)
                 if empties:
                     self._empty_pool(pool_id)
 
@@ -310,10 +310,10 @@ class Checkpoints:
             created: list[int] = []
             for blocks in state.segments:
                 divided = _divide(engine, blocks, stack)
-                for block, was in zip(divided, blocks, strict=True):
-                    if was.allocated:
+                for block, state_ in zip(divided, blocks, strict=True):
+                    if state_.allocated:
                         own.live[block.ptr] = block
-                        created.append(was.address)
+                        created.append(state_.address)
                     else:
                         own.free_live(block, stack)
             return Restored(addresses, tuple(created))
@@ -369,11 +369,11 @@ def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | No
     """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
     rest = engine.segments[Ptr(blocks[0].address)].first
     pieces: list[Block] = []
-    for was in blocks:
+    for recorded in blocks:
         rest = pieces[-1].next or rest if pieces else rest
         rest.free_blocks.remove(rest)
         # Split as at the checkpoint, even if the settings have changed since.
-        split, size = rest.size > was.size_bytes, was.size_bytes
+        split, size = rest.size > recorded.size_bytes, recorded.size_bytes
         engine.alloc_found_block(rest, size, size, stack, split=split)
         pieces.append(rest)
     return pieces

@@ -147,7 +147,7 @@ class PrivatePools:
         pool.uses += 1
         return pool
 
-    def let_go(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
+    def release_holder(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
         """Remove a holder of a pool.
 
         Raises PoolError if it has none, and if requests are still routed to it and this is its only holder;

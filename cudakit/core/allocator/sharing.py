@@ -108,7 +108,7 @@ class Sharing:
         remaining_bytes = 0 if block is None else block.ptr + block.requested - ptr
         if block is None or remaining_bytes <= 0:
             raise InvalidPointer(
-                f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}",
+                f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}",
                 hint="share an address within the requested bytes of a live allocation",
             )
         if state.engine.private.source(block.pool.id) is not None:

@@ -193,7 +193,7 @@ class AllocatorState:
         reason = "it was freed from within the allocator"
         if self.guard.try_enter():
             try:
-                reason = self.reason_for(ptr)
+                reason = self.describe_invalid_pointer(ptr)
             finally:
                 self.guard.leave()
         self.invalid_frees.append(InvalidFree(ptr, reason, stack))
@@ -203,7 +203,7 @@ class AllocatorState:
             hint="free each allocation once, by the address that alloc returned",
         )
 
-    def reason_for(self, ptr: int) -> str:
+    def describe_invalid_pointer(self, ptr: int) -> str:
         """Describe an address at which no live allocation begins. The guard is held."""
         segment = self.engine.segments.at(ptr)
         if segment is None:

@@ -94,7 +94,9 @@ class Band:
     expected: float  # in that unit
     warn: float  # a worse figure is a warning
     fail: float  # a worse figure is a failure
-    warn_above: float | None  # a higher rate is a warning: another GPU model, or a wrong measurement
+    warn_above: (
+        float | None
+    )  # a higher rate is a warning: another GPU model, or a wrong measurement
     source: Source  # origin of the expected value
 
     def health_of(self, reached: float) -> Health:

@@ -111,7 +111,7 @@ class Query:
             hidden=device.hidden,
             lost=lost is not None,
             notes=tuple(_device_notes(device, fields, lost=lost, visible_devices=visible)),
-            fields={each: fields[each] for each in fields if not names or each in names},
+            fields={key: fields[key] for key in fields if not names or key in names},
             processes=self._processes(device) if processes else None,
         )
 
@@ -224,7 +224,9 @@ def _device_notes(
         yield f"compute mode: {mode}"
     reasons = fields.get("clock_event_reasons")
     throttled = (
-        [str(each) for each in reasons if each not in _NORMAL] if isinstance(reasons, tuple) else []
+        [str(reason) for reason in reasons if reason not in _NORMAL]
+        if isinstance(reasons, tuple)
+        else []
     )
     if throttled:
         yield f"throttled: {', '.join(throttled)}"

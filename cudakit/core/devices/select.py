@@ -22,11 +22,11 @@ def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Dev
     """
     if not selectors:
         return result.devices
-    selected = {id(_one(result.devices, selector)) for selector in selectors}
+    selected = {id(_match_one(result.devices, selector)) for selector in selectors}
     return tuple(device for device in result.devices if id(device) in selected)
 
 
-def _one(devices: Sequence[Device], selector: str) -> Device:
+def _match_one(devices: Sequence[Device], selector: str) -> Device:
     matching = [device for device in devices if _matches(device, selector)]
     if len(matching) == 1:
         return matching[0]

@@ -38,7 +38,7 @@ def _unknown(first: int, second: int) -> Link:
 
 def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
     one, other = gpus[link.first], gpus[link.second]
-    access = _both(cuda, one, other, "peer_access")
+    access = _is_bidirectional(cuda, one, other, "peer_access")
     return Pair(
         first=link.first,
         second=link.second,
@@ -48,12 +48,12 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
         nvml_write=link.p2p_write,
         nvml_atomics=link.p2p_atomics,
         cuda_access=access,
-        cuda_atomics=_both(cuda, one, other, "peer_atomics"),
+        cuda_atomics=_is_bidirectional(cuda, one, other, "peer_atomics"),
         disagreement=_disagreement(link, access),
     )
 
 
-def _both(
+def _is_bidirectional(
     cuda: CudaView | Unavailable, one: MatchedDevice, other: MatchedDevice, what: str
 ) -> bool | Unavailable:
     """Return whether CUDA lists a pair in both directions."""

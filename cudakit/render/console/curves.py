@@ -115,9 +115,9 @@ def legend(chart: Chart, drawn: Sequence[Curve], width: int) -> list[Text]:
 
 def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
     for curve in earlier:
-        apart = np.abs(curve.heights - heights)
+        difference = np.abs(curve.heights - heights)
         same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
-        if same_gaps and not curve.like and not np.any(apart * plane.rows >= 1):
+        if same_gaps and not curve.like and not np.any(difference * plane.rows >= 1):
             return curve
     return None
 

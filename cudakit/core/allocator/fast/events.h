@@ -48,17 +48,17 @@ static int events_clear(PyObject *object)
 static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"maxlen", "metadata", NULL};
-    struct events given, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &given.maxlen, &given.metadata) ||
+    struct events parsed, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &parsed.maxlen, &parsed.metadata) ||
         !(self = (struct events *)type->tp_alloc(type, 0)))
         return NULL;
-    self->maxlen = Py_MAX(given.maxlen, 1);
-    self->metadata = Py_NewRef(given.metadata);
+    self->maxlen = Py_MAX(parsed.maxlen, 1);
+    self->metadata = Py_NewRef(parsed.metadata);
     return (PyObject *)self;
 }
 
 /* Append an event; false with an exception if no memory is left. This may run a finalizer of a dropped event. */
-static bool append_event(struct events *self, struct event given)
+static bool append_event(struct events *self, struct event event)
 {
     if (self->count == self->length && self->length < self->maxlen) {
         Py_ssize_t length = Py_MIN(self->maxlen, self->length * 2 + 64);
@@ -70,10 +70,10 @@ static bool append_event(struct events *self, struct event given)
         self->length = length;
     }
     struct event *place = self->ring + self->count++ % self->maxlen, dropped = *place;
-#define INCREF(field) Py_XINCREF(given.field);
+#define INCREF(field) Py_XINCREF(event.field);
 #define DECREF(field) Py_XDECREF(dropped.field);
     EVENT_FIELDS(INCREF)
-    *place = given;
+    *place = event;
     EVENT_FIELDS(DECREF)
     return true;
 }
@@ -95,12 +95,12 @@ static PyObject *events_iter(PyObject *object)
     Py_ssize_t length = Py_MIN(self->count, self->maxlen), first = self->count - length;
     PyObject *list = PyList_New(length), *iterator = NULL;
     for (Py_ssize_t i = 0; list && i < length; i++) {
-        const struct event given = self->ring[(first + i) % self->maxlen], dropped = given;
+        const struct event event = self->ring[(first + i) % self->maxlen], dropped = event;
         EVENT_FIELDS(INCREF)
-        PyObject *tuple = given.action ? Py_BuildValue("OLLOLOOO", given.action, given.address, given.size,
-                                                       given.free_blocks->stream, given.time_ns, given.stack,
-                                                       given.free_blocks->pool_id, given.metadata)
-                                       : Py_NewRef(given.stack);
+        PyObject *tuple = event.action ? Py_BuildValue("OLLOLOOO", event.action, event.address, event.size,
+                                                       event.free_blocks->stream, event.time_ns, event.stack,
+                                                       event.free_blocks->pool_id, event.metadata)
+                                       : Py_NewRef(event.stack);
         EVENT_FIELDS(DECREF)
         if (tuple)
             PyList_SET_ITEM(list, i, tuple);

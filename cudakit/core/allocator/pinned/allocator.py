@@ -30,7 +30,7 @@ from cudakit.torch_rules.settings import Settings
 _POLL_S = 0.001
 
 
-class Background:
+class BackgroundThread:
     """A thread that repeats ``work`` from each wake-up until it returns False.
 
     ``work`` is a method, whose object is not kept alive.
@@ -104,7 +104,7 @@ class CachingHostAllocator:
         )
         self._history = History()
         self._memory = HostMemory(upstream, holders or NoHolders(), splits=splits)
-        self._background = Background(self._poll)
+        self._background = BackgroundThread(self._poll)
         self._stop = weakref.finalize(self, self._background.stop)
         self.configure(settings or Settings())
 

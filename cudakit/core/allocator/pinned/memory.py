@@ -198,8 +198,8 @@ class HostMemory:
 
     def _rescue(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
         """Wait for pending frees, then release cached memory."""
-        for each in dict.fromkeys((pool, self.default)):
-            each.pending.synchronize()
+        for source in dict.fromkeys((pool, self.default)):
+            source.pending.synchronize()
         block = self._get_free_block(pool, size)
         if block is None and self.release_cached(stack, waits=True):
             block = self._alloc_block(pool, size, stack)
@@ -284,7 +284,9 @@ class HostMemory:
         if self._reserve is None or any(map(self._is_reserved, used)):
             return
         self._supply.free(self._reserve.ptr)
-        for block in [each for each in self.default.free_blocks() if self._is_reserved(each)]:
+        for block in [
+            candidate for candidate in self.default.free_blocks() if self._is_reserved(candidate)
+        ]:
             block.free_blocks.remove(block)
             self.stats.count_released(block.size)
         self._reserve = None

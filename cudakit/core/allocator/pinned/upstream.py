@@ -167,13 +167,13 @@ class HostStats:
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value (torch.cuda.reset_peak_host_memory_stats)."""
-        for each in self._all():
-            each.reset_peak()
+        for stat in self._all():
+            stat.reset_peak()
 
     def reset_sums(self) -> None:
         """Set every sum to 0 (torch.cuda.reset_accumulated_host_memory_stats)."""
-        for each in self._all():
-            each.reset_sums()
+        for stat in self._all():
+            stat.reset_sums()
 
     def _all(self) -> list[Stat | Duration]:
         active = [stat for pair in self.active.values() for stat in pair]

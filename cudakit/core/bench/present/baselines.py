@@ -106,7 +106,7 @@ def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
     for case in (own, other):
         if isinstance(case.median_s, Unavailable):
             return case.median_s
-    pairs = [pair for pair in _pairs(own, other) if pair]
+    pairs = [pair for pair in _sample_pairs(own, other) if pair]
     ratios = [other_s / own_s for pair in pairs for own_s, other_s in pair if own_s]
     if not ratios:
         return Unavailable("the measured time is 0")
@@ -114,7 +114,7 @@ def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
     return RelativeRate(median(ratios), low, high)
 
 
-def _pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
+def _sample_pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
     """Yield the pairs of interleaved samples of each round: both ran at the same clock."""
     for own_times, other_times in zip(_rounds(own), _rounds(other), strict=False):
         yield list(zip(own_times, other_times, strict=False))

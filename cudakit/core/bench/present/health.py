@@ -144,4 +144,6 @@ def _listed(names: Sequence[str]) -> str:
 def _without_causes(result: BenchResult) -> BenchResult:
     """Return the result without the warnings that the headline gives as likely causes."""
     causes = environment_warnings(environments(result.results))
-    return replace(result, warnings=tuple(each for each in result.warnings if each not in causes))
+    return replace(
+        result, warnings=tuple(warning for warning in result.warnings if warning not in causes)
+    )

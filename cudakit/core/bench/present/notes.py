@@ -26,9 +26,9 @@ def notes(result: BenchResult) -> list[Note]:
         *heading,
         *_wrong(cases),
         *_not_run(cases),
-        *_missing(cases),
+        *_missing_notes(cases),
         *_warnings(result),
-        *_verified(cases),
+        *_verified_notes(cases),
     ]
 
 
@@ -48,7 +48,7 @@ def _not_run(cases: Sequence[CaseResult]) -> Iterator[Note]:
         yield Note("info", f"Not run: {describe_some(some, cases)}: {reason}.")
 
 
-def _missing(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _missing_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Give the reason for each figure that a measured case should have and does not have."""
     timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
@@ -74,7 +74,7 @@ def _warnings(result: BenchResult) -> Iterator[Note]:
             yield Note("warn", f"{text}: {describe_some(doubtful, cases)}.", (remedy,))
 
 
-def _verified(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Count the cases whose values were verified, and all others, so that the sum is the number of cases."""
     verified = sum(case.verified for case in cases)
     wrong = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)

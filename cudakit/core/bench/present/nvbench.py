@@ -58,12 +58,12 @@ def nvbench(document: Document) -> str:
         )
     rows = _rows(columns_by_name["results"])
     device = next(iter(_rows(columns_by_name["device"])), {}) if "device" in columns_by_name else {}
-    plain = {
+    content = {
         "meta": {"argv": [document.title], "version": {"json": _VERSION}},
         "devices": [_device(device)],
         "benchmarks": _benchmarks(rows),
     }
-    return json.dumps(plain, indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _rows(columns: Columns) -> list[_Row]:

@@ -144,14 +144,14 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
     title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
         stretched(parts, width=_WIDTH, height=_HEIGHT)
-        for parts in (_roofs(picture), _cases(picture))
+        for parts in (_draw_roofs(picture), _draw_cases(picture))
     )
     return Plot(
         "scatter",
         title,
         picture.x,
         picture.y,
-        shapes=(shape("g", roofs, *_labels(picture), cases),),
+        shapes=(shape("g", roofs, *_draw_labels(picture), cases),),
         legend=tuple(_legend(picture)),
         description=f"{title}: {', '.join(placed.text['case'][:8])}",
         x_label=f"arithmetic intensity ({picture.unit} per byte)",
@@ -179,7 +179,7 @@ def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: s
     return log_axis(float(values.min()) / margin, float(values.max()) * margin, unit, of=of)
 
 
-def _roofs(picture: _Picture) -> Iterator[Shape]:
+def _draw_roofs(picture: _Picture) -> Iterator[Shape]:
     """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
@@ -214,7 +214,7 @@ def _roof_labels(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_PointLab
     yield _PointLabel(label, picture.x.share(middle), height, is_left=True)
 
 
-def _cases(picture: _Picture) -> Iterator[Shape]:
+def _draw_cases(picture: _Picture) -> Iterator[Shape]:
     """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
     across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
@@ -234,7 +234,7 @@ def _cases(picture: _Picture) -> Iterator[Shape]:
             yield shape("path", class_="scatter hole", d=place)
 
 
-def _labels(picture: _Picture) -> Iterator[Shape]:
+def _draw_labels(picture: _Picture) -> Iterator[Shape]:
     """Label the roofs, and the dots of cudakit if there is space: to the right, or to the left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()

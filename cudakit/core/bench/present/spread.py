@@ -127,7 +127,7 @@ def _lane(case: _Case, axis: Axis) -> Lane:
     remark = f"{format_seconds(case.median_s)}, {len(inside):,} samples" + (
         f", {beyond:,} beyond" if beyond else ""
     )
-    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_medians(case, axis))
+    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_draw_medians(case, axis))
     return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
 
 
@@ -150,7 +150,7 @@ def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
     )
 
 
-def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
+def _draw_medians(case: _Case, axis: Axis) -> Iterator[Shape]:
     """Draw the median of each round over the height of its samples."""
     starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
     ends = [*starts[1:].tolist(), len(case.rounds)]

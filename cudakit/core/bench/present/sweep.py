@@ -60,7 +60,7 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     curves = _curves(points, name, by_rate=by_rate)
     x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if by_rate else "")
     names = points.text["line"]
-    limits = list(_limits(curves, x, y)) if by_rate else []
+    limits = list(_draw_limits(curves, x, y)) if by_rate else []
     paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
     fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
     title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
@@ -120,7 +120,7 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
     return rounded_axis(0, high, "rate", of=unit)
 
 
-def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
+def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw equal peaks as one line, in the colour of their curves if these have one colour."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):

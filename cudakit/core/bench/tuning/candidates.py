@@ -41,7 +41,7 @@ def candidates(
         )
     first = _distinct(recommended)
     others = _distinct(blas.algorithms(gemm, settings, is_over))
-    rest = [each for numbers, each in others.items() if numbers not in first]
+    rest = [algorithm for numbers, algorithm in others.items() if numbers not in first]
     random.Random(seed).shuffle(rest)  # noqa: S311 not for cryptography
     return Candidates((*first.values(), *rest), not is_over())
 

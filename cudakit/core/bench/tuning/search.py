@@ -42,7 +42,7 @@ _DROP_LEVEL = 0.05
 # A slowdown in the only round, or in all of several rounds, that noise cannot explain.
 _SLOW_IN_ONE, _SLOW_IN_ALL = 1.5, 1.1
 
-Stopped: TypeAlias = Literal["complete", "time", "interrupted"]
+StopReason: TypeAlias = Literal["complete", "time", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Outcome:
     tried: int  # number of candidates that were measured, with the default
     wrong: tuple[int, ...]  # finalists that computed wrong values
     rounds: int  # of the final
-    stopped: Stopped  # why the search ended
+    stopped: StopReason  # why the search ended
 
 
 def search(
@@ -138,7 +138,7 @@ class _Search:
     _now: Callable[[], float]
     _begin_s: float
     _progress: Progress
-    stopped: Stopped = "complete"
+    stopped: StopReason = "complete"
     _stage: tuple[str, float] = ("", 0.0)
     _ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))

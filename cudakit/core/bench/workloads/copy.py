@@ -95,7 +95,7 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     locations, size_bytes = _locations(copy.direction), copy.size_bytes
     buffers = locations.count("device")
     moved = buffers * size_bytes
-    cache = spec.cache or _usual_cache(copy.direction, moved, l2_bytes)
+    cache = spec.cache or _default_cache(copy.direction, moved, l2_bytes)
     return Case(
         copy,
         _method(spec, copy, cache),
@@ -110,7 +110,7 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     )
 
 
-def _usual_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
+def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
     """Return the default L2 state: cold for copies within the device; a link is slower than memory anyway.
 
     The state is hot if copies are so small that no number of buffers fills the cache: their time is that of

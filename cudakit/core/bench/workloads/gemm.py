@@ -158,7 +158,7 @@ class PreparedGemm:
             )
             self._cleanup = cleanup
             self.rotate(1)
-            self._try()
+            self._run_once()
             self._cleanup = cleanup.pop_all()
 
     @property
@@ -209,7 +209,7 @@ class PreparedGemm:
     def close(self) -> None:
         self._cleanup.close()
 
-    def _try(self) -> None:
+    def _run_once(self) -> None:
         """Compute once: some libraries only then report that a GEMM is unsupported, or load its kernels."""
         self.enqueue(LEGACY, 0)
         self._gpu.sync()

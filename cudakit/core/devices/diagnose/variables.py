@@ -245,13 +245,13 @@ def misspelled(context: RunContext) -> Finding:
                 f"export {known}={context.variables[name]}; unset {name}",
             )
             for name in sorted(context.variables)
-            for known in _intended(name)
+            for known in _nearest_known_name(name)
         ),
         otherwise=ok("no misspelled environment variable"),
     )
 
 
-def _intended(name: str) -> tuple[str, ...]:
+def _nearest_known_name(name: str) -> tuple[str, ...]:
     """Return the known name that is nearest to a misspelled name, or nothing."""
     known, upper = known_variables(), name.upper()
     if name in known or not upper.startswith(_PREFIXES):
