@@ -176,11 +176,11 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    known = load_tuned(Path(tuning.known)) if tuning.known else None
+    earlier = load_tuned(Path(tuning.known)) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # Checked first, because an export that is impossible should not be reported after the long search.
         validators = _validators(tuning, device, run_context) if tuning.export else None
-        tuned = search(spec, device, limits, progress, known=known, run_context=run_context)
+        tuned = search(spec, device, limits, progress, known=earlier, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
 
 

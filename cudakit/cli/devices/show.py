@@ -22,8 +22,8 @@ def list_fields(outputs: Outputs) -> None:
     """Write the list of all fields."""
     from cudakit.core.devices.present.fields import listing
 
-    known = tuple(registry().values())
-    outputs.write(Report(result=FieldsList(known), document=lambda: listing(known)))
+    fields = tuple(registry().values())
+    outputs.write(Report(result=FieldsList(fields), document=lambda: listing(fields)))
 
 
 def print_selection(machine: Machine, outputs: Outputs, view: View, spec: SelectSpec) -> None:

@@ -222,8 +222,8 @@ def _check(
     if max_entries < 1:
         raise UsageError(f"a trace of {max_entries} entries records nothing", hint="at least 1")
     if unknown := sorted(set(skip_actions) - set(SKIPPABLE)):
-        known = ", ".join(SKIPPABLE)
-        raise UsageError(f"there is no action {unknown[0]!r} to skip", hint=f"actions: {known}")
+        choices = ", ".join(SKIPPABLE)
+        raise UsageError(f"there is no action {unknown[0]!r} to skip", hint=f"actions: {choices}")
 
 
 class Stacks:

@@ -270,11 +270,11 @@ def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
     Without a graph, which alone knows those streams, match all requests of this thread and all on that
     stream: a request too many costs memory, one too few would let others use the memory of the graph.
     """
-    own = of_this_thread()
+    is_same_thread = of_this_thread()
     if stream is None:
-        return own
+        return is_same_thread
     if graph is None:
-        return lambda other: other == stream or own(other)
+        return lambda other: other == stream or is_same_thread(other)
 
     def matches(other: int) -> bool:
         capture = graph.capture(other)

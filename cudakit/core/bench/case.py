@@ -31,8 +31,8 @@ class Implementation:
 
     @property
     def name(self) -> str:
-        own = self.workload.name
-        return own if self.library == CUDAKIT else f"{own} by {self.library}"
+        name = self.workload.name
+        return name if self.library == CUDAKIT else f"{name} by {self.library}"
 
     @property
     def axes(self) -> Mapping[str, Axis]:

@@ -114,6 +114,13 @@ def _pcie_warnings(fields: Fields) -> Iterator[str]:
     width, full_width = fields.get("pcie_width"), fields.get("pcie_width_max")
     if isinstance(width, int) and isinstance(full_width, int) and 0 < width < full_width:
         yield f"PCIe runs with {width} of {full_width} lanes"
-    slot, own = fields.get("pcie_generation_max"), fields.get("pcie_generation_device_max")
-    if isinstance(slot, int) and isinstance(own, int) and 0 < slot < own:
-        yield f"the slot supports PCIe {slot}.0, and the GPU PCIe {own}.0"
+    slot_generation, gpu_generation = (
+        fields.get("pcie_generation_max"),
+        fields.get("pcie_generation_device_max"),
+    )
+    if (
+        isinstance(slot_generation, int)
+        and isinstance(gpu_generation, int)
+        and 0 < slot_generation < gpu_generation
+    ):
+        yield f"the slot supports PCIe {slot_generation}.0, and the GPU PCIe {gpu_generation}.0"

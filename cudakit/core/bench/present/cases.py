@@ -152,8 +152,8 @@ def _has_peak(case: CaseResult) -> bool:
 def _has_datasheet_peak(case: CaseResult) -> bool:
     """Return whether the peaks at the datasheet's and at the measured clock may differ."""
     limit = case.limit
-    known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
-    return known and bool(case.operations)
+    is_known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
+    return is_known and bool(case.operations)
 
 
 def _shape(case: CaseResult) -> Value:

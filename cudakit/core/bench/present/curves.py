@@ -62,8 +62,8 @@ def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         if _coordinate(case, name) is not None:
-            others = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
-            groups.setdefault((case.name, case.library, *others), []).append(case)
+            fixed_axes = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
+            groups.setdefault((case.name, case.library, *fixed_axes), []).append(case)
     return [
         sorted(group, key=lambda case: _position(case, name))
         for group in groups.values()

@@ -151,10 +151,8 @@ def _count_group(group: Sequence[CaseResult]) -> str:
     for name in varying_axes(group):
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
-            known = [size for size in sizes if isinstance(size, int)]
-            return (
-                f"{counted} of {format_axis(name, min(known))} to {format_axis(name, max(known))}"
-            )
+            numeric = [size for size in sizes if isinstance(size, int)]
+            return f"{counted} of {format_axis(name, min(numeric))} to {format_axis(name, max(numeric))}"
     return counted
 
 
@@ -162,8 +160,8 @@ def _value(name: str, case: CaseResult) -> str:
     return format_axis(name, case.axes.get(name))
 
 
-def _counted(number: str, what: str) -> str:
-    return f"{number} {what}" if number == "1" else f"{number} {what}s"
+def _counted(number: str, noun: str) -> str:
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def _range(values: Sequence[float], show: Callable[[float], str]) -> str:

@@ -81,8 +81,8 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     if wrong or not verified:
         return
     if verified == len(cases):
-        which = "1 case" if verified == 1 else f"all {verified} cases"
-        yield Note("ok", f"Results verified for {which}.")
+        subject = "1 case" if verified == 1 else f"all {verified} cases"
+        yield Note("ok", f"Results verified for {subject}.")
         return
     not_run = sum(case.is_unsupported for case in cases)
     without = len(cases) - verified - not_run

@@ -304,10 +304,10 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
                 Text(name),
                 Text(_number(case.operations / case.bytes_moved)),
                 rate(case),
-                Rate(case.operations / found.seconds, case.operation),
+                Rate(case.operations / limit.seconds, case.operation),
                 Ratio(number(case.ratio_to_limit)),
             )
-            for name, (case, found) in zip(names, placed, strict=True)
+            for name, (case, limit) in zip(names, placed, strict=True)
         ),
         caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )

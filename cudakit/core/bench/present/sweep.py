@@ -165,9 +165,9 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
         yield shape("path", title=name, class_=kind, d=path)
 
 
-def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
+def _line(curves: _Curves, selected: Array, across: list[int], middle: list[int], y: Axis) -> str:
     """Return the path of the fit to the points if it can be drawn, or of the points."""
-    fit = curves.fit[which]
+    fit = curves.fit[selected]
     drawable = np.isfinite(fit).all() and bool((fit > 0).all())
     return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
 

@@ -143,8 +143,8 @@ class AlgorithmTrials:
 
     def times_s(self, number: int, rounds: int) -> tuple[float, ...]:
         """Return the times of a candidate in the last ``rounds`` rounds, or in all rounds for 0."""
-        found = (readings.get(number) for readings in self.rounds[-rounds:])
-        return tuple(reading.time_s for reading in found if reading and reading.valid)
+        valid_readings = (readings.get(number) for readings in self.rounds[-rounds:])
+        return tuple(reading.time_s for reading in valid_readings if reading and reading.valid)
 
     def close(self) -> None:
         """Release everything."""
