@@ -6,6 +6,14 @@ was seen. ``hint`` is one line: what to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Return the alternatives of a hint: ``a``, ``a or b``, ``a, b or c``."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
 
 class CudakitError(Exception):
     """The base of all errors; raised itself only for a bug in cudakit."""

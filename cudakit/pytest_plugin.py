@@ -284,7 +284,7 @@ class _Summary:
             parts = (_counted(name, count) for name, count in counts.items())
             terminalreporter.write_line(f"checked: {', '.join(parts)}")
             if not counts.keys() & {"launches", "copies", "fills"}:
-                terminalreporter.write_line("no GPU work was recorded; nothing was checked")
+                terminalreporter.write_line("no GPU work was recorded, so nothing was checked")
         for note in self._notes:
             terminalreporter.write_line(note)
         for error in self._errors(terminalreporter.config):

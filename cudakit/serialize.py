@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Reasons: TypeAlias = dict[str, str]  # reasons by path; None instead if they are inline
-_REASONS = "unavailable"  # the key that has the reasons of a record
+_REASONS = "unavailable"  # the key of a record under which reasons are stored
 
 # --- to plain values -------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, objec
     """
     if not _is_record(record):
         raise TypeError(f"a Result is a dataclass instance, not {type(record).__name__}")
-    return _record(record, inline_reasons)
+    return _plain_record(record, inline_reasons)
 
 
 def _is_record(value: object) -> bool:
@@ -65,19 +65,19 @@ def _json_name(field: Field[Any]) -> str | None:
     return name
 
 
-def _record(record: Any, inline_reasons: bool) -> dict[str, object]:
+def _plain_record(record: Any, inline_reasons: bool) -> dict[str, object]:
     plain: dict[str, object] = {}
     reasons: _Reasons | None = None if inline_reasons else {}
-    for name, value in _members(record):
+    for name, value in _json_members(record):
         if name in plain or name == _REASONS:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
-        plain[name] = _plain(value, name, reasons)
+        plain[name] = _plain_value(value, name, reasons)
     if reasons:
         plain[_REASONS] = reasons
     return plain
 
 
-def _members(record: Any) -> Iterator[tuple[str, object]]:
+def _json_members(record: Any) -> Iterator[tuple[str, object]]:
     schema = getattr(record, "schema", None)
     if isinstance(schema, str):
         yield "schema", schema
@@ -87,8 +87,8 @@ def _members(record: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(record, field.name)
 
 
-def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
-    """Return a value as a plain one; ``path`` is its path in the record that contains it."""
+def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
+    """Return the JSON form of a value; ``path`` is its path in the record that contains it."""
     match value:
         case Enum():
             return value.name.lower()
@@ -102,23 +102,23 @@ def _plain(value: object, path: str, reasons: _Reasons | None) -> object:
             reasons[path] = reason
             return None
         case _ if _is_numpy(value):
-            return _numbers(value, path, reasons)
+            return _plain_array(value, path, reasons)
         case Mapping():
-            return _object(value, path, reasons)
+            return _plain_mapping(value, path, reasons)
         case list() | tuple():
-            return [_plain(item, f"{path}[{i}]", reasons) for i, item in enumerate(value)]
+            return [_plain_value(item, f"{path}[{i}]", reasons) for i, item in enumerate(value)]
         case _ if _is_record(value):
-            return _record(value, reasons is None)
+            return _plain_record(value, reasons is None)
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
 def _is_numpy(value: object) -> bool:
-    # numpy is slow to import. If it is not imported, the value is not of numpy.
+    # numpy is slow to import. If numpy is not imported, the value cannot be an array.
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _numbers(value: object, path: str, reasons: _Reasons | None) -> object:
+def _plain_array(value: object, path: str, reasons: _Reasons | None) -> object:
     import numpy as np
 
     array: npt.NDArray[Any] = np.asarray(value)
@@ -127,23 +127,23 @@ def _numbers(value: object, path: str, reasons: _Reasons | None) -> object:
     if array.dtype.kind == "f":
         doubles = array.astype(np.float64)
         plain = doubles.tolist()
-        return plain if np.isfinite(doubles).all() else _plain(plain, path, reasons)
+        return plain if np.isfinite(doubles).all() else _plain_value(plain, path, reasons)
     if array.dtype.kind in "OU":
-        return _plain(array.tolist(), path, reasons)
+        return _plain_value(array.tolist(), path, reasons)
     raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
 
 
-def _object(
+def _plain_mapping(
     mapping: Mapping[Any, object], path: str, reasons: _Reasons | None
 ) -> dict[str, object]:
     plain: dict[str, object] = {}
     for key, value in mapping.items():
-        name = _key(key, path)
-        plain[name] = _plain(value, f"{path}.{name}", reasons)
+        name = _json_key(key, path)
+        plain[name] = _plain_value(value, f"{path}.{name}", reasons)
     return plain
 
 
-def _key(key: object, path: str) -> str:
+def _json_key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         return key.name.lower()
     if isinstance(key, (str, int)):
@@ -158,32 +158,32 @@ class Mismatch(ValueError):
     """A plain value does not fit the annotation of its field; the message has its path."""
 
 
-def from_plain(kind: type[_T], plain: object, place: str = "", *, strict: bool = False) -> _T:
-    """Return the dataclass instance that ``to_plain`` converted, with reasons in either form.
+def from_plain(kind: type[_T], plain: object, location: str = "", *, strict: bool = False) -> _T:
+    """Return the dataclass instance that ``to_plain`` converted, with either form of reasons.
 
     A missing key gives the default of its field. An unknown key is ignored, so that files of newer versions
     can be read; with ``strict`` it raises Mismatch. Raises Mismatch with the path of the first wrong value.
     """
     if not isinstance(plain, dict):
-        raise _mismatch(place, "an object", plain)
+        raise _mismatch(location, "an object", plain)
     members = _hinted_fields(kind)
-    known = {_json_name(field) for field, _ in members} | {_REASONS}
-    unknown = sorted(plain.keys() - known) if strict else ()
-    if unknown:
-        raise Mismatch(f"{place or 'the file'} has an unknown key {unknown[0]!r}")
+    known_keys = {_json_name(field) for field, _ in members} | {_REASONS}
+    unknown_keys = sorted(plain.keys() - known_keys) if strict else ()
+    if unknown_keys:
+        raise Mismatch(f"{location or 'the file'} has an unknown key {unknown_keys[0]!r}")
     reasons = plain.get(_REASONS)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
-    return kind(**{f.name: reader.member(f, hint, plain, place) for f, hint in members})
+    return kind(**{f.name: reader.member(f, hint, plain, location) for f, hint in members})
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
 def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
     """Return the fields that the constructor takes, with their annotations."""
-    hints = _hints(kind)
+    hints = _type_hints(kind)
     return [
         (field, hints[field.name])
         for field in fields(kind)
@@ -194,70 +194,71 @@ def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
 class _Reader:
     """Reads the fields of one record by their annotations.
 
-    ``place`` is the path of a value in the file, ``path`` its path in the record, which is its key in
-    ``reasons``.
+    ``location`` is the path of a value in the file, ``path`` its path in the record and key in ``reasons``.
     """
 
     def __init__(self, reasons: Mapping[str, object], strict: bool) -> None:
         self._reasons = reasons
         self._strict = strict
 
-    def member(self, field: Field[Any], hint: Any, plain: Mapping[str, object], place: str) -> Any:
+    def member(
+        self, field: Field[Any], hint: Any, plain: Mapping[str, object], location: str
+    ) -> Any:
         name = _json_name(field)
-        where = f"{place}.{name}" if place else str(name)
+        path = f"{location}.{name}" if location else str(name)
         if name is not None and name in plain:
-            return self._value(hint, plain[name], where, name)
+            return self._value(hint, plain[name], path, name)
         if field.default is not MISSING:
             return field.default
         if field.default_factory is not MISSING:
             return field.default_factory()
-        raise Mismatch(f"{where} is missing")
+        raise Mismatch(f"{path} is missing")
 
-    def _value(self, hint: Any, plain: object, place: str, path: str) -> object:
+    def _value(self, hint: Any, plain: object, location: str, path: str) -> object:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            return self._one_of(arguments, plain, place, path)
+            return self._one_of(arguments, plain, location, path)
         if origin is Literal:
             if plain not in arguments:
-                raise _mismatch(place, " or ".join(map(repr, arguments)), plain)
+                raise _mismatch(location, " or ".join(map(repr, arguments)), plain)
             return plain
         if origin is tuple:
-            return self._tuple(arguments, plain, place, path)
+            return self._tuple(arguments, plain, location, path)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._mapping(arguments[1], plain, place, path)
+            return self._mapping(arguments[1], plain, location, path)
         if is_dataclass(hint) and isinstance(hint, type):
-            return from_plain(hint, plain, place, strict=self._strict)
-        return _scalar(hint, plain, place)
+            return from_plain(hint, plain, location, strict=self._strict)
+        return _read_scalar(hint, plain, location)
 
-    def _one_of(self, kinds: tuple[Any, ...], plain: object, place: str, path: str) -> object:
+    def _one_of(self, kinds: tuple[Any, ...], plain: object, location: str, path: str) -> object:
         if plain is None:
-            return self._nothing(kinds, place, path)
+            return self._null(kinds, location, path)
         if Unavailable in kinds and isinstance(plain, dict) and plain.keys() == {_REASONS}:
-            return Unavailable(_scalar(str, plain[_REASONS], place))
+            return Unavailable(_read_scalar(str, plain[_REASONS], location))
         problems = []
         # If int and float are allowed, an integer stays an int.
         for kind in sorted(kinds, key=lambda kind: kind is not type(plain)):
             if kind not in (Unavailable, types.NoneType):
                 try:
-                    return self._value(kind, plain, place, path)
+                    return self._value(kind, plain, location, path)
                 except Mismatch as problem:
                     problems.append(problem)
         # Report the problem with the longest path: the value fits this kind best.
         raise max(problems, key=lambda problem: str(problem).count("."))
 
-    def _nothing(self, kinds: tuple[Any, ...], place: str, path: str) -> Unavailable | None:
+    def _null(self, kinds: tuple[Any, ...], location: str, path: str) -> Unavailable | None:
         reason = self._reasons.get(path)
         if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
             return Unavailable(str(reason) if reason is not None else "the file gives no reason")
         if types.NoneType in kinds:
             return None
-        raise _mismatch(place, "a value", None)
+        raise _mismatch(location, "a value", None)
 
     def _tuple(
-        self, kinds: tuple[Any, ...], plain: object, place: str, path: str
+        self, kinds: tuple[Any, ...], plain: object, location: str, path: str
     ) -> tuple[object, ...]:
         if not isinstance(plain, list):
-            raise _mismatch(place, "a list", plain)
+            raise _mismatch(location, "a list", plain)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             if kinds[0] is float and set(map(type, plain)) <= {float, int}:
                 # Fast path for samples. An OverflowError is reported below, with its path.
@@ -265,39 +266,39 @@ class _Reader:
                     return tuple(map(float, plain))
             kinds = (kinds[0],) * len(plain)
         if len(kinds) != len(plain):
-            raise _mismatch(place, f"a list of {len(kinds)}", plain)
+            raise _mismatch(location, f"a list of {len(kinds)}", plain)
         return tuple(
-            self._value(kind, item, f"{place}[{i}]", f"{path}[{i}]")
+            self._value(kind, item, f"{location}[{i}]", f"{path}[{i}]")
             for i, (kind, item) in enumerate(zip(kinds, plain, strict=True))
         )
 
-    def _mapping(self, kind: Any, plain: object, place: str, path: str) -> dict[str, object]:
+    def _mapping(self, kind: Any, plain: object, location: str, path: str) -> dict[str, object]:
         if not isinstance(plain, dict):
-            raise _mismatch(place, "an object", plain)
+            raise _mismatch(location, "an object", plain)
         return {
-            name: self._value(kind, item, f"{place}.{name}", f"{path}.{name}")
+            name: self._value(kind, item, f"{location}.{name}", f"{path}.{name}")
             for name, item in plain.items()
         }
 
 
-def _scalar(kind: Any, plain: object, place: str) -> Any:
+def _read_scalar(kind: Any, plain: object, location: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         if isinstance(plain, str) and plain.upper() in kind.__members__:
             return kind[plain.upper()]
-        raise _mismatch(place, " or ".join(name.lower() for name in kind.__members__), plain)
+        raise _mismatch(location, " or ".join(name.lower() for name in kind.__members__), plain)
     if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
         # JSON has no infinity and no NaN.
         if abs(plain) <= sys.float_info.max:
             return float(plain)
     elif type(plain) is kind:
         return plain
-    raise _mismatch(place, _KINDS.get(kind, str(kind)), plain)
+    raise _mismatch(location, _KINDS.get(kind, str(kind)), plain)
 
 
 _KINDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
-def _mismatch(place: str, expected: str, seen: object) -> Mismatch:
-    text = "null" if seen is None else repr(seen)
-    shown = text if len(text) <= 60 else f"{text[:57]}..."
-    return Mismatch(f"{place or 'the file'} should be {expected}, not {shown}")
+def _mismatch(location: str, expected: str, actual: object) -> Mismatch:
+    text = "null" if actual is None else repr(actual)
+    shortened = text if len(text) <= 60 else f"{text[:57]}..."
+    return Mismatch(f"{location or 'the file'} should be {expected}, not {shortened}")

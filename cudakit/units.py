@@ -42,14 +42,17 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError(f"not a size: {text!r}; write for example 512MiB or 10GiB")
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 10GiB")
     number, prefix = match.group(1), match.group(2).upper()
     exponent = "KMGTPE".index(prefix) + 1 if prefix else 0
     return int(float(number) * 1024**exponent) if "." in number else int(number) * 1024**exponent
 
 
-def format_seconds(seconds: float) -> str:
-    """Format a duration with the unit that fits: ``1.2 ms``, ``3.4 s``, ``2 min 05 s``."""
+def format_seconds(seconds: float, *, pad: bool = False) -> str:
+    """Format a duration with the unit that fits: ``1.2 ms``, ``3.4 s``, ``2 min 05 s``.
+
+    ``pad`` keeps trailing zeros, ``1.20 ms``: numbers of a column have the same number of significant digits.
+    """
     magnitude = abs(seconds)
     sign = "-" if seconds < 0 else ""
     if magnitude >= 60:
@@ -59,10 +62,18 @@ def format_seconds(seconds: float) -> str:
             f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
         )
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
-        shown = f"{magnitude * factor:.3g}"  # 0.9999 of a unit is shown as 1
-        if float(shown) >= 1 or unit == "ns":
-            return f"{sign}{shown} {unit}"
+        text = _three_digits(magnitude * factor, pad=pad)  # 0.9999 of a unit is shown as 1
+        if float(text) >= 1 or unit == "ns":
+            return f"{sign}{text} {unit}"
     raise AssertionError("unreachable")
+
+
+def _three_digits(amount: float, *, pad: bool) -> str:
+    text = f"{amount:.3g}"
+    # Larger amounts have three digits; smaller ones have none to keep.
+    if not pad or not 1 <= float(text) < 100:
+        return text
+    return f"{float(text):.{1 if float(text) >= 10 else 2}f}"
 
 
 def format_count(count: int) -> str:
@@ -70,13 +81,13 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
-def format_rate(amount: float, unit: str) -> str:
-    """Format an amount per second with a decimal prefix: ``3.35 TB/s``."""
+def format_rate(amount: float, unit: str, *, pad: bool = False) -> str:
+    """Format an amount per second with a decimal prefix: ``3.35 TB/s``; ``pad`` keeps trailing zeros."""
     prefixes = ["", "k", "M", "G", "T", "P"]
     while abs(amount) >= 999.5 and len(prefixes) > 1:
         amount /= 1000
         del prefixes[0]
-    return f"{amount:.3g} {prefixes[0]}{unit}/s"
+    return f"{_three_digits(amount, pad=pad)} {prefixes[0]}{unit}/s"
 
 
 def format_ratio(ratio: float) -> str:
@@ -95,5 +106,5 @@ def parse_ratio(text: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < float("inf"):
-        raise ValueError(f"not a ratio: {text!r}; write for example 5%")
+        raise ValueError(f"{text!r} is not a percentage or a ratio; write for example 5%")
     return ratio

@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests/sanitize_corpus"
 PROGRAMS = ROOT / "tests/sanitize_programs"
 FOLDERS = (ROOT / "examples/races", PROGRAMS, CORPUS)
-RECORD = ROOT / "scripts/record_races.py"
+RUN = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize", "--python", sys.executable]
 RACES_FOUND = 1  # the exit code if the program's own is 0
 TIMED_OUT = 124  # the exit code of timeout(1)
 LEAST_EXACT = 0.99  # share of launches with exact accesses
@@ -159,19 +159,16 @@ def plain(case: Case, seconds: float) -> Run:
 
 
 def under_cudakit(case: Case, seconds: float, accesses: str | None, keep: Path | None) -> Run:
-    """Run a program under cudakit; with ``keep``, also write the recorded events there."""
+    """Run a program under cudakit; with ``keep``, also write a small log there."""
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder, "races.json")
-        command = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize"]
-        command += ["--python", sys.executable]
-        if keep:
-            command = [sys.executable, str(RECORD), "--log", str(keep / f"{case.label}.npz")]
-            command += ["--most-bytes", str(race_logs.MOST_BYTES)]
-        chosen = ["--accesses", accesses] if accesses else []
+        output, log = Path(folder, "races.json"), Path(folder, "races.log")
+        chosen = [*(["--accesses", accesses] if accesses else []), "--log", str(log)]
         own = ["-o", str(output), *chosen, "--", str(case.script), *case.arguments]
-        run = timed([*command, *own], seconds)
+        run = timed([*RUN, *own], seconds)
         if output.exists():
             run.found = json.loads(output.read_text(encoding="utf-8") or "{}")
+        if keep and log.exists():
+            race_logs.keep(log, keep / f"{case.label}.log", program=case.script.name)
     return run
 
 
@@ -314,7 +311,7 @@ def checked(
         return Outcome(case, run.exit_code == case.status, words, run)
     run = under_cudakit(case, seconds, accesses, keep)
     wrong = list(differences(case, run))
-    log = keep / f"{case.label}.npz" if keep else None
+    log = keep / f"{case.label}.log" if keep else None
     return Outcome(case, not wrong, "; ".join(wrong) or summary(run), run, log)
 
 

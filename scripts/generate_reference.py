@@ -71,6 +71,7 @@ RESULTS = {
         "run --sanitize -o FILE.json",
         "cudakit.core.sanitize.result:SanitizeResult",
     ),
+    "sanitize-json.md": ("sanitize FILE --json", "cudakit.core.sanitize.result:SanitizeResult"),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (
         "memviz AFTER --diff BEFORE --json",

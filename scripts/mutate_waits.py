@@ -41,6 +41,7 @@ from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reordered
 from cudakit.core.sanitize.report import findings
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
+from cudakit.trace.spool import Batch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # brute force is part of the tests
@@ -181,8 +182,8 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
         script, output = folder / mutant.program.name, folder / "races.json"
         source = mutant.program.read_text(encoding="utf-8")
         script.write_text(without(source, mutant.wait), encoding="utf-8")
-        log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.npz"
-        command = [sys.executable, str(check_races.RECORD), "-o", str(output), "--log", str(log)]
+        log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.log"
+        command = [*check_races.RUN, "-o", str(output), "--log", str(log)]
         command += [*(["--accesses", accesses] if accesses else []), "--", str(script)]
         command += mutant.arguments
         done = check_races.timed(command, MOST_SECONDS)
@@ -191,16 +192,16 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
         return outcome(race_logs.load(log))
 
 
-def outcome(chains: list[race_logs.Chain]) -> Outcome:
+def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
     found = Found([], Counter())
-    for chain in chains:
-        records, never_read = reordered(chain.records)
-        one = unordered(unpack(records, chain.strings))
+    for trace in traces:
+        records, never_read = reordered(trace.records)
+        one = unordered(unpack(records, trace.strings))
         found.pairs.extend(one.pairs)
         found.doubts.update(one.doubts)
         found.doubts.update({NEVER_READ: never_read} if never_read else {})
-    return compared(race_logs.analyzed(chains), found)
+    return compared(race_logs.analyzed(traces), found)
 
 
 def compared(result: SanitizeResult, found: Found) -> Outcome:

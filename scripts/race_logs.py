@@ -1,17 +1,14 @@
 """Small logs of recorded programs, without data that differs between machines and runs.
 
-A log is a .npz file with the records and the tables of each process. Call stacks keep only frames of the
-program itself, the string table only strings that records refer to. Times are removed, and threads are
-numbered from 1.
+Call stacks keep only frames of the program itself, the string table only strings that records refer to.
+Times are removed, and threads are numbered from 1.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +17,11 @@ from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.gpu.demangle import demangle
 from cudakit.trace.kinds import Kind
-from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, view
-from cudakit.trace.log import Frame, Stack
+from cudakit.trace.layout import Records, view
+from cudakit.trace.log import Stack
+from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
 
-VERSION = 1
 MOST_BYTES = 200_000  # of a log in the repository
 
 # The fields of records that refer to the string table.
@@ -38,94 +35,59 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The trace of one process."""
-
-    records: Records
-    strings: Sequence[str]
-    stacks: Sequence[Stack]
-    simulated: bool
-
-
-class Recording:
-    """Collects the batches of a run into chains."""
-
-    def __init__(self, program: str) -> None:
-        self._program = program
-        self._batches: dict[tuple[int, int], list[Batch]] = {}
-
-    def add(self, batch: Batch) -> bool:
-        """Add a batch. Return False: the program is never stopped."""
-        self._batches.setdefault((batch.process, batch.chain), []).append(batch)
-        return False
-
-    def chains(self) -> list[Chain]:
-        """Return the chains, without data that differs between machines and runs."""
-        return [self._chain(batches) for batches in self._batches.values()]
-
-    def _chain(self, batches: Sequence[Batch]) -> Chain:
-        last = batches[-1]  # its tables include those of the others
-        records = np.concatenate([batch.records for batch in batches])
-        records["time_ns"] = 0
-        records["thread"] = np.unique(records["thread"], return_inverse=True)[1] + 1
-        named = _named(records)
-        strings = [text if number in named else "" for number, text in enumerate(last.strings)]
-        return Chain(records, strings, [self._own(stack) for stack in last.stacks], last.simulated)
-
-    def _own(self, stack: Stack) -> Stack:
-        return tuple(
-            frame._replace(file=self._program)
-            for frame in stack
-            if Path(frame.file).name == self._program
-        )
-
-
-def save(path: Path, chains: Sequence[Chain]) -> None:
-    """Write a log."""
-    tables = [
-        {"strings": chain.strings, "stacks": chain.stacks, "simulated": chain.simulated}
-        for chain in chains
+def load(path: Path) -> list[Batch]:
+    """Read a log; return each of its traces as one batch."""
+    traces: dict[tuple[int, int], list[Batch]] = {}
+    with LogReader(path) as log:
+        for batch in log.batches():
+            traces.setdefault((batch.process, batch.chain), []).append(batch)
+    return [
+        replace(batches[-1], records=np.concatenate([each.records for each in batches]))
+        for batches in traces.values()
     ]
-    header = json.dumps({"version": VERSION, "chains": tables}).encode()
-    # Transposed: the bytes at one offset of consecutive records are similar, and compress well.
-    columns = {
-        f"records{number}": chain.records.view(np.uint8).reshape(-1, RECORD_BYTES).T
-        for number, chain in enumerate(chains)
-    }
+
+
+def save(path: Path, traces: Iterable[Batch]) -> None:
+    """Write a log."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, tables=np.frombuffer(header, np.uint8), **columns)
+    with path.open("wb") as file:
+        log = LogWriter(file)
+        for trace in traces:
+            log.add(trace)
+        log.finish(Outcome())
 
 
-def load(path: Path) -> list[Chain]:
-    """Read a log. Raises ValueError if it has another version."""
-    with np.load(path) as file:
-        header: Mapping[str, Any] = json.loads(file["tables"].tobytes())
-        if header["version"] != VERSION:
-            raise ValueError(f"{path} is a log of version {header['version']}, not {VERSION}")
-        return [
-            Chain(
-                np.ascontiguousarray(file[f"records{number}"].T).reshape(-1).view(RECORD),
-                table["strings"],
-                [tuple(Frame(*frame) for frame in stack) for stack in table["stacks"]],
-                table["simulated"],
-            )
-            for number, table in enumerate(header["chains"])
-        ]
+def keep(log: Path, target: Path, *, program: str, most_bytes: int = MOST_BYTES) -> None:
+    """Write a small log of a program, unless it is too large."""
+    save(target, (_small(trace, program) for trace in load(log)))
+    if target.stat().st_size > most_bytes:
+        target.unlink()
 
 
-def analyzed(
-    chains: Sequence[Chain], *, exit_status: int = 0, notes: Sequence[str] = ()
-) -> SanitizeResult:
-    """Find the races in a log, as ``cudakit run --sanitize`` does during a run."""
+def analyzed(traces: Sequence[Batch]) -> SanitizeResult:
+    """Find the races in traces, each of a process of its own."""
     detector, report = RaceDetector(), Report(demangle=demangle)
-    for process, chain in enumerate(chains, start=1):
-        batch = Batch(
-            process, chain.records, chain.strings, chain.stacks, simulated=chain.simulated
-        )
-        detector.feed(batch, report)
+    for process, trace in enumerate(traces, start=1):
+        detector.feed(replace(trace, process=process), report)
     detector.finish(report)
-    return detector.result(report, exit_status=exit_status, notes=notes)
+    return detector.result(report, exit_status=0)
+
+
+def _small(trace: Batch, program: str) -> Batch:
+    records = trace.records.copy()
+    records["time_ns"] = 0
+    records["thread"] = np.unique(records["thread"], return_inverse=True)[1] + 1
+    named = _named(records)
+    strings = [text if number in named else "" for number, text in enumerate(trace.strings)]
+    stacks = [_own(stack, program) for stack in trace.stacks]
+    return replace(trace, process=1, records=records, strings=strings, stacks=stacks)
+
+
+def _own(stack: Stack, program: str) -> Stack:
+    """Return the frames of the program, without its directory."""
+    return tuple(
+        frame._replace(file=program) for frame in stack if Path(frame.file).name == program
+    )
 
 
 def _named(records: Records) -> set[int]:

@@ -205,7 +205,9 @@ def test_tests_without_gpu_work_are_reported_as_unchecked(pytester: pytest.Pytes
     found = run(pytester, "def test_nothing(): pass\n")
 
     found.assert_outcomes(passed=1)
-    found.stdout.fnmatch_lines(["checked: 1 test", "no GPU work was recorded; nothing was checked"])
+    found.stdout.fnmatch_lines(
+        ["checked: 1 test", "no GPU work was recorded, so nothing was checked"]
+    )
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])

@@ -50,7 +50,7 @@ def test_sizes_are_parsed_with_powers_of_1024(text: str, size_bytes: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "-1", "1e9", "ten", "1 QiB", "9" * 50])
 def test_invalid_size_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="not a size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
 
 
@@ -94,5 +94,5 @@ def test_ratios_are_parsed_as_percentages_or_plain() -> None:
 
 @pytest.mark.parametrize("text", ["", "-1%", "inf", "nan", "5 percent"])
 def test_invalid_ratio_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="not a ratio"):
+    with pytest.raises(ValueError, match="is not a percentage or a ratio"):
         parse_ratio(text)

@@ -43,19 +43,23 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Run a program: do its CUDA streams race? What uses its memory?",
+        "Do the CUDA streams of a program race? Or record its GPU memory.",
+    ),
+    "sanitize": (
+        "cudakit.cli.sanitize:sanitize",
+        "Find the races again in the log of a run, with other options.",
     ),
 }
 
 ENVIRONMENT = (
     ("NO_COLOR=1", "never use colors"),
     ("FORCE_COLOR=1", "use colors in pipes too"),
-    ("COLUMNS=N", "width of reports (default: that of the terminal, or 100)"),
+    ("COLUMNS=N", "width of reports (default: terminal, or 100)"),
     ("LC_ALL=C", "draw with ASCII characters"),
     ("CUDAKIT_ALLOC_CONF", "allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"),
-    ("CUDAKIT_PTXAS", "the ptxas that run --sanitize uses"),
-    ("CUDAKIT_SANITIZER_LIBRARY", "the libsanitizer-public.so that run --sanitize uses"),
-    ("XDG_CACHE_HOME", "directory of compiled device code (default: ~/.cache)"),
+    ("CUDAKIT_PTXAS", "the ptxas of run --sanitize"),
+    ("CUDAKIT_SANITIZER_LIBRARY", "the libsanitizer-public.so of run --sanitize"),
+    ("XDG_CACHE_HOME", "cache of compiled device code (default: ~/.cache)"),
     ("CUDAKIT_DEBUG=1", "print the traceback of an error"),
 )
 

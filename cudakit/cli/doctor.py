@@ -80,14 +80,14 @@ _RESULT = option_group(
         "--all",
         "show_all",
         is_flag=True,
-        help="Show every check, and the environment variables that are set, not only the problems.",
+        help="Show all checks, not only the problems, and the environment variables that are set.",
     ),
     option(
         "--report",
         "for_others",
         is_flag=True,
-        help="Write a report to paste into an issue: versions, GPUs and all evidence, without UUIDs, "
-        "serial numbers, host, user and home directories.",
+        help="Print a report to paste into an issue: versions, GPUs and all checks with their evidence, "
+        "without UUIDs, serial numbers, host name, user name and home directories.",
     ),
     option(
         "--fail-on",
@@ -124,7 +124,7 @@ def doctor(
 
     Checks the driver, libraries, packages, environment variables, containers and the health of each GPU.
     Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed, with 3 if
-    no check could be made.
+    no check could be performed.
 
     \b
     cudakit doctor
@@ -155,7 +155,7 @@ def doctor(
         result = diagnose(context, only=only, skip=skip, deep=deep)
         if for_others:
             result = redacted(result, _identity(context))
-        document = partial(present.report, show_all=show_all)
+        document = partial(present.report, show_all=show_all, selected=bool(only))
         layout = present.paste if for_others else document
         outputs.write(Report(result=result, document=lambda: layout(result)))
     if result.failures or ((strict or fail_on) and result.warnings):

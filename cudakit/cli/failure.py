@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     """The exit codes of every command."""
 
     OK = 0  # no problem was found
-    FINDINGS = 1  # a problem was found: a race, a regression, memory growth, a failed check
+    FINDINGS = 1  # a problem was found: a race, a failed check, wrong values, a --fail-on condition
     USAGE = 2  # the command line is invalid, or an input file cannot be used
     ENVIRONMENT = 3  # the machine lacks a driver, a GPU, a library, memory or disk space
     INTERNAL = 4  # a bug in cudakit
@@ -130,7 +130,8 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 
 def _as_message(text: str) -> str:
     """Return a message of click in the style of ours: in lower case, without a full stop."""
-    return (text[:1].lower() + text[1:]).removesuffix(".")
+    plain = text.replace("is not a valid integer range", "is not an integer")
+    return (plain[:1].lower() + plain[1:]).removesuffix(".")
 
 
 def _help_hint(error: click.ClickException) -> str:

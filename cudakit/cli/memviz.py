@@ -182,7 +182,7 @@ def memviz(
 
     SNAPSHOT is a file of cudakit run --memory or torch.cuda.memory._dump_snapshot(): pickle or JSON, plain,
     .gz or .zst; - is standard input. Several files, such as the ranks of a job, are compared. Nothing in a
-    file is executed.
+    file is executed. The exit code is 0 whatever the report finds; --fail-on makes it 1 if memory grew.
 
     \b
     cudakit memviz snapshot.pkl

@@ -229,6 +229,11 @@ class OutputOptions:
         if self.json and any(target.path == "-" for target in self.targets):
             raise click.UsageError("--json and -o - both write to standard output; use one of them")
 
+    @property
+    def paths(self) -> list[str]:
+        """The files to write."""
+        return [target.path for target in self.targets if target.path != "-"]
+
 
 def output_options(
     formats: Sequence[str], *, old: Mapping[str, str] = MappingProxyType({}), json_help: str = ""
@@ -270,8 +275,8 @@ def _output(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
             type=FILE,
             metavar="FILE",
             multiple=True,
-            help="Write the report to FILE instead of the terminal. The suffix selects the format: "
-            f"{suffixes(formats)}. Repeatable; - is the terminal.",
+            help="Write the report to FILE instead of the terminal; - is standard output. The suffix "
+            f"selects the format: {suffixes(formats)}. Repeatable.",
         ),
         option("-f", "--force", is_flag=True, help="Replace existing files."),
         option(

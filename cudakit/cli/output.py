@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import IO, Any, BinaryIO, Literal, TextIO
 
 from cudakit.errors import EnvironmentUnusable, UsageError
 
@@ -53,19 +53,32 @@ class Output:
 
 @contextmanager
 def open_file(path: str, *, force: bool = False) -> Iterator[Output]:
-    """Open a file for writing.
+    """Open a text file for writing, under the conditions of ``open_binary_file``."""
+    with _open_new(path, "t", force=force) as stream:
+        yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
+
+
+@contextmanager
+def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
+    """Open a binary file for writing.
 
     The text goes to a temporary file, which replaces the target if the block succeeds and is deleted if it
     fails. A device or a pipe is written directly. Raises UsageError, before the block runs, if the file
     exists without ``force``, is a directory or cannot be written.
     """
+    with _open_new(path, "b", force=force) as stream:
+        yield stream
+
+
+@contextmanager
+def _open_new(path: str, form: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
     mode = _mode(target, name=path)
     _refuse_unusable(mode, name=path, force=force)
     partial = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
-    stream = _create(partial or target, name=path)
+    stream = _create(partial or target, form, name=path)
     try:
-        yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
+        yield stream
         with _os_errors_reported(path):
             stream.close()
             if partial:
@@ -160,20 +173,25 @@ def _temporary_path(target: Path) -> Path:
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
-def _create(place: Path, *, name: str) -> TextIO:
+def _create(place: Path, form: Literal["b", "t"], *, name: str) -> IO[Any]:
     # A temporary file must be new; a device exists.
-    mode: Literal["w", "x"] = "w" if place.exists() else "x"
+    mode = "w" if place.exists() else "x"
     try:
+        if form == "b":
+            return place.open(f"{mode}b")
         return place.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
         raise _unwritable(name, error) from error
 
 
 def _unwritable(name: str, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {name}: {error.strerror}", hint="choose another file")
+    return UsageError(
+        f"cannot write {name}: {error.strerror}",
+        hint="create its directory, or choose another file",
+    )
 
 
-def _discard(stream: TextIO, partial: Path | None) -> None:
+def _discard(stream: IO[Any], partial: Path | None) -> None:
     with suppress(OSError):
         stream.close()
     if partial:

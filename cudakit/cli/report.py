@@ -170,7 +170,7 @@ def open_outputs(
     """
     formats = options.formats if formats is None else formats
     files = [target for target in options.targets if target.path != "-"]
-    _refuse_duplicates([target.path for target in files])
+    refuse_duplicates(options.paths)
     outputs_by_format = [(_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
         terminal()  # raises if standard output is closed
@@ -205,7 +205,8 @@ def format_of(path: str, formats: Sequence[str]) -> str:
     )
 
 
-def _refuse_duplicates(paths: Sequence[str]) -> None:
+def refuse_duplicates(paths: Sequence[str]) -> None:
+    """Raise UsageError if two paths are the same file."""
     places = [os.path.realpath(path) for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:

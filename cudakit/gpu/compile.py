@@ -35,20 +35,20 @@ def compile_cuda(
     return image
 
 
-def choose_target(capability: tuple[int, int], known: Sequence[int]) -> tuple[str, str]:
+def choose_target(capability: tuple[int, int], supported: Sequence[int]) -> tuple[str, str]:
     """Return the target architecture for NVRTC, and "CUBIN" or "PTX".
 
     Raises CudaError if the device is older than all supported architectures.
     """
-    wanted = capability[0] * 10 + capability[1]
-    if wanted in known:
-        return f"sm_{wanted}", "CUBIN"
-    older = [arch for arch in known if arch < wanted]
+    architecture = capability[0] * 10 + capability[1]
+    if architecture in supported:
+        return f"sm_{architecture}", "CUBIN"
+    older = [arch for arch in supported if arch < architecture]
     if not older:
         raise CudaError(
             5,
             "NVRTC_ERROR_INVALID_OPTION",
-            f"this NVRTC supports sm_{min(known)} and newer, the device is sm_{wanted}",
+            f"this NVRTC supports sm_{min(supported)} and newer, the device is sm_{architecture}",
             hint="install an older nvidia-cuda-nvrtc",
         )
     return f"compute_{max(older)}", "PTX"
@@ -59,12 +59,12 @@ class Nvrtc:
 
     def __init__(self) -> None:
         self._nvrtc = _load_nvrtc()
-        self.version: tuple[int, int] = _check(self._nvrtc.nvrtcVersion())
+        self.version: tuple[int, int] = _check_nvrtc(self._nvrtc.nvrtcVersion())
 
     def architectures(self) -> list[int]:
         """Return the supported architectures: 90 is compute capability 9.0."""
-        known: list[int] = _check(self._nvrtc.nvrtcGetSupportedArchs())
-        return known
+        supported: list[int] = _check_nvrtc(self._nvrtc.nvrtcGetSupportedArchs())
+        return supported
 
     def compile(
         self,
@@ -80,7 +80,7 @@ class Nvrtc:
         Raises CudaError with the compiler log if compilation fails.
         """
         nvrtc = self._nvrtc
-        program = _check(
+        program = _check_nvrtc(
             nvrtc.nvrtcCreateProgram(
                 source.encode(),
                 name.encode(),
@@ -93,24 +93,24 @@ class Nvrtc:
             result = nvrtc.nvrtcCompileProgram(
                 program, len(options), [option.encode() for option in options]
             )
-            _check(result, lambda: f"with {' '.join(options)}\n{self._log(program)}")
-            image = bytes(_check(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
-            _check(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
+            _check_nvrtc(result, lambda: f"with {' '.join(options)}\n{self._log(program)}")
+            image = bytes(_check_nvrtc(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
+            _check_nvrtc(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         return image
 
     def _log(self, program: Any) -> str:
-        log = bytes(_check(self._nvrtc.nvrtcGetProgramLogSize(program)))
-        _check(self._nvrtc.nvrtcGetProgramLog(program, log))
+        log = bytes(_check_nvrtc(self._nvrtc.nvrtcGetProgramLogSize(program)))
+        _check_nvrtc(self._nvrtc.nvrtcGetProgramLog(program, log))
         return log.rstrip(b"\0").decode(errors="replace").rstrip()
 
 
-def _check(result: tuple[Any, ...], seen: Callable[[], str] | None = None) -> Any:
+def _check_nvrtc(result: tuple[Any, ...], detail: Callable[[], str] | None = None) -> Any:
     status, *values = result
     if status:
-        explanation = "the CUDA C++ source does not compile" if seen else "an NVRTC call failed"
-        text = f"{explanation} {seen()}" if seen else explanation
+        explanation = "the CUDA C++ source does not compile" if detail else "an NVRTC call failed"
+        text = f"{explanation} {detail()}" if detail else explanation
         raise CudaError(int(status), status.name, text)
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -122,12 +122,12 @@ def _load_nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:
         raise MissingDependency(
-            "NVRTC", purpose="compiling kernels", requirement=_requirement()
+            "NVRTC", purpose="compiling kernels", requirement=_nvrtc_requirement()
         ) from error
     return nvrtc
 
 
-def _requirement() -> str:
+def _nvrtc_requirement() -> str:
     from importlib.metadata import version
 
     old = version("cuda-bindings").startswith("12.")

@@ -72,9 +72,9 @@ def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -
 
 def user_cache(variables: Mapping[str, str]) -> CompileCache | None:
     """Return the cache in the user's XDG cache directory; None if there is no home directory."""
-    named = variables.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # the XDG Base Directory Specification ignores relative paths
-        return CompileCache(Path(named) / "cudakit" / "kernels")
+    cache_home = variables.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache_home):  # the XDG Base Directory Specification ignores relative paths
+        return CompileCache(Path(cache_home) / "cudakit" / "kernels")
     try:
         return CompileCache(Path.home() / ".cache" / "cudakit" / "kernels")
     except RuntimeError:

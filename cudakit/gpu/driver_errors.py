@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from cudakit.errors import CudaError
 
-_END_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
+_RESTART_PROCESS = "the CUDA context is lost and every later call fails: restart the process"
 _SANITIZER = "run the program under compute-sanitizer: it prints the kernel and the source line"
 _OUT_OF_BOUNDS = "an index out of bounds, a freed buffer, or a host pointer passed to a kernel"
 _MPS_RESTART = "restart MPS: echo quit | nvidia-cuda-mps-control; nvidia-cuda-mps-control -d"
@@ -70,7 +70,10 @@ class Status(IntEnum):
         "find the process with `cudakit devices -p`; `sudo nvidia-smi -c DEFAULT` allows several",
         "another process on a GPU in exclusive-process mode (CK018)",
     )
-    MULTICAST_RESOURCE_FULL = 47, "no resources for another multicast object are left"
+    MULTICAST_RESOURCE_FULL = (
+        47,
+        "no hardware resource to bind memory to a multicast object is left",
+    )
     NO_DEVICE = (
         100,
         "the driver found no CUDA device",
@@ -136,7 +139,17 @@ class Status(IntEnum):
     JIT_COMPILATION_DISABLED = 223, "PTX compilation is disabled", "unset CUDA_DISABLE_PTX_JIT"
     UNSUPPORTED_EXEC_AFFINITY = 224, "the device does not support this execution affinity"
     UNSUPPORTED_DEVSIDE_SYNC = 225, "the PTX calls cudaDeviceSynchronize on the device: unsupported"
-    CONTAINED = 226, "the device contained a hardware error", "check the kernel log for Xid errors"
+    CONTAINED = (
+        226,
+        "the device contained an exception",
+        "check the kernel log for Xid errors (CK033)",
+        "an invalid access to another GPU's memory over NVLink, or a hardware error",
+    )
+    INSUFFICIENT_LOADER_VERSION = (
+        227,
+        "the loader is too old for the fatbin",
+        "update the driver, or compile with an older CUDA (CK009)",
+    )
     INVALID_SOURCE = 300, "the kernel source is not valid"
     FILE_NOT_FOUND = 301, "the file was not found"
     SHARED_OBJECT_SYMBOL_NOT_FOUND = 302, "a symbol of a shared library was not found"
@@ -264,7 +277,13 @@ class Status(IntEnum):
         "",
         "a fatal error of another client of the same MPS server",
     )
-    CDP_NOT_SUPPORTED = 811, "the module uses dynamic parallelism, which MPS does not support"
+    CDP_NOT_SUPPORTED = (
+        811,
+        "the module uses dynamic parallelism, which the configuration does not support",
+        "",
+        "MPS",
+    )
+    CDP_VERSION_MISMATCH = 812, "a module mixes incompatible versions of dynamic parallelism"
     STREAM_CAPTURE_UNSUPPORTED = (
         900,
         "the operation is not permitted while a stream is capturing",
@@ -303,6 +322,13 @@ class Status(IntEnum):
     INVALID_RESOURCE_TYPE = 914, "the type of a resource is not valid for the operation"
     INVALID_RESOURCE_CONFIGURATION = 915, "the resources do not suit the operation"
     KEY_ROTATION = 916, "the key rotation of confidential computing failed"
+    STREAM_DETACHED = 917, "the stream is detached", "", "its green context was destroyed"
+    GRAPH_RECAPTURE_FAILURE = 918, "capturing into an existing graph failed and was stopped"
+    FABRIC_NOT_READY = (
+        919,
+        "the GPU fabric (NVSwitch) was not ready in time",
+        "try again; CUDA_FABRIC_INIT_TIMEOUT_MS sets the time limit; check the fabric manager (CK006)",
+    )
     UNKNOWN = (
         999,
         "the driver gives no reason",
@@ -311,7 +337,8 @@ class Status(IntEnum):
     )
 
 
-# CUresult's documentation of these: "the process must be terminated and relaunched".
+# Errors that leave the CUDA context unusable. The documentation of CUresult says so of all but 214 and 220,
+# after which the context fails too.
 STICKY = frozenset(
     map(Status, (214, 220, 226, 700, 702, 710, *range(714, 720), 721, 810, 911)),
 )
@@ -369,7 +396,7 @@ def runtime_name(status: Status) -> str:
 
 def remedy(status: Status) -> str:
     """Return what to do after an error, "" if there is no general advice."""
-    return "; ".join(filter(None, (_END_PROCESS if status in STICKY else "", status.action)))
+    return "; ".join(filter(None, (_RESTART_PROCESS if status in STICKY else "", status.action)))
 
 
 _BY_CODE = {int(status): status for status in Status}
@@ -380,17 +407,19 @@ def remedy_of(code: int) -> str:
     return remedy(_BY_CODE[code]) if code in _BY_CODE else ""
 
 
-def cuda_error(code: int, *, seen: str = "", name: str = "", text: str = "") -> CudaError:
-    """Return the CudaError of a CUresult; ``seen`` are observed values to append to its message.
+def cuda_error(code: int, *, detail: str = "", name: str = "", text: str = "") -> CudaError:
+    """Return the CudaError of a CUresult; ``detail`` are observed values to append to its message.
 
     ``name`` and ``text`` are the driver's own, used for codes that are not in this module.
     """
     if code not in _BY_CODE:
-        return CudaError(code, name or f"CUDA error {code}", _with(text or "no explanation", seen))
+        return CudaError(
+            code, name or f"CUDA error {code}", _with_detail(text or "no explanation", detail)
+        )
     status = _BY_CODE[code]
-    message = _with(status.meaning, seen)
+    message = _with_detail(status.meaning, detail)
     return CudaError(code, f"CUDA_ERROR_{status.name}", message, hint=remedy(status))
 
 
-def _with(meaning: str, seen: str) -> str:
-    return f"{meaning}: {seen}" if seen else meaning
+def _with_detail(meaning: str, detail: str) -> str:
+    return f"{meaning}: {detail}" if detail else meaning

@@ -43,18 +43,17 @@ def duplicate(
     try:
         pidfd = os.pidfd_open(process.pid)
         try:
-            if (
-                _start_time(process.pid) != process.started
-            ):  # checked while the pidfd prevents reuse of the pid
-                raise ended(process)
+            # The open pidfd prevents reuse of the pid.
+            if _start_time(process.pid) != process.started:
+                raise ended_error(process)
             return getfd(pidfd, descriptor.number)
         finally:
             os.close(pidfd)
     except OSError as error:
-        raise _refused(descriptor, error) from error
+        raise _copy_error(descriptor, error) from error
 
 
-def ended(process: ProcessId) -> CudakitError:
+def ended_error(process: ProcessId) -> CudakitError:
     """Return the error for a process that has ended."""
     return EnvironmentUnusable(
         f"process {process.pid}, which shared the memory, has ended or is not visible",
@@ -62,7 +61,7 @@ def ended(process: ProcessId) -> CudakitError:
     )
 
 
-def revoked(descriptor: DescriptorHandle) -> CudakitError:
+def closed_error(descriptor: DescriptorHandle) -> CudakitError:
     """Return the error for a descriptor that its process has closed."""
     return EnvironmentUnusable(
         f"process {descriptor.process.pid} has freed the memory that it shared as file descriptor "
@@ -71,30 +70,32 @@ def revoked(descriptor: DescriptorHandle) -> CudakitError:
     )
 
 
-def _refused(descriptor: DescriptorHandle, error: OSError) -> CudakitError:
+def _copy_error(descriptor: DescriptorHandle, error: OSError) -> CudakitError:
     process = descriptor.process
     if error.errno == errno.ESRCH:
-        return ended(process)
+        return ended_error(process)
     if error.errno == errno.EBADF:
-        return revoked(descriptor)
+        return closed_error(descriptor)
     source = f"file descriptor {descriptor.number} of process {process.pid}"
     return EnvironmentUnusable(
         f"process {os.getpid()} cannot copy {source}: {os.strerror(error.errno or 0)}",
-        hint=_hint(error.errno),
+        hint=_errno_hint(error.errno),
     )
 
 
-def _hint(number: int | None) -> str:
+def _errno_hint(number: int | None) -> str:
     """Return a hint for an errno (pidfd_getfd(2), "ERRORS"; it needs ptrace attach permission)."""
-    plain = "share memory without expandable segments: expandable_segments:False"
+    alternative = "share memory without expandable segments: expandable_segments:False"
     if number in (errno.EPERM, errno.EACCES):
         return (
             "run both processes as the same user, in a container with --cap-add=SYS_PTRACE, and set "
-            f"kernel.yama.ptrace_scope to 0; or {plain}"
+            f"kernel.yama.ptrace_scope to 0; or {alternative}"
         )
     if number == errno.ENOSYS:
-        return f"pidfd_getfd needs Linux 5.6, and a container that permits the call; or {plain}"
-    return f"allow more open files (ulimit -n); or {plain}"
+        return (
+            f"pidfd_getfd needs Linux 5.6, and a container that permits the call; or {alternative}"
+        )
+    return f"allow more open files (ulimit -n); or {alternative}"
 
 
 def _start_time(pid: int) -> int | None:

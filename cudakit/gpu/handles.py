@@ -67,7 +67,7 @@ class Handles(Generic[_T]):
     def _unknown(self, number: int) -> Exception:
         return cuda_error(
             Status.INVALID_HANDLE,
-            seen=f"{self._kind} {number} does not exist on this device, or was destroyed",
+            detail=f"{self._kind} {number} does not exist on this device, or was destroyed",
         )
 
 
@@ -75,7 +75,7 @@ def check_size(size_bytes: int) -> None:
     """Raise CUDA_ERROR_INVALID_VALUE unless the size of an allocation is positive."""
     if size_bytes <= 0:
         raise cuda_error(
-            Status.INVALID_VALUE, seen=f"{size_bytes} bytes requested; the size must be positive"
+            Status.INVALID_VALUE, detail=f"{size_bytes} bytes requested; the size must be positive"
         )
 
 
@@ -85,7 +85,7 @@ def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, missing: st
         return allocations.pop(ptr)
     except KeyError:
         raise cuda_error(
-            Status.INVALID_VALUE, seen=f"{missing} begins at {ptr:#x}; it may already be freed"
+            Status.INVALID_VALUE, detail=f"{missing} begins at {ptr:#x}; it may already be freed"
         ) from None
 
 
@@ -95,15 +95,15 @@ def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Arg
     The driver copies the declared size of each parameter, whatever was passed. ``sizes`` are bytes per
     parameter, None if unknown.
     """
-    given = tuple([_size(arg) for arg in args])
-    if sizes is not None and given != sizes:
+    passed = tuple([_argument_bytes(arg) for arg in args])
+    if sizes is not None and passed != sizes:
         raise cuda_error(
             Status.INVALID_VALUE,
-            seen=f"{name} takes arguments of {sizes} bytes, got {given}",
+            detail=f"{name} takes arguments of {sizes} bytes, got {passed}",
         )
 
 
-def _size(arg: Argument) -> int:
+def _argument_bytes(arg: Argument) -> int:
     if isinstance(arg, np.generic):
         return arg.itemsize
     if isinstance(arg, int):

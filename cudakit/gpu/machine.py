@@ -23,8 +23,8 @@ DEFAULT_MODEL = "h200"
 def open_machine(choice: str = "auto") -> Machine:
     """Return the real machine for ``auto`` and ``cuda``, a simulated one for ``sim`` or ``sim:MODEL``.
 
-    A child process starts to query the real driver at once. Without a driver the views are Unavailable with
-    the reason. Raises UsageError, with the list of models, for an unknown choice or model.
+    The real machine starts a child process that queries the driver. Without a driver the views are
+    Unavailable, with the reason. Raises UsageError, with the list of models, for an unknown choice or model.
     """
     kind, _, model = choice.partition(":")
     if kind == "sim":
@@ -42,7 +42,7 @@ def unknown_choice(choice: str) -> UsageError:
 
 def models() -> tuple[str, ...]:
     """Return the names of the simulated machines."""
-    names = (place.name for place in files("cudakit.gpu").joinpath("models").iterdir())
+    names = (entry.name for entry in files("cudakit.gpu").joinpath("models").iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
@@ -50,8 +50,8 @@ def model_record(model: str) -> Record:
     """Return the record of a model. Raises UsageError, with the list of models, for an unknown one."""
     if model not in models():
         raise UsageError(f"no simulated GPU {model!r}", hint=f"models are {', '.join(models())}")
-    place = files("cudakit.gpu").joinpath("models", f"{model}.json")
-    return loads(place.read_text(encoding="utf-8"), name=f"sim:{model}")
+    file = files("cudakit.gpu").joinpath("models", f"{model}.json")
+    return loads(file.read_text(encoding="utf-8"), name=f"sim:{model}")
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Record:
     telemetry: tuple[Telemetry | Unavailable, ...] = ()
     activity: tuple[Telemetry | Unavailable, ...] = ()
     processes: tuple[tuple[Process, ...] | Unavailable, ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # date, driver and machine
+    about: Mapping[str, str] = field(default_factory=dict)  # notes: date, driver, machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +149,10 @@ class RecordedMachine:
     ) -> Telemetry | Unavailable:
         if not self.record.telemetry:
             return Telemetry(0, {})
-        return _only_fields(self._of(device, self.record.telemetry), names)
+        return _select_fields(self._of(device, self.record.telemetry), names)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        return _only_fields(self._of(device, self.record.activity), names)
+        return _select_fields(self._of(device, self.record.activity), names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         return self._of(device, self.record.processes)
@@ -160,26 +160,29 @@ class RecordedMachine:
     def _of(self, device: DeviceFacts, recorded: tuple[_T, ...]) -> _T | Unavailable:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
-        at = devices.index(device) if device in devices else len(recorded)
-        return recorded[at] if at < len(recorded) else Unavailable("not recorded")
+        index = devices.index(device) if device in devices else len(recorded)
+        return recorded[index] if index < len(recorded) else Unavailable("not recorded")
 
 
-def _only_fields(found: Telemetry | Unavailable, names: Collection[str]) -> Telemetry | Unavailable:
-    if isinstance(found, Unavailable) or not names:
-        return found
+def _select_fields(
+    telemetry: Telemetry | Unavailable, names: Collection[str]
+) -> Telemetry | Unavailable:
+    if isinstance(telemetry, Unavailable) or not names:
+        return telemetry
     return replace(
-        found, fields={name: found.fields[name] for name in found.fields if name in names}
+        telemetry,
+        fields={name: telemetry.fields[name] for name in telemetry.fields if name in names},
     )
 
 
 def dumps(record: Record) -> str:
     """Return a Record as JSON."""
-    plain = to_plain(record, inline_reasons=True)
-    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    values = to_plain(record, inline_reasons=True)
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def loads(text: str, *, name: str = "record") -> Record:
-    """Parse the JSON of ``dumps``. Raises InputError, which refers to it as ``name``, for anything else."""
+    """Parse the JSON of ``dumps``. Raises InputError, which contains ``name``, for anything else."""
     try:
         return from_plain(Record, json.loads(text), strict=True)
     except ValueError as error:

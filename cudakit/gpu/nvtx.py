@@ -65,11 +65,11 @@ class Range(NoRange):
         _check_is_plain_function(function)
 
         @functools.wraps(function)
-        def ranged(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
 
-        return ranged  # type: ignore[return-value]
+        return wrapper  # type: ignore[return-value]
 
 
 _NO_RANGE = NoRange()

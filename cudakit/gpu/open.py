@@ -19,17 +19,17 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
 
         return Sim(model or DEFAULT_MODEL, ordinal=ordinal)
     if name == "cuda":
-        return _real(ordinal)
+        return _open_cuda(ordinal)
     if name != "auto":
         raise unknown_choice(name)
     try:
-        return _real(ordinal)
+        return _open_cuda(ordinal)
     except EnvironmentUnusable as error:
         error.hint = "; ".join(filter(None, (error.hint, "use --gpu sim to simulate a GPU")))
         raise
 
 
-def _real(ordinal: int) -> Gpu:
+def _open_cuda(ordinal: int) -> Gpu:
     from cudakit.gpu.cuda.device import Cuda
 
     return Cuda(ordinal)

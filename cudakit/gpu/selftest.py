@@ -19,14 +19,14 @@ import numpy.typing as npt
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.run_context import SelfTestStep
-from cudakit.gpu.probe import INJECTIONS, last_line, without
+from cudakit.gpu.probe import INJECTIONS, last_line, without_variables
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_COUNT = 1 << 20  # threads: several waves on any device
+_VALUE_COUNT = 1 << 20  # threads: several waves on every device
 _SEED = 0x9E3779B9
-_ROUNDS = 64  # as in _SOURCE
+_ROUNDS = 64  # number of rounds in _SOURCE
 _SOURCE = """
 extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -47,9 +47,9 @@ def run_self_test(
     """
     path = os.pathsep.join(filter(None, sys.path))
     try:
-        done = subprocess.run(  # noqa: S603 this interpreter, with our function
+        result = subprocess.run(  # noqa: S603 this interpreter, with our function
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
-            env={**without(os.environ, *INJECTIONS), "PYTHONPATH": path},
+            env={**without_variables(os.environ, *INJECTIONS), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -57,15 +57,17 @@ def run_self_test(
             timeout=seconds,
             check=False,
         )
-    except subprocess.TimeoutExpired as late:
-        output = late.stdout or ""
-        return _steps(output if isinstance(output, str) else output.decode(), "timed out")
+    except subprocess.TimeoutExpired as timeout:
+        output = timeout.stdout or ""
+        return _parse_steps(output if isinstance(output, str) else output.decode(), "timed out")
     except OSError as error:
         return Unavailable(f"cannot start the process that tests the GPU: {error}")
-    return _steps(done.stdout, f"crashed: exit code {done.returncode}{last_line(done.stderr)}")
+    return _parse_steps(
+        result.stdout, f"crashed: exit code {result.returncode}{last_line(result.stderr)}"
+    )
 
 
-def _steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
+def _parse_steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
     """Parse the child's output, a line per step; ``end`` is the reason if steps are missing."""
     steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
     if len(steps) == len(_STEPS) or (steps and steps[-1].error):
@@ -101,7 +103,7 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     gpus: list[Gpu] = []
     images: list[bytes] = []
 
-    def make() -> Iterator[str]:
+    def open_contexts() -> Iterator[str]:
         gpus.extend(open_all())
         yield from (f"{format_bytes(gpu.memory_info().free_bytes)} free" for gpu in gpus)
 
@@ -116,7 +118,7 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     def copy() -> Iterator[str]:
         yield from map(_round_trip, gpus)
 
-    for name, step in zip(_STEPS, (make, compile_for, run, copy), strict=True):
+    for name, step in zip(_STEPS, (open_contexts, compile_for, run, copy), strict=True):
         result = _run_step(name, step)
         yield result
         if result.error:
@@ -144,32 +146,32 @@ class _WrongValues(Exception):
 
 def _run_kernel(gpu: Gpu, image: bytes) -> str:
     threads = 256
-    size = _COUNT * 4
+    size = _VALUE_COUNT * 4
     module, out, host = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
-    arguments = (out, np.uint32(_COUNT), np.uint32(_SEED))
+    arguments = (out, np.uint32(_VALUE_COUNT), np.uint32(_SEED))
     kernel = gpu.kernel(module, "trial")
-    gpu.launch(kernel, (_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
+    gpu.launch(kernel, (_VALUE_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
     gpu.copy(host, out, size, stream)
     gpu.sync_stream(stream)
-    _compare(_words(gpu, host, size), _expected(), "the kernel computed")
+    _compare(_host_words(gpu, host, size), _expected_values(), "the kernel computed")
     gpu.free(out)
     gpu.host_free(host)
-    return f"{_COUNT:,} values correct"
+    return f"{_VALUE_COUNT:,} values correct"
 
 
 def _round_trip(gpu: Gpu) -> str:
     """Copy from the host to the device, within the device, and back."""
-    sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _COUNT, dtype=np.uint32)
+    sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _VALUE_COUNT, dtype=np.uint32)
     size = sent.nbytes
     first, second = gpu.malloc(size), gpu.malloc(size)
     out, back = gpu.host_malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
-    _words(gpu, out, size)[:] = sent
+    _host_words(gpu, out, size)[:] = sent
     for target, source in ((first, out), (second, first), (back, second)):
         gpu.copy(target, source, size, stream)
     gpu.sync_stream(stream)
-    _compare(_words(gpu, back, size), sent, "the copies returned")
+    _compare(_host_words(gpu, back, size), sent, "the copies returned")
     for ptr in (first, second):
         gpu.free(ptr)
     for ptr in (out, back):
@@ -177,24 +179,24 @@ def _round_trip(gpu: Gpu) -> str:
     return f"{format_bytes(size)} correct"
 
 
-def _words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
+def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
     return np.frombuffer(gpu.host_view(ptr, size), dtype=np.uint32)
 
 
-def _expected() -> npt.NDArray[Any]:
+def _expected_values() -> npt.NDArray[Any]:
     """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
-    x = np.arange(_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
+    x = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
     for _ in range(_ROUNDS):
         x = x * np.uint32(1664525) + np.uint32(1013904223)
         x ^= x >> np.uint32(13)
     return x
 
 
-def _compare(got: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
-    wrong = np.flatnonzero(got != expected)
+def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
+    wrong = np.flatnonzero(actual != expected)
     if wrong.size:
-        at = int(wrong[0])
+        index = int(wrong[0])
         raise _WrongValues(
             f"{source} {wrong.size:,} wrong values of {expected.size:,}; "
-            f"index {at}: {int(got[at]):#010x}, expected {int(expected[at]):#010x}"
+            f"index {index}: {int(actual[index]):#010x}, expected {int(expected[index]):#010x}"
         )

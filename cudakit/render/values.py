@@ -94,9 +94,10 @@ def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
         case Change(size_bytes):
             return ("+" if size_bytes > 0 else "") + format_bytes(size_bytes)
         case Seconds(seconds):
-            return format_seconds(seconds) if seconds else "0 s"
+            # A whole number of seconds is exact as it is.
+            return format_seconds(seconds, pad=isinstance(seconds, float)) if seconds else "0 s"
         case Rate(amount, unit):
-            return format_rate(amount, unit)
+            return format_rate(amount, unit, pad=True)
         case Ratio(ratio):
             return format_ratio(ratio)
         case Count(count):
@@ -125,7 +126,7 @@ def _with_unit(unit: str, number: float) -> Value:
         case "bytes":
             return Bytes(round(number))
         case "seconds":
-            return Seconds(number)
+            return Seconds(int(number) if number == int(number) else number)
         case "ratio":
             return Ratio(number)
         case _:

@@ -1,4 +1,4 @@
-"""The facts of a failed request, and whether it would have fitted had one thing been different. In bytes.
+"""The facts of a failed request, and the single changes that would have let it succeed. Sizes are in bytes.
 
 A request is tried as in c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc): a free block of
 its pool, size class and stream; a new segment; a new segment once cached segments are released.
@@ -16,15 +16,15 @@ PoolId: TypeAlias = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 Frames: TypeAlias = "list[dict[str, str | int]]"
 
-_NOT_ASKED = Unavailable("not queried")
+_NOT_QUERIED = Unavailable("not queried")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a failed request would have fitted, had one thing been different."""
+    """The single changes that would have let a failed request succeed."""
 
-    without_cache: bool  # empty segments released to the device
-    without_holes: bool  # all free bytes of the request's own pool and stream in one block
+    without_cache: bool  # empty segments are released to the device
+    without_holes: bool  # the free bytes of the pool and stream of the request are one block
     in_another_pool: bool  # a free block of another pool or stream is large enough
     after_pending_frees: bool  # pending frees complete
 
@@ -39,13 +39,13 @@ def fit_of(
     largest_other_bytes: int,
     largest_later_bytes: int,
 ) -> Fit:
-    """Return which single change would have let a failed request fit.
+    """Return the single changes that would have let a failed request succeed.
 
-    A block of ``block_bytes`` was requested. It needed a new segment of ``segment_bytes``, and the device
-    could still give ``usable_bytes``. ``releasable_bytes`` are cached in empty segments;
+    A block of ``block_bytes`` was requested. It needed a new segment of ``segment_bytes``; the device had
+    ``usable_bytes`` left. ``releasable_bytes`` are cached in empty segments;
     ``own_free_bytes`` are free in the pool, size class and stream of the request.
-    ``largest_other_bytes`` is the largest free block elsewhere, ``largest_later_bytes`` the largest of its
-    own once pending frees are complete.
+    ``largest_other_bytes`` is the largest free block of other pools and streams, ``largest_later_bytes`` the
+    largest one of the request's own pool once pending frees are complete.
     """
     return Fit(
         without_cache=usable_bytes + releasable_bytes >= segment_bytes,
@@ -79,7 +79,7 @@ class Pin:
     requested_bytes: int
     segment_bytes: int
     segment_free_bytes: int
-    frames: Frames  # of its allocation; empty if no stacks are recorded
+    frames: Frames  # call stack of its allocation; empty if not recorded
 
 
 class Process(Protocol):
@@ -111,19 +111,20 @@ class OomReport:
     pending_bytes: int  # freed, but used by other streams
     max_split_size_bytes: int | None
     expandable_segments: bool
-    stream_pools: tuple[StreamPool, ...]  # the one with most free bytes first
-    pins: tuple[Pin, ...]  # the one that costs most first
+    stream_pools: tuple[StreamPool, ...]  # most free bytes first
+    pins: tuple[Pin, ...]  # most free bytes in the segment first
     # Streams, and bytes of freed blocks that wait for them.
     awaited: tuple[tuple[int, int], ...] = ()
-    capturing: bool = False  # nothing could be waited for or released
-    rejected: bool = False  # by throw_on_cudamalloc_oom: nothing was tried
-    most_addresses: int | None = None  # that an expandable segment reserves; None: there are none
-    reserve_class: str = ""  # of the stream, which chooses that reserve
-    processes: Sequence[Process] | Unavailable = _NOT_ASKED  # that use the device
+    capturing: bool = False  # during a capture: waits and releases were impossible
+    rejected: bool = False  # by throw_on_cudamalloc_oom, before any driver call
+    # The bytes of the address range of an expandable segment; None: segments are not expandable.
+    most_addresses: int | None = None
+    reserve_class: str = ""  # class of the stream, which selects the address range
+    processes: Sequence[Process] | Unavailable = _NOT_QUERIED  # processes that use the device
 
     @property
     def elsewhere_bytes(self) -> int:
-        """Bytes of the device that this allocator does not hold: contexts, other processes."""
+        """Bytes of the device that are used outside of this allocator: contexts, other processes."""
         used = self.device_total_bytes - self.device_free_bytes
         return max(used - self.reserved_bytes, 0)
 
@@ -135,45 +136,45 @@ class OomReport:
 
     @property
     def limited(self) -> bool:
-        """Whether the limit refused the request, not the device."""
+        """Whether the limit rejected the request although the device had enough memory."""
         return self.limit_bytes is not None and self.device_free_bytes >= self.segment_bytes
 
     @property
     def own(self) -> StreamPool:
-        """The memory that was searched for the request."""
+        """The stream pool that can serve the request."""
         key = self.pool, self.small, self.stream
-        for each in self.stream_pools:
-            if (each.pool, each.small, each.stream) == key:
-                return each
+        for stream_pool in self.stream_pools:
+            if (stream_pool.pool, stream_pool.small, stream_pool.stream) == key:
+                return stream_pool
         return StreamPool(*key, 0, 0, 0)
 
     @property
     def best_other(self) -> StreamPool | None:
-        """The other memory with the largest free block."""
-        others = [each for each in self.stream_pools if each != self.own]
-        return max(others, key=lambda each: each.largest_free_bytes, default=None)
+        """The stream pool with the largest free block, except ``own``."""
+        others = [stream_pool for stream_pool in self.stream_pools if stream_pool != self.own]
+        return max(others, key=lambda stream_pool: stream_pool.largest_free_bytes, default=None)
 
     def fit(self) -> Fit:
-        """Return the single changes that would have let the request fit into the reserved memory."""
-        own, other = self.own, self.best_other
+        """Return the single changes that would have let the request succeed without new segments."""
+        own_pool, other_pool = self.own, self.best_other
         return fit_of(
             block_bytes=self.block_bytes,
             segment_bytes=self.segment_bytes,
             usable_bytes=0,
-            releasable_bytes=sum(each.releasable_bytes for each in self.stream_pools),
-            own_free_bytes=own.free_bytes,
-            largest_other_bytes=other.largest_free_bytes if other else 0,
-            # Pending frees are complete by now: such a block became free after the last search.
-            largest_later_bytes=own.largest_free_bytes,
+            releasable_bytes=sum(stream_pool.releasable_bytes for stream_pool in self.stream_pools),
+            own_free_bytes=own_pool.free_bytes,
+            largest_other_bytes=other_pool.largest_free_bytes if other_pool else 0,
+            # Pending frees are complete now: a large enough block became free after the last search.
+            largest_later_bytes=own_pool.largest_free_bytes,
         )
 
     def used_by_process(self) -> dict[int, int]:
-        """Return the bytes that each process uses of the device, most first; empty if not known."""
+        """Return the device memory of each process, most bytes first; empty if unknown."""
         if isinstance(self.processes, Unavailable):
             return {}
-        found: dict[int, int] = {}
+        used: dict[int, int] = {}
         for process in self.processes:
             if not isinstance(process.used_bytes, Unavailable):
-                # A process that computes and draws is listed twice.
-                found[process.pid] = max(found.get(process.pid, 0), process.used_bytes)
-        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+                # A process with a compute and a graphics context is listed twice.
+                used[process.pid] = max(used.get(process.pid, 0), process.used_bytes)
+        return dict(sorted(used.items(), key=lambda pair: -pair[1]))

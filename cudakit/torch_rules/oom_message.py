@@ -1,4 +1,4 @@
-"""The error of a failed request: PyTorch's sentences in one line, then details for lines of 80 columns.
+"""The error of a failed request: PyTorch's sentences in one line, then details in lines of 80 columns.
 
 Source of the sentences: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc,
 reportProcessMemoryInfo, format_size).
@@ -11,26 +11,26 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, StreamPool
-from cudakit.torch_rules.oom_remedies import place, remedies
+from cudakit.torch_rules.oom_remedies import describe_stream_pool, remedies
 from cudakit.units import format_bytes, format_ratio
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 _WIDTH = 80
-_MOST_STREAM_POOLS = 6
+_MAX_STREAM_POOLS = 6
 _ROW = "{:>10} {:>10} {:>13} {:>10}  {}"
 
 
 def torch_size(size_bytes: int) -> str:
     """Write a size as PyTorch does in its errors."""
-    for unit, least in _UNITS:
-        if size_bytes > least:
-            return f"{size_bytes / least:.2f} {unit}"
+    for unit, factor in _UNITS:
+        if size_bytes > factor:
+            return f"{size_bytes / factor:.2f} {unit}"
     return f"{size_bytes} bytes"
 
 
 def message_of(report: OomReport) -> str:
-    """Return the line with the request and the processes that use the memory."""
+    """Return PyTorch's sentences about the request and the memory in use, as one line."""
     return " ".join(_sentences(report))
 
 
@@ -55,15 +55,15 @@ def _sentences(r: OomReport) -> Iterator[str]:
 def _in_use(report: OomReport) -> Iterator[str]:
     """Yield the memory use of each process; of this process from NVML if possible, else from the driver."""
     processes = report.used_by_process()
-    own = processes.pop(os.getpid(), None)
-    for pid, used in list(processes.items())[:_MOST_PROCESSES]:
+    own_bytes = processes.pop(os.getpid(), None)
+    for pid, used in list(processes.items())[:_MAX_PROCESSES]:
         yield f"Process {pid} has {torch_size(used)} memory in use."
-    if len(processes) > _MOST_PROCESSES:
-        yield f"{len(processes) - _MOST_PROCESSES} more processes use less each."
-    if own is not None:
+    if len(processes) > _MAX_PROCESSES:
+        yield f"{len(processes) - _MAX_PROCESSES} more processes use less each."
+    if own_bytes is not None:
         yield (
             "Including memory outside of this allocator, this process has"
-            f" {torch_size(own)} memory in use."
+            f" {torch_size(own_bytes)} memory in use."
         )
     else:  # in a container NVML has the process ids of the host
         yield f"{torch_size(report.elsewhere_bytes)} is in use outside of this allocator."
@@ -71,7 +71,9 @@ def _in_use(report: OomReport) -> Iterator[str]:
 
 def details(report: OomReport) -> str:
     """Describe the request, the reserved memory, the blocks that keep it reserved, and the remedies."""
-    lines = [f"Requested: {format_bytes(report.requested_bytes)} {place(report.own)}"]
+    lines = [
+        f"Requested: {format_bytes(report.requested_bytes)} {describe_stream_pool(report.own)}"
+    ]
     lines += _stream_pool_lines(report)
     if report.pins:
         lines.append("Blocks in use in mostly free segments, which they keep reserved:")
@@ -87,25 +89,29 @@ def _stream_pool_lines(report: OomReport) -> Iterator[str]:
     if not report.stream_pools:
         return
     yield _ROW.format("Reserved", "Free", "Largest free", "Pending", "Serves")
-    for each in report.stream_pools[:_MOST_STREAM_POOLS]:
-        yield _sum_line((each,), _served(each))
-    if rest := report.stream_pools[_MOST_STREAM_POOLS:]:
-        yield _sum_line(rest, f"{len(rest)} more")
+    for stream_pool in report.stream_pools[:_MAX_STREAM_POOLS]:
+        yield _sum_line((stream_pool,), _requests_served(stream_pool))
+    if others := report.stream_pools[_MAX_STREAM_POOLS:]:
+        yield _sum_line(others, f"{len(others)} more")
 
 
 def _sum_line(stream_pools: tuple[StreamPool, ...], served: str) -> str:
     return _ROW.format(
-        format_bytes(sum(each.reserved_bytes for each in stream_pools)),
-        format_bytes(sum(each.free_bytes for each in stream_pools)),
-        format_bytes(max(each.largest_free_bytes for each in stream_pools)),
-        format_bytes(sum(each.pending_bytes for each in stream_pools)),
+        format_bytes(sum(stream_pool.reserved_bytes for stream_pool in stream_pools)),
+        format_bytes(sum(stream_pool.free_bytes for stream_pool in stream_pools)),
+        format_bytes(max(stream_pool.largest_free_bytes for stream_pool in stream_pools)),
+        format_bytes(sum(stream_pool.pending_bytes for stream_pool in stream_pools)),
         served,
     )
 
 
-def _served(each: StreamPool) -> str:
-    pool = "" if each.pool == DEFAULT_POOL else f", pool {each.pool[0]},{each.pool[1]}"
-    return f"{'small' if each.small else 'large'}, stream {each.stream:#x}{pool}"
+def _requests_served(stream_pool: StreamPool) -> str:
+    pool = (
+        ""
+        if stream_pool.pool == DEFAULT_POOL
+        else f", pool {stream_pool.pool[0]},{stream_pool.pool[1]}"
+    )
+    return f"{'small' if stream_pool.small else 'large'}, stream {stream_pool.stream:#x}{pool}"
 
 
 def _pin_lines(pin: Pin) -> Iterator[str]:

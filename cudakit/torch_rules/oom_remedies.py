@@ -20,24 +20,28 @@ def remedies(report: OomReport) -> tuple[str, ...]:
     """Return the remedies, the surest first; never empty."""
     if report.segment_bytes > report.device_total_bytes:
         return ("request less: the device has less memory",)
-    found = [
-        *_of_addresses(report),
-        *_of_moment(report),
-        *_of_limits(report),
-        *_of_free_blocks(report),
+    specific = [
+        *_address_remedies(report),
+        *_timing_remedies(report),
+        *_limit_remedies(report),
+        *_free_block_remedies(report),
     ]
-    return tuple([*found, *_of_other_holders(report)] or _of_nothing(report))
+    return tuple([*specific, *_other_memory_remedies(report)] or _general_remedies(report))
 
 
-def place(each: StreamPool) -> str:
-    """Return the size class, private pool and stream of memory, in words."""
-    kind = "small" if each.small else "large"
-    pool = "" if each.pool == DEFAULT_POOL else f" of private pool {each.pool[0]},{each.pool[1]}"
-    return f"in the {kind} blocks{pool} on stream {each.stream:#x}"
+def describe_stream_pool(stream_pool: StreamPool) -> str:
+    """Describe a stream pool: size class, private pool and stream."""
+    kind = "small" if stream_pool.small else "large"
+    pool = (
+        ""
+        if stream_pool.pool == DEFAULT_POOL
+        else f" of private pool {stream_pool.pool[0]},{stream_pool.pool[1]}"
+    )
+    return f"in the {kind} blocks{pool} on stream {stream_pool.stream:#x}"
 
 
-def _of_moment(r: OomReport) -> Iterator[str]:
-    cached = sum(each.releasable_bytes for each in r.stream_pools)
+def _timing_remedies(r: OomReport) -> Iterator[str]:
+    cached = sum(stream_pool.releasable_bytes for stream_pool in r.stream_pools)
     if r.capturing and (cached or r.pending_bytes):
         yield (
             f"during a capture {format_bytes(cached + r.pending_bytes)} of cached or pending memory cannot be"
@@ -56,20 +60,20 @@ def _of_moment(r: OomReport) -> Iterator[str]:
             )
 
 
-def _of_addresses(r: OomReport) -> Iterator[str]:
+def _address_remedies(r: OomReport) -> Iterator[str]:
     if r.most_addresses is None or r.block_bytes <= r.most_addresses:
         return
     setting = "expandable_segments_reserve"
-    whose = f" of class {r.reserve_class}" if r.reserve_class else ""
+    suffix = f" of class {r.reserve_class}" if r.reserve_class else ""
     if r.reserve_class:
         setting += f"_by_class, or {setting}"
     yield (
-        f"an expandable segment{whose} reserves {format_bytes(r.most_addresses)} of addresses, and a request"
-        f" cannot be larger: raise {setting}"
+        f"an expandable segment{suffix} reserves {format_bytes(r.most_addresses)} of addresses, and a"
+        f" request cannot be larger: raise {setting}"
     )
 
 
-def _of_limits(r: OomReport) -> Iterator[str]:
+def _limit_remedies(r: OomReport) -> Iterator[str]:
     needed = r.reserved_bytes + r.segment_bytes
     if r.limited and r.limit_bytes is not None:
         share = math.ceil(100 * needed / r.device_total_bytes) / 100
@@ -77,19 +81,19 @@ def _of_limits(r: OomReport) -> Iterator[str]:
             f"raise the memory fraction to {min(share, 1.0):.2f}: the device has free memory, but the limit"
             f" is {format_bytes(r.limit_bytes)}"
         )
-    least = -(-r.block_bytes // SEGMENT_STEP) * SEGMENT_STEP
+    min_segment_bytes = -(-r.block_bytes // SEGMENT_STEP) * SEGMENT_STEP
     usable = r.device_free_bytes
     if r.limit_bytes is not None:
         usable = min(usable, r.limit_bytes - r.reserved_bytes)
-    if not r.small and least <= usable < r.segment_bytes:
-        right = max(least // MIB, 12)
+    if not r.small and min_segment_bytes <= usable < r.segment_bytes:
+        segment_mb = max(min_segment_bytes // MIB, 12)
         yield (
             f"the request fits, but a segment of {format_bytes(r.segment_bytes)} does not:"
-            f" set large_segment_size_mb:{right}"
+            f" set large_segment_size_mb:{segment_mb}"
         )
 
 
-def _of_free_blocks(r: OomReport) -> Iterator[str]:
+def _free_block_remedies(r: OomReport) -> Iterator[str]:
     fit, own = r.fit(), r.own
     largest = format_bytes(own.largest_free_bytes)
     if fit.after_pending_frees and r.max_split_size_bytes is None:
@@ -100,18 +104,18 @@ def _of_free_blocks(r: OomReport) -> Iterator[str]:
             " serve smaller requests"
         )
     elif fit.without_holes:
-        pieces = "free the blocks between them"
+        action = "free the blocks between them"
         if not r.expandable_segments:
-            pieces = f"set expandable_segments:True, or {pieces}"
-        yield f"{format_bytes(own.free_bytes)} is free, but the largest free block is {largest}: {pieces}"
+            action = f"set expandable_segments:True, or {action}"
+        yield f"{format_bytes(own.free_bytes)} is free, but the largest free block is {largest}: {action}"
     if fit.in_another_pool and (other := r.best_other):
         yield (
-            f"a block of {format_bytes(other.largest_free_bytes)} is cached {place(other)}: allocate"
-            " there, or use one stream"
+            f"a block of {format_bytes(other.largest_free_bytes)} is cached {describe_stream_pool(other)}:"
+            " allocate there, or use one stream"
         )
 
 
-def _of_other_holders(r: OomReport) -> Iterator[str]:
+def _other_memory_remedies(r: OomReport) -> Iterator[str]:
     if r.private_free_bytes >= r.block_bytes and r.pool == DEFAULT_POOL:
         yield (
             f"{format_bytes(r.private_free_bytes)} is cached in private pools: close graphs that are not"
@@ -128,7 +132,9 @@ def _of_other_holders(r: OomReport) -> Iterator[str]:
         )
 
 
-def _of_nothing(r: OomReport) -> Iterator[str]:
+def _general_remedies(r: OomReport) -> Iterator[str]:
     recorded = any(pin.frames for pin in r.pins)
-    by = "save_on_out_of_memory()" if recorded else "record_history() and save_on_out_of_memory()"
-    yield f"free memory, or request less: {by} and then `cudakit memviz` show what uses it"
+    calls = (
+        "save_on_out_of_memory()" if recorded else "record_history() and save_on_out_of_memory()"
+    )
+    yield f"free memory, or request less: {calls} and then `cudakit memviz` show what uses it"

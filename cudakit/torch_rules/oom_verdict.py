@@ -11,7 +11,7 @@ from cudakit.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class AllocatorCalls:
-    """The names by which a program controls the allocator that wrote a snapshot."""
+    """The variables and calls that control the allocator that wrote a snapshot."""
 
     settings_variable: str
     empty_cache: str
@@ -31,7 +31,7 @@ PYTORCH_CALLS = AllocatorCalls(
     synchronize="torch.cuda.synchronize()",
     record_trace="torch.cuda.memory._record_memory_history()",
     record_stacks='stacks="all"',
-    mark_step="torch.profiler.record_function('step 1')",
+    mark_step="torch.profiler.record_function(f'step {i}')",
 )
 CUDAKIT_CALLS = AllocatorCalls(
     settings_variable="CUDAKIT_ALLOC_CONF",
@@ -41,7 +41,7 @@ CUDAKIT_CALLS = AllocatorCalls(
     synchronize="process_events() after a device synchronization",
     record_trace="CachingAllocator.record_history()",
     record_stacks='context="all"',
-    mark_step="CachingAllocator.annotated('step 1')",
+    mark_step="CachingAllocator.annotated(f'step {i}')",
 )
 
 
@@ -56,14 +56,14 @@ class FailedRequest:
     device_free: int
     reserved: int
     active: int  # blocks in use and pending free
-    free: int  # in free blocks of all pools
-    own_free: int  # in own free blocks
+    free: int  # bytes in free blocks of all pools
+    own_free: int  # bytes in own free blocks
     own_largest: int  # the largest own free block
     later_largest: int  # the largest own free block once pending frees are complete
     other_largest: int  # the largest free block of other pools, size classes and streams
-    releasable: int  # in segments without a block in use
+    releasable: int  # bytes in segments without a block in use
     releasable_private: int  # the part of ``releasable`` in private pools
-    pending: int  # in blocks that are pending free
+    pending: int  # bytes in blocks that are pending free
     expandable: bool  # expandable segments are in use
     split_limited: bool  # max_split_size_mb is set
     calls: AllocatorCalls = PYTORCH_CALLS
@@ -75,7 +75,7 @@ class FailedRequest:
 
     @property
     def limited(self) -> bool:
-        """Whether a limit of the process refused the request: the device had enough free memory."""
+        """Whether a limit of the process rejected the request although the device had enough memory."""
         return self.device_free >= self.needed
 
     @property
@@ -114,36 +114,38 @@ class Verdict:
 def verdict_of(failed: FailedRequest) -> Verdict:
     """Return the cause that is easiest to remove: cache, pending frees, fragmentation, pools, capacity.
 
-    Only raising a limit is certain to help, so this remedy comes first.
+    Raising a limit comes first: only this remedy is certain to help.
     """
-    found = _cause(failed)
-    if not failed.limited or found.code == "limit":
-        return found
+    verdict = _cause(failed)
+    if not failed.limited or verdict.code == "limit":
+        return verdict
     sentence = (
-        f"{found.sentence} The device had {format_bytes(failed.device_free)} free: a limit of this"
+        f"{verdict.sentence} The device had {format_bytes(failed.device_free)} free: a limit of this"
         " process refused a new segment."
     )
-    return replace(found, sentence=sentence, remedies=(_raise_limit(failed), *found.remedies))
+    return replace(
+        verdict, sentence=sentence, remedies=(_raise_limit_remedy(failed), *verdict.remedies)
+    )
 
 
 def _cause(failed: FailedRequest) -> Verdict:
     fit = failed.fit
     if fit.without_cache:
-        return _cache(failed)
+        return _cache_verdict(failed)
     if fit.after_pending_frees:
-        return _pending(failed)
+        return _pending_verdict(failed)
     if fit.without_holes:
-        return _fragmentation(failed)
+        return _fragmentation_verdict(failed)
     if fit.in_another_pool or not failed.short:
-        return _pool(failed)
-    return _limit(failed) if failed.limited else _capacity(failed)
+        return _pool_verdict(failed)
+    return _limit_verdict(failed) if failed.limited else _capacity_verdict(failed)
 
 
-def _failed(failed: FailedRequest, code: str, reason: str, *remedies: str) -> Verdict:
+def _verdict(failed: FailedRequest, code: str, reason: str, *remedies: str) -> Verdict:
     return Verdict(code, f"Allocating {format_bytes(failed.size)} failed: {reason}.", remedies)
 
 
-def _cache(failed: FailedRequest) -> Verdict:
+def _cache_verdict(failed: FailedRequest) -> Verdict:
     remedies = []
     if failed.releasable_private:
         remedies.append(
@@ -159,10 +161,10 @@ def _cache(failed: FailedRequest) -> Verdict:
         f"{format_bytes(failed.releasable)} is in empty segments that were not released to the device"
         " (cache)"
     )
-    return _failed(failed, "cache", reason, *remedies)
+    return _verdict(failed, "cache", reason, *remedies)
 
 
-def _pending(failed: FailedRequest) -> Verdict:
+def _pending_verdict(failed: FailedRequest) -> Verdict:
     if failed.own_largest < failed.size:
         reason = f"{format_bytes(failed.pending)} was freed, but other streams may still use it"
     else:
@@ -170,7 +172,7 @@ def _pending(failed: FailedRequest) -> Verdict:
             f"a block of {format_bytes(failed.own_largest)} became free only after the search for a"
             " free block, when other streams had finished with it"
         )
-    return _failed(
+    return _verdict(
         failed,
         "pending",
         f"{reason} (pending free)",
@@ -179,7 +181,7 @@ def _pending(failed: FailedRequest) -> Verdict:
     )
 
 
-def _fragmentation(failed: FailedRequest) -> Verdict:
+def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
     on_device = not failed.limited and failed.own_free < failed.size
     device = f" and {format_bytes(failed.device_free)} on the device" if on_device else ""
     reason = (
@@ -189,68 +191,68 @@ def _fragmentation(failed: FailedRequest) -> Verdict:
     split: tuple[str, ...] = ()
     if not (failed.expandable or failed.split_limited):
         # Above the failed size; PyTorch refuses values up to 20 MiB.
-        split = (_untested(failed, f"max_split_size_mb:{max(failed.size // MIB, 21)}"),)
-    return _failed(
+        split = (_untested_remedy(failed, f"max_split_size_mb:{max(failed.size // MIB, 21)}"),)
+    return _verdict(
         failed,
         "fragmentation",
         reason,
-        *_expandable_segments(failed),
+        *_expandable_segments_remedy(failed),
         "free the long-lived blocks that keep segments in use, or allocate them first"
         " (section Fragmentation)",
         *split,
     )
 
 
-def _pool(failed: FailedRequest) -> Verdict:
+def _pool_verdict(failed: FailedRequest) -> Verdict:
     elsewhere = format_bytes(failed.free - failed.own_free)
-    return _failed(
+    return _verdict(
         failed,
         "pool",
         f"{elsewhere} is free in segments of other pools or streams, which cannot serve it (pool)",
         "allocate on the stream that has the free memory, or call"
         f" {failed.calls.empty_cache} before this allocation",
         "let CUDA graphs share one pool, and delete graphs and MemPools that are no longer used",
-        *_expandable_segments(failed),
+        *_expandable_segments_remedy(failed),
     )
 
 
-def _limit(failed: FailedRequest) -> Verdict:
+def _limit_verdict(failed: FailedRequest) -> Verdict:
     reason = (
         f"a limit of this process refused it. The device had {format_bytes(failed.device_free)} free,"
         f" and this process had reserved {format_bytes(failed.reserved)}"
     )
-    return _failed(failed, "limit", reason, _raise_limit(failed), _use_less(failed))
+    return _verdict(failed, "limit", reason, _raise_limit_remedy(failed), _use_less_remedy(failed))
 
 
-def _capacity(failed: FailedRequest) -> Verdict:
+def _capacity_verdict(failed: FailedRequest) -> Verdict:
     reason = (
         f"{format_bytes(failed.active)} was in use; {format_bytes(failed.free)} was free in segments and"
         f" {format_bytes(failed.device_free)} on the device, {format_bytes(failed.short)} less than needed"
     )
-    expandable = _expandable_segments(failed) if failed.free else ()
-    return _failed(failed, "capacity", reason, _use_less(failed), *expandable)
+    expandable = _expandable_segments_remedy(failed) if failed.free else ()
+    return _verdict(failed, "capacity", reason, _use_less_remedy(failed), *expandable)
 
 
-def _raise_limit(failed: FailedRequest) -> str:
-    least = format_bytes(failed.reserved + failed.needed)
+def _raise_limit_remedy(failed: FailedRequest) -> str:
+    needed = format_bytes(failed.reserved + failed.needed)
     return (
-        f"raise the memory limit of this process to at least {least} ({failed.calls.set_limit}, as a"
+        f"raise the memory limit of this process to at least {needed} ({failed.calls.set_limit}, as a"
         " fraction of the device's memory)"
     )
 
 
-def _use_less(failed: FailedRequest) -> str:
+def _use_less_remedy(failed: FailedRequest) -> str:
     return (
         f"use {format_bytes(failed.short)} less at this moment: a smaller batch, activation"
         " checkpointing, or less in the largest call sites (--at oom lists them)"
     )
 
 
-def _expandable_segments(failed: FailedRequest) -> tuple[str, ...]:
-    return () if failed.expandable else (_untested(failed, "expandable_segments:True"),)
+def _expandable_segments_remedy(failed: FailedRequest) -> tuple[str, ...]:
+    return () if failed.expandable else (_untested_remedy(failed, "expandable_segments:True"),)
 
 
-def _untested(failed: FailedRequest, setting: str) -> str:
+def _untested_remedy(failed: FailedRequest, setting: str) -> str:
     """Suggest a setting; only a replay shows whether it helps."""
     return (
         f"try {failed.calls.settings_variable}={setting} (may help; test it: --what-if {setting})"

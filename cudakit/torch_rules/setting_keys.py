@@ -1,4 +1,4 @@
-"""The keys of a configuration: the setting of each, and how its value is read and written."""
+"""The keys of a configuration: the setting of each key, and how to parse and format its value."""
 
 from __future__ import annotations
 
@@ -20,72 +20,72 @@ from cudakit.torch_rules.setting_rules import (
 from cudakit.torch_rules.setting_text import Entry, Token
 from cudakit.torch_rules.sizes import MIB
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python refuses to read a number of 5000 digits
-_SHORT = re.compile(r"\+?[0-9]{1,40}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")  # Python cannot parse a number of 5000 digits
+_SHORT_INTEGER = re.compile(r"\+?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_DIVISIONS = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
-_RESERVE = "a share of the device's memory above 0, up to 1.125 (0.5), or GiB (40G)"
+_DIVISIONS_FORMAT = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
+_RESERVE_FORMAT = "a share of the device's memory above 0, up to 1.125 (0.5), or GiB (40G)"
 
 
 def _read_switch(entry: Entry) -> bool:
     if entry.word("True or False") not in ("True", "False"):
-        raise entry.takes("True or False")
+        raise entry.value_error("True or False")
     return entry.value.text == "True"
 
 
 def _read_backend(entry: Entry) -> str:
     if entry.word(" or ".join(BACKENDS)) not in BACKENDS:
-        raise entry.takes(" or ".join(BACKENDS))
+        raise entry.value_error(" or ".join(BACKENDS))
     return entry.value.text
 
 
 def _read_size(entry: Entry) -> int:
     """Read MiB as bytes."""
-    return _whole(entry, "a whole number of MiB, without a unit", LARGEST_MIB) * MIB
+    return _parse_whole(entry, "a whole number of MiB, without a unit", LARGEST_MIB) * MIB
 
 
 def _read_size_above_0(entry: Entry) -> int:
     size = _read_size(entry)
     if size == 0:
-        raise entry.takes("a whole number of MiB above 0")
+        raise entry.value_error("a whole number of MiB above 0")
     return size
 
 
 def _read_count(entry: Entry) -> int:
-    return _whole(entry, "a whole number", (1 << 63) - 1)
+    return _parse_whole(entry, "a whole number", (1 << 63) - 1)
 
 
 def _read_number(entry: Entry) -> float:
     if _NUMBER.fullmatch(entry.word("a number")) is None:
-        raise entry.takes("a number")
+        raise entry.value_error("a number")
     return float(entry.value.text)
 
 
 def _read_threshold(entry: Entry) -> float:
     threshold = _read_number(entry)
     if not 0 < threshold < 1:
-        raise entry.takes("a number above 0 and below 1")
+        raise entry.value_error("a number above 0 and below 1")
     return threshold
 
 
 def _read_divisions(entry: Entry) -> tuple[int, ...]:
-    """Read one number for all slots, or one for each named slot and, with ``>``, for all after it.
+    """Read one number for all slots, or one per listed interval; ``>`` sets all later slots.
 
-    The first that is named counts for all before it too; a slot between two that are named, and left
-    out, has none (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
+    The first listed number also sets all earlier slots. Omitted slots between listed ones are 0
+    (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
     """
     if entry.pairs is None:
-        return (_divisions(entry, entry.value, least=1),) * DIVISION_SLOTS
+        return (_parse_divisions(entry, entry.value, minimum=1),) * DIVISION_SLOTS
     if not entry.pairs:
-        raise entry.value.refused(f"{entry.key.text} takes {_DIVISIONS}, not an empty list")
+        raise entry.value.error(f"{entry.key.text} takes {_DIVISIONS_FORMAT}, not an empty list")
     slots, last = [0] * DIVISION_SLOTS, -1
     for interval, token in entry.pairs:
-        divisions = _divisions(entry, token, least=0)
+        divisions = _parse_divisions(entry, token, minimum=0)
         if interval.text == ">":
             _check_rest(interval, last, ends=interval is entry.pairs[-1][0])
             slots[last + 1 :] = [divisions] * (DIVISION_SLOTS - last - 1)
         else:
-            slot = _slot(interval, last)
+            slot = _parse_slot(interval, last)
             begin = slot if last >= 0 else 0
             slots[begin : slot + 1] = [divisions] * (slot + 1 - begin)
             last = slot
@@ -93,21 +93,21 @@ def _read_divisions(entry: Entry) -> tuple[int, ...]:
 
 
 def _read_reserve(entry: Entry) -> Reserve:
-    entry.word(_RESERVE)
-    return _reserve(entry, entry.value)
+    entry.word(_RESERVE_FORMAT)
+    return _parse_reserve(entry, entry.value)
 
 
 def _read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
     if not entry.pairs:
-        right = "a list of classes of streams ([serving:0.25,training:40G])"
+        expected = "a list of classes of streams ([serving:0.25,training:40G])"
         if entry.pairs is None:
-            raise entry.takes(right)
-        raise entry.value.refused(f"{entry.key.text} takes {right}, not an empty one")
+            raise entry.value_error(expected)
+        raise entry.value.error(f"{entry.key.text} takes {expected}, not an empty one")
     reserves: dict[str, Reserve] = {}
     for name, token in entry.pairs:
         if name.text in reserves:
-            raise name.refused(f"the class {name.shown} is there twice")
-        reserves[name.text] = _reserve(entry, token)
+            raise name.error(f"the class {name.shown} is listed twice")
+        reserves[name.text] = _parse_reserve(entry, token)
     return tuple(reserves.items())
 
 
@@ -116,18 +116,18 @@ def _write_size(size_bytes: int) -> str:
 
 
 def _write_number(value: float) -> str:
-    """Write the shortest number that is read as the same."""
+    """Write the shortest text that is parsed as the same number."""
     return repr(float(value))
 
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
-    """Write one number if all slots agree; else from the end of the first run to the last run."""
+    """Write one number if all slots are equal, else the slots between the first and the last run."""
     runs = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
     if not runs and slots[0]:
         return f"{slots[0]:d}"
     begin, end = (runs[0], runs[-1]) if runs else (0, 0)
-    named = "".join(f"{1 << slot}:{slots[slot]:d}," for slot in range(begin, end + 1))
-    return f"[{named}>:{slots[-1]:d}]"
+    intervals = "".join(f"{1 << slot}:{slots[slot]:d}," for slot in range(begin, end + 1))
+    return f"[{intervals}>:{slots[-1]:d}]"
 
 
 def _write_reserve(reserve: Reserve) -> str:
@@ -138,70 +138,70 @@ def _write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> str:
     return f"[{','.join(f'{name}:{_write_reserve(reserve)}' for name, reserve in reserves)}]"
 
 
-def _whole(entry: Entry, right: str, most: int) -> int:
-    if _WHOLE.fullmatch(entry.word(right)) is None:
-        raise entry.takes(right)
+def _parse_whole(entry: Entry, expected: str, maximum: int) -> int:
+    if _INTEGER.fullmatch(entry.word(expected)) is None:
+        raise entry.value_error(expected)
     value = int(entry.value.text)
-    if not 0 <= value <= most:
-        raise entry.takes(f"{right}, 0 to {most}", hint="leave it out to have the default")
+    if not 0 <= value <= maximum:
+        raise entry.value_error(f"{expected}, 0 to {maximum}", hint="omit it for the default")
     return value
 
 
-def _divisions(entry: Entry, token: Token, *, least: int) -> int:
-    value = int(token.text) if _SHORT.fullmatch(token.text) else -1
-    if value < least or value >= 1 << 63 or (value and not is_power_of_two(value)):
-        raise entry.takes("powers of two" if least else "powers of two or 0", token)
+def _parse_divisions(entry: Entry, token: Token, *, minimum: int) -> int:
+    value = int(token.text) if _SHORT_INTEGER.fullmatch(token.text) else -1
+    if value < minimum or value >= 1 << 63 or (value and not is_power_of_two(value)):
+        raise entry.value_error("powers of two" if minimum else "powers of two or 0", token)
     return value
 
 
-def _slot(interval: Token, last: int) -> int:
-    """Return the slot that begins at the interval's MiB; it must come after the last one."""
-    begin = int(interval.text) if _SHORT.fullmatch(interval.text) else -1
+def _parse_slot(interval: Token, last: int) -> int:
+    """Return the slot of an interval. Raises InputError unless it follows the slot ``last``."""
+    begin = int(interval.text) if _SHORT_INTEGER.fullmatch(interval.text) else -1
     if not is_power_of_two(begin) or begin > 1 << (DIVISION_SLOTS - 1):
-        raise interval.refused(
+        raise interval.error(
             f"an interval begins at a power of two of MiB, 1 to {1 << (DIVISION_SLOTS - 1)},"
             f" or is '>', not {interval.shown}"
         )
     slot = begin.bit_length() - 1
     if slot <= last:
-        raise interval.refused(f"intervals must rise: {begin} comes after {1 << last}")
+        raise interval.error(f"intervals must increase: {begin} comes after {1 << last}")
     return slot
 
 
 def _check_rest(interval: Token, last: int, *, ends: bool) -> None:
     if not ends or not 0 <= last < DIVISION_SLOTS - 1:
-        raise interval.refused(
-            "'>' is all intervals after the one before it: it ends the list, and is not alone in it",
+        raise interval.error(
+            "'>' means all later intervals: it must be last in the list, after another interval",
             hint="write for example [256:1,512:2,>:4]",
         )
 
 
-def _reserve(entry: Entry, token: Token) -> Reserve:
+def _parse_reserve(entry: Entry, token: Token) -> Reserve:
     absolute = token.text[-1] in "Gg"
     number = token.text[:-1] if absolute else token.text
     if _NUMBER.fullmatch(number) is None:
-        raise entry.takes(_RESERVE, token)
+        raise entry.value_error(_RESERVE_FORMAT, token)
     try:
         return Reserve(value=float(number), unit="GiB" if absolute else "share")
     except InputError:
-        raise entry.takes(_RESERVE, token) from None
+        raise entry.value_error(_RESERVE_FORMAT, token) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key of PyTorch's configuration."""
 
-    field: str  # of Settings
+    field: str  # the field of Settings
     read: Callable[[Entry], Any]
     write: Callable[[Any], str]
-    native: bool = True  # has no effect with another backend
+    native: bool = True  # only the native backend uses it
 
 
-def _switch(field: str, *, native: bool = True) -> Key:
+def _switch_key(field: str, *, native: bool = True) -> Key:
     return Key(field, _read_switch, str, native)
 
 
-def _size(field: str, *, native: bool = True) -> Key:
+def _size_key(field: str, *, native: bool = True) -> Key:
     return Key(field, _read_size, _write_size, native)
 
 
@@ -209,7 +209,7 @@ def _size(field: str, *, native: bool = True) -> Key:
 KEYS: Mapping[str, Key] = MappingProxyType(
     {
         "backend": Key("backend", _read_backend, str, native=False),
-        "expandable_segments": _switch("expandable_segments"),
+        "expandable_segments": _switch_key("expandable_segments"),
         "expandable_segments_reserve": Key(
             "expandable_segments_reserve", _read_reserve, _write_reserve
         ),
@@ -219,14 +219,16 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "garbage_collection_threshold": Key(
             "garbage_collection_threshold", _read_threshold, _write_number
         ),
-        "graph_capture_record_stream_reuse": _switch("graph_capture_record_stream_reuse"),
-        "large_segment_size_mb": _size("large_segment_size_bytes"),
-        "max_non_split_rounding_mb": _size("max_non_split_rounding_bytes"),
-        "max_split_size_mb": _size("max_split_size_bytes"),
+        "graph_capture_record_stream_reuse": _switch_key("graph_capture_record_stream_reuse"),
+        "large_segment_size_mb": _size_key("large_segment_size_bytes"),
+        "max_non_split_rounding_mb": _size_key("max_non_split_rounding_bytes"),
+        "max_split_size_mb": _size_key("max_split_size_bytes"),
         "per_process_memory_fraction": Key("memory_fraction", _read_number, _write_number),
-        "pinned_free_catch_all": _switch("pinned_free_catch_all", native=False),
-        "pinned_max_cached_size_mb": _size("pinned_max_cached_size_bytes", native=False),
-        "pinned_max_round_threshold_mb": _size("pinned_max_round_threshold_bytes", native=False),
+        "pinned_free_catch_all": _switch_key("pinned_free_catch_all", native=False),
+        "pinned_max_cached_size_mb": _size_key("pinned_max_cached_size_bytes", native=False),
+        "pinned_max_round_threshold_mb": _size_key(
+            "pinned_max_round_threshold_bytes", native=False
+        ),
         "pinned_num_register_threads": Key(
             "pinned_num_register_threads", _read_count, str, native=False
         ),
@@ -236,13 +238,13 @@ KEYS: Mapping[str, Key] = MappingProxyType(
             _write_size,
             native=False,
         ),
-        "pinned_use_background_threads": _switch("pinned_use_background_threads", native=False),
-        "pinned_use_cuda_host_register": _switch("pinned_use_cuda_host_register", native=False),
-        "release_lock_on_cudamalloc": _switch("release_lock_on_cudamalloc"),
+        "pinned_use_background_threads": _switch_key("pinned_use_background_threads", native=False),
+        "pinned_use_cuda_host_register": _switch_key("pinned_use_cuda_host_register", native=False),
+        "release_lock_on_cudamalloc": _switch_key("release_lock_on_cudamalloc"),
         "roundup_power2_divisions": Key(
             "roundup_power2_divisions", _read_divisions, _write_divisions
         ),
-        "throw_on_cudamalloc_oom": _switch("throw_on_cudamalloc_oom"),
+        "throw_on_cudamalloc_oom": _switch_key("throw_on_cudamalloc_oom"),
     }
 )
 
@@ -254,5 +256,5 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Keys that PyTorch once accepted and now refuses.
+# Keys that PyTorch once accepted and now rejects.
 DROPPED = frozenset({"roundup_bypass_threshold_mb"})

@@ -1,4 +1,4 @@
-"""The values that each setting of the allocator may have, by itself."""
+"""The valid values of each setting of the allocator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal, TypeGuard
 from cudakit.errors import InputError
 from cudakit.torch_rules.sizes import MIB
 
-# The share of the device's memory that PyTorch reserves addresses for by default (ExpandableSegment).
+# The default address range of an expandable segment, as a share of the device's memory (ExpandableSegment).
 FULL_RESERVE = 9 / 8
 _GIB = 1 << 30
 # A snapshot stores sizes as signed 64-bit numbers; larger ones would become negative.
@@ -22,15 +22,15 @@ BACKENDS = ("native", "cudaMallocAsync")
 # (c10/core/AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals).
 DIVISION_SLOTS = 16
 # CUDAAllocatorConfig::pinned_max_register_threads.
-MOST_REGISTER_THREADS = 128
+MAX_REGISTER_THREADS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Hold a size as PyTorch's configuration writes it: ``0.5``, a share of the device, or ``40G``.
+    """The size of an address range: ``0.5`` is a share of the device's memory, ``40G`` is GiB.
 
-    Raises InputError for a value that is not above 0, and for a share above 9/8, which PyTorch takes
-    and does not follow.
+    Raises InputError for a value that is not above 0, and for a share above 9/8, which PyTorch accepts
+    but does not apply.
     """
 
     value: float
@@ -40,17 +40,17 @@ class Reserve:
         if self.unit not in ("share", "GiB"):
             raise InputError(f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'")
         value: object = self.value  # callers without a type checker may pass anything
-        most = FULL_RESERVE if self.unit == "share" else sys.float_info.max
-        if not isinstance(value, float) or not 0 < value <= most:
+        maximum = FULL_RESERVE if self.unit == "share" else sys.float_info.max
+        if not isinstance(value, float) or not 0 < value <= maximum:
             raise InputError(
-                f"a reserve is {value!r} ({self.unit}); it must be a float above 0, at most {most:g}",
+                f"a reserve is {value!r} ({self.unit}); it must be a float above 0, at most {maximum:g}",
                 hint="an absolute size is in GiB: 40G",
             )
 
     def size_bytes(self, total_bytes: int) -> int:
         """Return the bytes on a device with ``total_bytes`` of memory; at most 9/8 of it, as in PyTorch."""
-        whole = total_bytes if self.unit == "share" else _GIB
-        return int(min(self.value * whole, FULL_RESERVE * total_bytes))
+        unit_bytes = total_bytes if self.unit == "share" else _GIB
+        return int(min(self.value * unit_bytes, FULL_RESERVE * total_bytes))
 
 
 class SettingRefused(InputError):
@@ -65,15 +65,15 @@ class SettingRefused(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The condition on a value, and its words."""
+    """A condition on a value, and its description for error messages."""
 
     holds: Callable[[object], bool]
     right: str
 
 
 def shown(field: str, value: object) -> str:
-    """Write the value of a setting for a message: whole MiB as such, the rest as Python does, cut short."""
-    # Python refuses to write a number of 5000 digits.
+    """Return the value of a setting for a message: in MiB if whole, else its shortened repr."""
+    # Python cannot convert a number of 5000 digits to text.
     if isinstance(value, int) and value.bit_length() > 80:
         return f"a number of {value.bit_length()} bits"
     if field.endswith("_bytes") and isinstance(value, int) and value and value % MIB == 0:
@@ -100,11 +100,11 @@ def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _size(least_mib: int) -> Rule:
+def _whole_mib(min_mib: int) -> Rule:
     def holds(value: object) -> bool:
-        return _is_int(value) and value % MIB == 0 and least_mib <= value // MIB <= LARGEST_MIB
+        return _is_int(value) and value % MIB == 0 and min_mib <= value // MIB <= LARGEST_MIB
 
-    return Rule(holds, f"a whole number of MiB, {least_mib} to {LARGEST_MIB}")
+    return Rule(holds, f"a whole number of MiB, {min_mib} to {LARGEST_MIB}")
 
 
 def _or_none(rule: Rule) -> Rule:
@@ -120,7 +120,7 @@ def _are_divisions(value: object) -> bool:
 
 
 def _is_register_threads(value: object) -> bool:
-    return _is_int(value) and is_power_of_two(value) and value <= MOST_REGISTER_THREADS
+    return _is_int(value) and is_power_of_two(value) and value <= MAX_REGISTER_THREADS
 
 
 def _are_reserves(value: object) -> bool:
@@ -131,8 +131,8 @@ def _are_reserves(value: object) -> bool:
     )
 
 
-_SWITCH = Rule(lambda value: isinstance(value, bool), "True or False")
-_RESERVES = Rule(
+_BOOLEAN = Rule(lambda value: isinstance(value, bool), "True or False")
+_RESERVES_RULE = Rule(
     _are_reserves,
     "pairs of a class of streams and a Reserve, each class once, named without ',', ':', '[', ']', space",
 )
@@ -140,10 +140,10 @@ _RESERVES = Rule(
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "backend": Rule(BACKENDS.__contains__, " or ".join(map(repr, BACKENDS))),
-        "max_split_size_bytes": _or_none(_size(0)),
-        "max_non_split_rounding_bytes": _or_none(_size(0)),
-        # Above 10 MiB, from where each request has its own segment.
-        "large_segment_size_bytes": _size(11),
+        "max_split_size_bytes": _or_none(_whole_mib(0)),
+        "max_non_split_rounding_bytes": _or_none(_whole_mib(0)),
+        # Requests of 10 MiB or more have their own segments.
+        "large_segment_size_bytes": _whole_mib(11),
         "roundup_power2_divisions": Rule(
             _are_divisions, f"a tuple of {DIVISION_SLOTS}, each a power of two or 0"
         ),
@@ -155,22 +155,22 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             lambda value: isinstance(value, float) and 0.0 <= value <= 1.0,
             "a float from 0.0 to 1.0",
         ),
-        "throw_on_cudamalloc_oom": _SWITCH,
-        "release_lock_on_cudamalloc": _SWITCH,
-        "graph_capture_record_stream_reuse": _SWITCH,
-        "expandable_segments": _SWITCH,
+        "throw_on_cudamalloc_oom": _BOOLEAN,
+        "release_lock_on_cudamalloc": _BOOLEAN,
+        "graph_capture_record_stream_reuse": _BOOLEAN,
+        "expandable_segments": _BOOLEAN,
         "expandable_segments_reserve": Rule(
             lambda value: value is None or isinstance(value, Reserve), "a Reserve or None"
         ),
-        "expandable_segments_reserve_by_class": _RESERVES,
-        "pinned_use_background_threads": _SWITCH,
-        "pinned_use_cuda_host_register": _SWITCH,
+        "expandable_segments_reserve_by_class": _RESERVES_RULE,
+        "pinned_use_background_threads": _BOOLEAN,
+        "pinned_use_cuda_host_register": _BOOLEAN,
         "pinned_num_register_threads": Rule(
-            _is_register_threads, f"a power of two, at most {MOST_REGISTER_THREADS}"
+            _is_register_threads, f"a power of two, at most {MAX_REGISTER_THREADS}"
         ),
-        "pinned_max_round_threshold_bytes": _or_none(_size(0)),
-        "pinned_max_cached_size_bytes": _or_none(_size(0)),
-        "pinned_reserve_segment_size_bytes": _size(0),
-        "pinned_free_catch_all": _SWITCH,
+        "pinned_max_round_threshold_bytes": _or_none(_whole_mib(0)),
+        "pinned_max_cached_size_bytes": _or_none(_whole_mib(0)),
+        "pinned_reserve_segment_size_bytes": _whole_mib(0),
+        "pinned_free_catch_all": _BOOLEAN,
     }
 )

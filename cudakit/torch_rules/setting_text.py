@@ -4,8 +4,8 @@
     entry           word ":" (word | "[" [pair {"," pair} [","]] "]")
     pair            word ":" word
 
-Space around words means nothing. PyTorch drops it inside of words too, and does not insist on the
-separators (c10/core/AllocatorConfig.h, ConfigTokenizer); here both are errors.
+Space around words is ignored. PyTorch also ignores space within words and missing separators
+(c10/core/AllocatorConfig.h, ConfigTokenizer); here both are errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Token:
     """A word or a separator of the value of a variable; the empty token is its end."""
 
     variable: str
-    at: int  # from 0
+    position: int  # index of its first character
     text: str
 
     @property
@@ -36,9 +36,9 @@ class Token:
             return "the end"
         return repr(self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}...")
 
-    def refused(self, why: str, *, hint: str = "") -> InputError:
-        """Return an error that points here; characters are counted from 1."""
-        return InputError(f"{self.variable}, character {self.at + 1}: {why}", hint=hint)
+    def error(self, reason: str, *, hint: str = "") -> InputError:
+        """Return an error with the position of this token; characters count from 1."""
+        return InputError(f"{self.variable}, character {self.position + 1}: {reason}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,78 +49,82 @@ class Entry:
     value: Token  # the word, or the opening bracket
     pairs: tuple[tuple[Token, Token], ...] | None = None
 
-    def word(self, right: str) -> str:
-        """Return the value if it is a word. ``right`` describes the valid values in the error."""
+    def word(self, expected: str) -> str:
+        """Return the value if it is a word. ``expected`` describes the valid values in the error."""
         if self.pairs is not None:
-            raise self.value.refused(f"{self.key.text} takes {right}, not a list")
+            raise self.value.error(f"{self.key.text} takes {expected}, not a list")
         return self.value.text
 
-    def takes(self, right: str, instead: Token | None = None, *, hint: str = "") -> InputError:
-        """Return the error that the key takes something else."""
-        token = instead or self.value
-        return token.refused(f"{self.key.text} takes {right}, not {token.shown}", hint=hint)
+    def value_error(
+        self, expected: str, wrong_token: Token | None = None, *, hint: str = ""
+    ) -> InputError:
+        """Return the error for an invalid value."""
+        token = wrong_token or self.value
+        return token.error(f"{self.key.text} takes {expected}, not {token.shown}", hint=hint)
 
 
 def read_entries(variable: str, text: str) -> Iterator[Entry]:
     """Read entries one by one. Raises InputError at the first token that the grammar does not allow."""
     cursor = _Cursor([*_tokens(variable, text), Token(variable, len(text), "")])
-    while cursor.here.text:
+    while cursor.current.text:
         yield cursor.entry()
-        if cursor.here.text:
+        if cursor.current.text:
             cursor.separator(",")
 
 
 def _tokens(variable: str, text: str) -> Iterator[Token]:
-    for found in _TOKEN.finditer(text):
-        word = found.group().lstrip(_SPACE)
+    for match in _TOKEN.finditer(text):
+        word = match.group().lstrip(_SPACE)
         if word:
-            yield Token(variable, found.end() - len(word), word.rstrip(_SPACE))
+            yield Token(variable, match.end() - len(word), word.rstrip(_SPACE))
 
 
 class _Cursor:
-    """The current position among the tokens."""
+    """The current token, and the tokens after it."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = iter(tokens)
-        self.here = next(self._tokens)
-        self._before = self.here
+        self.current = next(self._tokens)
+        self._previous = self.current
 
     def entry(self) -> Entry:
         key = self.word("the name of a setting")
         self.separator(":")
-        if self.here.text != "[":
+        if self.current.text != "[":
             return Entry(key, self.word(f"the value of {key.text}"))
         opening = self.take()
         return Entry(key, opening, tuple(self._pairs()))
 
     def _pairs(self) -> Iterator[tuple[Token, Token]]:
-        while self.here.text != "]":
-            left = self.word("a pair or ']'")
+        while self.current.text != "]":
+            name = self.word("a pair or ']'")
             self.separator(":")
-            yield left, self.word("a value")
-            if self.here.text != "]":
+            yield name, self.word("a value")
+            if self.current.text != "]":
                 self.separator(",")
         self.take()
 
     def word(self, expected: str) -> Token:
-        if self.here.text in ("", ",", ":", "[", "]"):
-            raise self.here.refused(f"here should be {expected}, not {self.here.shown}")
-        space = next((i for i, c in enumerate(self.here.text) if c.isspace()), None)
+        if self.current.text in ("", ",", ":", "[", "]"):
+            raise self.current.error(f"expected {expected}, found {self.current.shown}")
+        space = next((i for i, c in enumerate(self.current.text) if c.isspace()), None)
         if space is not None:
-            where = Token(self.here.variable, self.here.at + space, self.here.text[space])
-            raise where.refused(
-                f"there is space inside {self.here.shown}", hint="separate settings by ','"
+            space_token = Token(
+                self.current.variable, self.current.position + space, self.current.text[space]
+            )
+            raise space_token.error(
+                f"there is space inside {self.current.shown}", hint="separate settings by ','"
             )
         return self.take()
 
     def separator(self, sign: str) -> None:
-        if self.here.text != sign:
-            raise self.here.refused(
-                f"here should be {sign!r}, after {self._before.shown}, not {self.here.shown}"
+        if self.current.text != sign:
+            raise self.current.error(
+                f"expected {sign!r} after {self._previous.shown}, found {self.current.shown}"
             )
         self.take()
 
     def take(self) -> Token:
-        self._before = self.here
-        self.here = next(self._tokens, self.here)
-        return self._before
+        self._previous = self.current
+        self.current = next(self._tokens, self.current)
+        return self._previous

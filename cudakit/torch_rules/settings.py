@@ -1,4 +1,4 @@
-"""The configuration of the allocator: every setting that PyTorch's has, read strictly from its text."""
+"""The configuration of the allocator: all settings of PyTorch's allocator, and a strict parser."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _NO_DIVISIONS = (0,) * DIVISION_SLOTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Hold the settings of a caching allocator, with the meaning, the limits and the defaults of PyTorch's.
+    """The settings of a caching allocator, with the meanings, limits and defaults of PyTorch.
 
     The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys
     are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
-    ``per_process_memory_fraction``. A value is whole: nothing of an earlier one lives on in it.
+    ``per_process_memory_fraction``. Settings that are not given have their defaults.
 
     Raises SettingRefused, an InputError with the field, its value and the valid values.
     """
 
-    # With cudaMallocAsync only the settings of pinned memory count.
+    # With cudaMallocAsync only the settings of pinned memory apply.
     backend: Backend = "native"
 
     # Blocks of at least this size are not split; None: no limit.
@@ -50,25 +50,25 @@ class Settings:
     roundup_power2_divisions: tuple[int, ...] = _NO_DIVISIONS
     # The share of the limit above which unused segments are released, oldest first; 0: off.
     garbage_collection_threshold: float = 0.0
-    # The limit, as a share of the device's memory; 1: none.
+    # The memory limit, as a share of the device's memory; 1: no limit.
     memory_fraction: float = 1.0
-    # Refuse requests above the limit without a driver call.
+    # Reject requests above the limit without a driver call.
     throw_on_cudamalloc_oom: bool = False
     # Release the lock during driver allocations.
     release_lock_on_cudamalloc: bool = False
-    # Reuse blocks within a capture that the graph so far proves to be free.
+    # Within a capture, reuse blocks that are free according to the graph captured so far.
     graph_capture_record_stream_reuse: bool = False
 
     # Segments that grow within a range of addresses.
     expandable_segments: bool = False
-    # The size of that range; None: 9/8 of the device's memory.
+    # The size of the address range; None: 9/8 of the device's memory.
     expandable_segments_reserve: Reserve | None = None
-    # The same by name of a class of streams.
+    # The size of the address range for each class of streams, by name.
     expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
 
     # Process events in a background thread.
     pinned_use_background_threads: bool = False
-    # Allocate by cudaHostRegister instead of cudaHostAlloc; the threads touch the pages.
+    # Allocate by cudaHostRegister instead of cudaHostAlloc; the threads populate the pages.
     pinned_use_cuda_host_register: bool = False
     pinned_num_register_threads: int = 1
     # Larger requests are not rounded to a power of two; None: all are.
@@ -90,7 +90,7 @@ class Settings:
 
     @property
     def slack_bytes(self) -> int:
-        """Return by how much an unsplit block may be larger than the request that takes it."""
+        """Return the maximum unused bytes of a block that serves a request without being split."""
         rounding = self.max_non_split_rounding_bytes
         return self.large_segment_size_bytes if rounding is None else rounding
 
@@ -106,8 +106,8 @@ class Settings:
     def as_torch(self) -> dict[str, Recorded]:
         """Return the ``allocator_settings`` that PyTorch 2.11 writes into a snapshot.
 
-        Sizes are bytes, -1 without a limit; divisions go by the MiB at which they begin. The string under
-        PYTORCH_CUDA_ALLOC_CONF is ``as_text``: it has the settings that PyTorch leaves out too
+        Sizes are in bytes, -1 for no limit; divisions are keyed by the first MiB of their interval. The
+        string under PYTORCH_CUDA_ALLOC_CONF is ``as_text``, which also has settings that PyTorch omits
         (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot).
         """
         limit = self.max_split_size_bytes
@@ -126,9 +126,9 @@ class Settings:
         }
 
     def as_recorded(self) -> dict[str, Recorded]:
-        """Return the settings of a cudakit snapshot: those that PyTorch writes, then every setting in force.
+        """Return the settings of a cudakit snapshot: those that PyTorch writes, then all effective settings.
 
-        By the names of the keys; sizes are bytes, without ``_mb``, and -1 without a limit.
+        Names are the keys without ``_mb``; sizes are in bytes, -1 for no limit.
         """
         effective = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
         effective["max_non_split_rounding"] = self.slack_bytes
@@ -145,12 +145,13 @@ class Settings:
         return {f.name for f in fields(self) if getattr(self, f.name) != f.default}
 
     def _check_against_segments(self) -> None:
-        least = self.large_segment_size_bytes
+        minimum = self.large_segment_size_bytes
         for field in ("max_split_size_bytes", "max_non_split_rounding_bytes"):
             value = getattr(self, field)
-            if value is not None and value < least:
-                right = f"at least the size of a large segment, {shown('large_segment_size_bytes', least)}"
-                raise SettingRefused(field, shown(field, value), right)
+            if value is not None and value < minimum:
+                size = shown("large_segment_size_bytes", minimum)
+                expected = f"at least the size of a large segment, {size}"
+                raise SettingRefused(field, shown(field, value), expected)
 
     def _check_against_backend(self) -> None:
         if self.backend == "native":
@@ -159,12 +160,12 @@ class Settings:
         for key in KEYS.values():
             if key.native and key.field in changed:
                 value = shown(key.field, getattr(self, key.field))
-                right = f"left out: with backend {self.backend} it does nothing"
-                raise SettingRefused(key.field, value, right)
+                expected = f"left out: with backend {self.backend} it does nothing"
+                raise SettingRefused(key.field, value, expected)
 
 
-# In the order in which PyTorch reads them (AcceleratorAllocatorConfig::instance: the old name first, contrary
-# to its header).
+# In PyTorch's order of precedence: the old name first (AcceleratorAllocatorConfig::instance; its header says
+# otherwise).
 PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # The variable that only cudakit's allocator reads comes first.
 VARIABLES = ("CUDAKIT_ALLOC_CONF", *PYTORCH_VARIABLES)
@@ -177,7 +178,7 @@ _RECORDED_BYTES = {
 
 
 class SettingsWarning(UserWarning):
-    """More than one variable configures the allocator."""
+    """Warns that several environment variables configure the allocator."""
 
 
 def effective(environment: Mapping[str, str]) -> Settings:
@@ -203,8 +204,8 @@ def effective(environment: Mapping[str, str]) -> Settings:
 def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Settings:
     """Parse a configuration: ``key:value,key:[a:b,c:d]``. Omitted keys have their defaults.
 
-    Accepts the configurations of PyTorch 2.15, except those that PyTorch silently ignores or reads in another
-    way than they are written: missing separators, spaces within words, duplicate keys, negative numbers and
+    Accepts the configurations of PyTorch 2.15, except those that PyTorch silently ignores or
+    misreads: missing separators, spaces within words, duplicate keys, negative numbers and
     numbers with other characters after them, divisions in intervals that decrease or lie beyond the last,
     malformed reserves, and keys of the native backend with another backend.
 
@@ -212,51 +213,51 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     values.
     """
     entries: dict[str, Entry] = {}
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for entry in read_entries(variable, text):
-        name = _known(entry.key)
+        name = _key_name(entry.key)
         key = KEYS[name]
         if key.field in entries:
             earlier = entries[key.field].key
-            raise entry.key.refused(
-                f"{name} is set twice, first at character {earlier.at + 1}",
+            raise entry.key.error(
+                f"{name} is set twice, first at character {earlier.position + 1}",
                 hint="keep one of them",
             )
         entries[key.field] = entry
-        found[key.field] = key.read(entry)
-    _check_backend(entries, found)
+        values[key.field] = key.read(entry)
+    _check_backend(entries, values)
     try:
-        return Settings(**found)  # type: ignore[arg-type]  # each reader returns the type of its field
-    except SettingRefused as refused:
-        entry = entries[refused.field]
-        raise entry.value.refused(
-            f"{entry.key.text} is {refused.seen}; it must be {refused.right}"
+        return Settings(**values)  # type: ignore[arg-type]  # each reader returns the type of its field
+    except SettingRefused as invalid:
+        entry = entries[invalid.field]
+        raise entry.value.error(
+            f"{entry.key.text} is {invalid.seen}; it must be {invalid.right}"
         ) from None
 
 
-def _known(key: Token) -> str:
+def _key_name(key: Token) -> str:
     """Return the name under which PyTorch documents a key."""
     name = SPELLINGS.get(key.text, key.text)
     if name in KEYS:
         return name
     if name in DROPPED:
-        raise key.refused(f"PyTorch has dropped {name}, and refuses it", hint="leave it out")
-    near = get_close_matches(name[:80], KEYS, n=1)
-    question = f"; did you mean {near[0]!r}?" if near else ""
+        raise key.error(f"PyTorch removed {name} and rejects it", hint="leave it out")
+    similar = get_close_matches(name[:80], KEYS, n=1)
+    question = f"; did you mean {similar[0]!r}?" if similar else ""
     hint = "see PyTorch's documentation of PYTORCH_CUDA_ALLOC_CONF"
-    raise key.refused(
+    raise key.error(
         f"PyTorch has no setting {key.shown}{question}",
-        hint=hint if near else f"settings: {', '.join(KEYS)}",
+        hint=hint if similar else f"settings: {', '.join(KEYS)}",
     )
 
 
-def _check_backend(entries: Mapping[str, Entry], found: Mapping[str, object]) -> None:
-    backend = found.get("backend", "native")
+def _check_backend(entries: Mapping[str, Entry], values: Mapping[str, object]) -> None:
+    backend = values.get("backend", "native")
     if backend == "native":
         return
     for entry in entries.values():
-        if KEYS[_known(entry.key)].native:
-            raise entry.key.refused(
+        if KEYS[_key_name(entry.key)].native:
+            raise entry.key.error(
                 f"{entry.key.text} does nothing with backend:{backend}",
                 hint="leave out one of them",
             )
@@ -265,12 +266,12 @@ def _check_backend(entries: Mapping[str, Entry], found: Mapping[str, object]) ->
 def recorded_settings(recorded: Mapping[str, Any]) -> Settings:
     """Return the Settings of a snapshot's ``allocator_settings``; invalid values are omitted.
 
-    Starts from the string under PYTORCH_CUDA_ALLOC_CONF and applies the values recorded beside it
-    (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). Without a memory fraction, because no
+    Starts from the string under PYTORCH_CUDA_ALLOC_CONF and applies the other recorded values
+    (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). The memory fraction is omitted, because no
     snapshot records the memory of the device.
     """
-    settings = _parsed(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
-    settings = with_changes(settings, _sizes(recorded))
+    settings = _parse_recorded(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
+    settings = with_changes(settings, _recorded_sizes(recorded))
     threshold = recorded.get("garbage_collection_threshold")
     if isinstance(threshold, float):
         settings = with_changes(settings, {"garbage_collection_threshold": threshold})
@@ -289,19 +290,19 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         return settings
 
 
-def _parsed(text: object) -> Settings:
+def _parse_recorded(text: object) -> Settings:
     try:
         return parse_config(text) if isinstance(text, str) else Settings()
     except InputError:
-        # PyTorch accepts more than parse_config; the values beside the text count then.
+        # PyTorch accepts more than parse_config; the other recorded values then apply.
         return Settings()
 
 
-def _sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
-    found = {field: recorded.get(name) for name, field in _RECORDED_BYTES.items()}
+def _recorded_sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
+    values = {field: recorded.get(name) for name, field in _RECORDED_BYTES.items()}
     return {
         field: value if value >= 0 else None
-        for field, value in found.items()
+        for field, value in values.items()
         if isinstance(value, int) and (value >= 0 or field == "max_split_size_bytes")
     }
 
@@ -311,21 +312,21 @@ def recorded_divisions(recorded: Mapping[str, Any]) -> list[int]:
 
     More tolerant than Settings: recorded values are applied even if they are not valid settings.
     """
-    found = recorded.get("roundup_power2_divisions")
-    if not isinstance(found, Mapping):
+    divisions = recorded.get("roundup_power2_divisions")
+    if not isinstance(divisions, Mapping):
         return []
-    slots = sorted((int(key), n) for key, n in found.items() if str(key).isdecimal())
+    slots = sorted((int(key), n) for key, n in divisions.items() if str(key).isdecimal())
     return [n if isinstance(n, int) and 0 <= n <= 1 << 20 else 0 for _, n in slots]
 
 
 def recorded_max_split(recorded: Mapping[str, Any]) -> int:
     """Return the size from which blocks are never split; UNLIMITED if there is no limit."""
-    found = recorded.get("max_split_size")
-    return found if isinstance(found, int) and found > 0 else UNLIMITED
+    size = recorded.get("max_split_size")
+    return size if isinstance(size, int) and size > 0 else UNLIMITED
 
 
 def flag_of_device(flag: object, ordinal: int) -> bool | None:
-    """Return a flag that holds for all devices, or for each in a list or by its number; else None."""
+    """Return the flag of a device, from one flag, a list, or a dict by device index; None if missing."""
     if isinstance(flag, list):
         flag = flag[ordinal] if 0 <= ordinal < len(flag) else None
     elif isinstance(flag, dict):

@@ -1,4 +1,4 @@
-"""Sizes: rounding of requests, and the size of the segment that is taken from the device for a block.
+"""Sizes: rounding of requests, and the size of the segment that is allocated for a block.
 
 The rules and constants are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp; its name for each is given.
 """
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 SMALLEST_BLOCK = 512  # kMinBlockSize: every block is a multiple of it
-MOST_SMALL = MIB  # kSmallSize: larger blocks come from the large pool
+MAX_SMALL_BYTES = MIB  # kSmallSize: larger blocks come from the large pool
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
 LARGE_SEGMENT = 20 * MIB  # kLargeBuffer; the default of the setting large_segment_size_mb
 OWN_SEGMENT = 10 * MIB  # kMinLargeAlloc: blocks of at least this size get a segment of their own
 SEGMENT_STEP = 2 * MIB  # kRoundLarge
 
-# A request of an EiB is refused before the allocator sees it (aten/src/ATen/EmptyTensor.cpp).
+# PyTorch rejects a request of 1 EiB before it calls the allocator (aten/src/ATen/EmptyTensor.cpp).
 TOO_MANY_BYTES = 1 << 60
-# In place of a size without a limit: SIZE_MAX in PyTorch; here the largest value of a signed 64-bit counter.
+# A size without a limit: SIZE_MAX in PyTorch; here the largest value of a signed 64-bit counter.
 UNLIMITED = (1 << 63) - 1
 
 # Divisions are set for each power of two from 1 MiB on, the last for 32 GiB and above.
@@ -68,8 +68,8 @@ def rounded_to_division(size_bytes: int, division: int) -> int:
 
 
 def segment_size(block_bytes: int, large_segment_bytes: int = LARGE_SEGMENT) -> int:
-    """Return the bytes taken from the device for a block. Source: get_allocation_size."""
-    if block_bytes <= MOST_SMALL:
+    """Return the size of the segment that is allocated for a block. Source: get_allocation_size."""
+    if block_bytes <= MAX_SMALL_BYTES:
         return SMALL_SEGMENT
     if block_bytes < OWN_SEGMENT:
         return large_segment_bytes
@@ -79,12 +79,12 @@ def segment_size(block_bytes: int, large_segment_bytes: int = LARGE_SEGMENT) -> 
 def rounded_array(
     sizes_bytes: npt.NDArray[np.int64], divisions: Sequence[int] = ()
 ) -> npt.NDArray[np.int64]:
-    """Round many requests up as ``rounded`` does, in one pass."""
+    """Round up an array of requests as ``rounded`` does."""
     import numpy as np  # the allocator does without
 
-    plain = np.maximum(-(-sizes_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK, SMALLEST_BLOCK)
+    undivided = np.maximum(-(-sizes_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK, SMALLEST_BLOCK)
     if not any(divisions):
-        return plain
+        return undivided
     log2 = np.floor(np.log2(np.maximum(sizes_bytes, 1))).astype(np.int64)
     slot = np.clip(log2 + 1 - _FIRST_SLOT_BITS, 0, len(divisions) - 1)
     division = np.array(divisions, np.int64)[slot]
@@ -92,4 +92,4 @@ def rounded_array(
     step = np.maximum(power // np.maximum(division, 1), 1)
     next_step = np.where(sizes_bytes == power, sizes_bytes, -(-sizes_bytes // step) * step)
     is_divided = (division > 1) & (sizes_bytes > SMALLEST_BLOCK * division)
-    return np.where(is_divided, next_step, plain)
+    return np.where(is_divided, next_step, undivided)

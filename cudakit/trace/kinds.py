@@ -67,8 +67,9 @@ class Mode(IntFlag):
 class Known(IntEnum):
     """The precision of a recorded access."""
 
+    MERGED = 0  # several exact ranges as one, which has the bytes between them too
     EXACT = 1
-    SUMMARY = 2  # merged ranges: may include bytes between the accessed ones
+    SUMMARY = 2  # a whole tensor, of which a store through a tensor map wrote a part
     ASSUMED = 3  # assumed from a pointer argument
     UNCERTAIN = 4  # assumed from a pointer table among the arguments, which may be stale
 

@@ -135,10 +135,23 @@ def test_problems_come_first_and_all_lists_the_rest(
     short, full = cli(*SETTINGS).stdout, cli(*SETTINGS, "--all").stdout
 
     assert short.startswith("1 warning\n")
-    assert "CK024" not in short
+    assert short.index("CK020") < short.index("CK024")
     assert "1 environment variable of CUDA and its libraries set: CUDA_LAUNCH_BLOCKING" in short
     assert "CK024 no misspelled environment variable" in full
     assert "Environment variables that are set" in full
+
+
+def test_passed_checks_are_only_listed_with_all(cli: Cli) -> None:
+    assert "CK024" not in cli("doctor", "--gpu", "sim").stdout
+    assert "CK024" in cli("doctor", "--gpu", "sim", "--all").stdout
+
+
+def test_each_selected_check_is_listed(cli: Cli) -> None:
+    run = cli("doctor", "--gpu", "sim", "--only", "CK2,CK24")
+
+    assert "CK002 could not be checked: the GPU is simulated" in run.stdout
+    assert "CK024 no misspelled environment variable" in run.stdout
+    assert "--all" not in run.stdout
 
 
 def test_set_variables_are_in_json_with_effect_and_source(
@@ -201,7 +214,7 @@ def test_explain_needs_no_machine(cli: Cli) -> None:
     run = cli("doctor", "--explain", "ck012")
 
     assert run.exit_code == ExitCode.OK
-    assert run.stdout.startswith("CK012: LD_LIBRARY_PATH hides no CUDA library\n")
+    assert run.stdout.startswith("CK012: LD_LIBRARY_PATH shadows no CUDA library\n")
     found = parsed(cli("doctor", "--explain", "ck12", "--json").stdout)
     assert (found["schema"], found["id"]) == ("cudakit.doctor.explanation/1", "CK012")
 

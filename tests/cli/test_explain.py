@@ -18,7 +18,7 @@ from cudakit.cli.failure import ExitCode
         (("Xid", "79"), "Xid 79"),
         (("Xid 79",), "Xid 79"),
         (("79",), "Xid 79"),
-        (("ck12",), "CK012: LD_LIBRARY_PATH hides no CUDA library"),
+        (("ck12",), "CK012: LD_LIBRARY_PATH shadows no CUDA library"),
         (("CUBLAS_STATUS_ALLOC_FAILED",), "CUBLAS_STATUS_ALLOC_FAILED (cuBLAS status 3)"),
         (("NCCL_DEBUG",), "NCCL_DEBUG (environment variable of NCCL)"),
     ],

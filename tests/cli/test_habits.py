@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 OOM = ROOT / "examples" / "oom.pkl.gz"
 RACE = ROOT / "examples" / "races" / "sim_copies_race.py"
 SAVED = "saved.json"
+LOG = "races.log"
 
-# A command line of each command that has a report; "saved.json" is a result of bench.
+# A command line of each command that has a report; "saved.json" is a result of bench, "races.log" of run.
 LINES = {
     "bench alloc": ["--gpu", "sim", "--sizes", "4KiB", "--allocators", "driver"],
     "bench compare": [SAVED, SAVED],
@@ -37,6 +39,7 @@ LINES = {
     "explain": ["700"],
     "memviz": [str(OOM)],
     "run": ["--sanitize", str(RACE)],
+    "sanitize": [LOG],
 }
 # Commands without a report.
 WITHOUT_REPORT = {"completion"}
@@ -48,6 +51,7 @@ SCHEMAS = {
     "explain": "cudakit.explain/1",
     "memviz": "cudakit.memviz/1",
     "run": "cudakit.sanitize/1",
+    "sanitize": "cudakit.sanitize/1",
 }
 # Characters that only a report draws with.
 _BOX = re.compile("[━─│┤█▏]")
@@ -90,7 +94,7 @@ class Place:
     path: Path
 
     def run(self, name: str, *options: str) -> CliRun:
-        line = [str(self.path / SAVED) if word == SAVED else word for word in LINES[name]]
+        line = [self.file(word) if word in (SAVED, LOG) else word for word in LINES[name]]
         return run_cli(*name.split(), *options, *line)
 
     def file(self, name: str) -> str:
@@ -98,16 +102,18 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = tmp_path_factory.mktemp("saved") / SAVED
-    run_cli("bench", "launch", *LINES["bench launch"], "-o", str(place))
-    return place.read_text()
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("saved")
+    run_cli("bench", "launch", *LINES["bench launch"], "-o", str(place / SAVED))
+    run_cli("run", "--log", str(place / LOG), *LINES["run"])
+    return place
 
 
 @pytest.fixture
-def place(tmp_path: Path, saved: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / SAVED).write_text(saved)
+    for name in (SAVED, LOG):
+        shutil.copy(saved / name, tmp_path)
     return Place(tmp_path)
 
 
@@ -157,7 +163,7 @@ def test_every_command_that_opens_a_gpu_can_simulate_it() -> None:
         if any("--gpu" in option.opts for option in options_of(command))
     }
 
-    assert offering == set(LINES) - {"bench compare", "explain", "memviz", "run"}
+    assert offering == set(LINES) - {"bench compare", "explain", "memviz", "run", "sanitize"}
 
 
 def test_every_shown_option_has_a_help_and_is_in_a_group() -> None:

@@ -271,7 +271,7 @@ def test_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path) 
     path.write_bytes(pickled(files.segments()))
     run = cli("memviz", path)
     assert run.exit_code == 0
-    assert "The file has no trace" in run.stdout
+    assert "Without a trace, only the end is known" in run.stdout
     assert "20.0 MiB" in run.stdout
 
 

@@ -80,7 +80,7 @@ class Own:
         (PNG, "not a pickle or JSON file: the first bytes are '\\x89PNG"),
         (b"\x7fELF\x02\x01\x01" + bytes(50), "not a pickle or JSON file"),
         (bytes(100), "not a pickle or JSON file"),
-        (b"PK\x03\x04" + bytes(50), "zip archive (torch.save"),
+        (b"PK\x03\x04" + bytes(50), "zip archive (as torch.save"),
         (b"\x1f\x8b" + bytes(50), "compressed, and damaged"),
         (b"\x28\xb5\x2f\xfd" + bytes(50), "compressed, and damaged"),
         (pickled([1, 2, 3]), "a list, but not of memory segments"),

@@ -56,8 +56,8 @@ def test_percentage_is_read_as_a_share(text: str, share: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--limit", "lots"), "not a size: 'lots'"),
-        (("--growth", "much"), "not a ratio: 'much'"),
+        (("--limit", "lots"), "'lots' is not a size"),
+        (("--growth", "much"), "'much' is not a percentage or a ratio"),
         (("--growth", "5"), "write 5% for a percentage"),
     ],
 )

@@ -123,10 +123,7 @@ def test_program_without_gpu_work_is_reported_as_unchecked_with_the_reason(
 
     assert (run.exit_code, run.stdout) == (0, "")
     (line,) = run.stderr.splitlines()
-    assert (
-        "no GPU work was recorded; nothing was checked: no CUDA driver: libcuda cannot be loaded"
-        in line
-    )
+    assert "no GPU work was recorded, so nothing was checked (no CUDA driver: " in line
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
@@ -139,10 +136,7 @@ def test_require_gpu_fails_without_work_of_a_real_gpu(
     run = here.run("--sanitize", "--require-gpu", "-o", "r.json", *options, program, "fixed")
 
     assert run.exit_code == 1
-    assert (
-        "no work of a real GPU was recorded (--require-gpu): no CUDA driver: libcuda cannot be loaded"
-        in run.stderr
-    )
+    assert "no work of a real GPU was recorded (--require-gpu)" in run.stderr
     (reason,) = json.loads((here.path / "r.json").read_text())["incomplete"]
     assert reason.startswith("no work of a real GPU was recorded")
 

@@ -24,7 +24,7 @@ def test_other_statuses_have_no_hint_to_restart_process() -> None:
 
 
 def test_observed_values_are_in_message() -> None:
-    error = cuda_error(2, seen="8.0 GiB asked, 1.2 GiB free on cuda:0")
+    error = cuda_error(2, detail="8.0 GiB asked, 1.2 GiB free on cuda:0")
 
     assert str(error) == (
         "CUDA_ERROR_OUT_OF_MEMORY: the device does not have enough free memory: "
@@ -33,7 +33,7 @@ def test_observed_values_are_in_message() -> None:
 
 
 def test_unknown_code_has_text_of_driver() -> None:
-    error = cuda_error(9915, name="CUDA_ERROR_NEW", text="something new", seen="cuda:0")
+    error = cuda_error(9915, name="CUDA_ERROR_NEW", text="something new", detail="cuda:0")
 
     assert (error.code, str(error)) == (9915, "CUDA_ERROR_NEW: something new: cuda:0")
     assert str(cuda_error(12345)) == "CUDA error 12345: no explanation"

@@ -96,10 +96,10 @@ def test_chart_without_data_has_a_sentence() -> None:
     assert read(chart(empty)).one("p").words == "Use: no data"
 
 
-def test_legend_names_each_series_with_its_peak() -> None:
+def test_legend_names_each_series_with_its_maximum() -> None:
     series = (Series("reserved", np.array([GIB, 0])), Series("used", np.array([0, np.nan])))
     figure = draw_shape(Chart("t", np.arange(2), series))
-    assert [item.words for item in figure.all("li")] == ["reservedpeak 1.00 GiB", "usedpeak 0 B"]
+    assert [item.words for item in figure.all("li")] == ["reservedmax 1.00 GiB", "usedmax 0 B"]
 
 
 def test_colors_repeat_with_dashes() -> None:

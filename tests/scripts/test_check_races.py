@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import check_races
 import pytest
+import race_logs
 from check_races import TIMED_OUT, Outcome, Run
 
 CASE = replace(next(check_races.cases()), exact=True)
@@ -63,19 +61,11 @@ def test_result_needs_exact_accesses_of_nearly_all_launches(
 
 
 def test_too_large_log_is_not_kept_and_is_reported(tmp_path: Path) -> None:
-    script = check_races.ROOT / "examples/races/sim_kernels_race.py"
-    log, output = tmp_path / "log.npz", tmp_path / "races.json"
-    command = [sys.executable, str(check_races.RECORD), "-o", str(output), "--log", str(log)]
-    done = subprocess.run(
-        [*command, "--most-bytes", "100", "--", str(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
+    log, target = check_races.CORPUS / "logs/cupy_chain_race.npz", tmp_path / "small.log"
 
-    assert done.returncode == check_races.RACES_FOUND
-    assert "the log is not kept: it has " in done.stderr
-    assert output.exists()
-    assert not log.exists()
-    assert Outcome(CASE, True, "", Run(1, 1.0, ""), log).lacks_log
+    race_logs.keep(log, target, program="cupy_chain.py", most_bytes=100)
+    assert not target.exists()
+    assert Outcome(CASE, True, "", Run(1, 1.0, ""), target).lacks_log
+
+    race_logs.keep(log, target, program="cupy_chain.py")
+    assert target.stat().st_size < race_logs.MOST_BYTES

@@ -12,11 +12,11 @@ import race_logs
 from check_races import Case
 from core.sanitize.brute_force import Found, unordered
 from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
-from race_logs import Chain
 
 from cudakit.trace.events import Event, Fact, Fill, Gap, StreamCreate, StreamSync
 from cudakit.trace.kinds import StreamFlag
 from cudakit.trace.layout import pack, unpack
+from cudakit.trace.spool import Batch
 
 CASES = list(programs())
 
@@ -94,16 +94,16 @@ def test_there_are_mutants_of_twenty_programs_at_least() -> None:
     assert all(case.variant != "race" for case in CASES)
 
 
-def chain(*facts: Fact) -> Chain:
+def trace(*facts: Fact) -> Batch:
     strings = {"": 0}
     streams = (StreamCreate(number, StreamFlag.NON_BLOCKING) for number in (1, 2))
     events = [Event(fact, seq=seq, context=1) for seq, fact in enumerate((*streams, *facts), 1)]
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
-    return Chain(records, list(strings), [()], simulated=True)
+    return Batch(1, records, list(strings), [()], simulated=True)
 
 
-RACE = chain(Fill(1, 0, 8), Fill(2, 0, 8))
-CLEAN = chain(Fill(1, 0, 8), StreamSync(1), Fill(2, 0, 8))
+RACE = trace(Fill(1, 0, 8), Fill(2, 0, 8))
+CLEAN = trace(Fill(1, 0, 8), StreamSync(1), Fill(2, 0, 8))
 
 
 def test_mutant_is_reported_or_redundant() -> None:
@@ -113,7 +113,7 @@ def test_mutant_is_reported_or_redundant() -> None:
 
 
 def test_inexact_run_proves_nothing() -> None:
-    lost = chain(Fill(1, 0, 8), Gap("accesses are lost", 2))
+    lost = trace(Fill(1, 0, 8), Gap("accesses are lost", 2))
 
     assert outcome([lost]) == Outcome("unproven", "2 x accesses are lost")
 
@@ -132,4 +132,4 @@ def test_simulated_mutants_are_reported_or_redundant(tmp_path: Path) -> None:
     verdicts = [line.split()[0] for line in done.stdout.splitlines()]
     assert verdicts == ["reported", "redundant", "2"], done.stdout + done.stderr
     assert done.returncode == 0
-    assert len(list(tmp_path.glob("sim_kernels_fixed-*.npz"))) == 2
+    assert len(list(tmp_path.glob("sim_kernels_fixed-*.log"))) == 2

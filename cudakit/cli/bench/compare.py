@@ -46,9 +46,10 @@ def compare(
 ) -> int:
     """Report for each case whether AFTER is faster, slower, the same or ambiguous.
 
-    The files are those that cudakit bench wrote with -o FILE.json or --json. A case is slower if the 95%
-    confidence intervals of the two medians do not overlap, in time and in clock cycles. If only the clock
-    was lower, the case is ambiguous. Runs on different machines or with different methods are an error.
+    BEFORE and AFTER are results of cudakit bench, written with -o FILE.json or --json. A case is slower if
+    the 95% confidence intervals of the two medians do not overlap, in time and in clock cycles. If the times
+    differ only because the SM clock did, the case is ambiguous. Runs on different GPU models or drivers, or
+    with different methods, are an error.
 
     \b
     cudakit bench compare before.json after.json

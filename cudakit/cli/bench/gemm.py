@@ -48,14 +48,15 @@ _SETTINGS = option_group(
         type=name_list("cudakit.gpu.api.gemm:LIBRARIES"),
         multiple=True,
         metavar="NAME,...",
-        help="Compare with torch, cupy, cublas or cublaslt; samples alternate. Repeatable.",
+        help="Baselines: torch, cupy, cublas or cublaslt. Samples of all libraries are interleaved. "
+        "Repeatable.",
     ),
     option(
         "--workspace",
         "workspace_bytes",
         type=byte_size,
         metavar="SIZE",
-        help="Workspace that an algorithm may use.  [default: 32MiB]",
+        help="Maximum workspace of an algorithm.  [default: 32MiB]",
     ),
     option(
         "--deterministic",
@@ -103,8 +104,8 @@ def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any
     """Measure GEMMs of a library against the theoretical peak of the GPU.
 
     A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. The default is 1024, 4096 and 8192,
-    and with --gpu sim 256, 384 and 512. Matrices are column-major, as in BLAS. Results are verified against
-    float64; wrong or unsupported cases have no time.
+    and with --gpu sim 256, 384 and 512. Matrices are column-major, as in BLAS. Results are verified in
+    float64; no time is reported for wrong results and unsupported cases.
 
     \b
     cudakit bench gemm

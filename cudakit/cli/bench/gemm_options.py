@@ -63,7 +63,7 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
             "layouts",
             type=name_list("cudakit.gpu.api.gemm:LAYOUTS"),
             metavar="NAME,...",
-            help="Transposition of A and B in memory: nn, nt, tn or tt (n: not transposed, t: transposed).  "
+            help="Whether A and B are transposed in memory: nn, nt, tn or tt (n: no, t: transposed).  "
             "[default: tn]",
         ),
         option(
@@ -78,13 +78,13 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
             "output_type",
             type=Value(_data_types),
             metavar="NAME",
-            help="Data type of the output matrix.",
+            help="Data type of the output matrix.  [default: depends on --dtype]",
         ),
         option(
             "--accumulate",
             type=Value(_data_types),
             metavar="NAME",
-            help="Data type of the accumulator.",
+            help="Data type of the accumulator.  [default: depends on --dtype]",
         ),
         option(
             "--batch",

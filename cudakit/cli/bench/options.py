@@ -67,7 +67,9 @@ def _range(text: str) -> list[int]:
     low, dots, high = text.partition("..")
     first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
     if dots and not 0 < first <= last:
-        raise click.BadParameter(f"{text.strip()!r} is not a range; write for example 1MiB..1GiB")
+        raise click.BadParameter(
+            f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB"
+        )
     doubled = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
     return doubled if dots else doubled[:1]
 
@@ -156,7 +158,7 @@ EFFORT_OPTIONS = option_group(
     option(
         "--no-blocker",
         is_flag=True,
-        help="Do not block the stream while work is enqueued; samples then contain launch gaps.",
+        help="Do not block the stream while work is enqueued; samples then include launch gaps.",
     ),
 )
 

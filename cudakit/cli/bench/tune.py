@@ -40,7 +40,7 @@ _OPTIONS = option_group(
         "time_s",
         type=float,
         metavar="SEC",
-        help="Approximate search time per GEMM in seconds.  [default: 30]",
+        help="Search for about SEC seconds per GEMM.  [default: 30]",
     ),
     option(
         "--tune-iterations",
@@ -54,7 +54,8 @@ _OPTIONS = option_group(
         "known",
         type=FILE,
         metavar="FILE",
-        help="Use the algorithms in FILE, which --tune wrote. With --tune, only search for other GEMMs.",
+        help="Use the algorithms in FILE, which --tune wrote. With --tune, search only GEMMs that FILE "
+        "lacks.",
     ),
     option(
         "--export",
@@ -68,8 +69,8 @@ _OPTIONS = option_group(
         "validators",
         type=FILE,
         metavar="FILE",
-        help="Read the Validator lines of --export from a file of torch.cuda.tunable instead of the "
-        "installed torch.",
+        help="With --export: take the Validator lines from FILE, which torch.cuda.tunable wrote, not from "
+        "the installed torch.",
     ),
 )
 

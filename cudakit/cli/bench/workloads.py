@@ -46,7 +46,8 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     """Measure the bandwidth of kernels that read and write device memory.
 
     The default sizes range from 1/16 of the L2 cache to 1 GiB, and with --gpu sim from 16 KiB to 1 MiB.
-    With hot L2, the default, the rate drops at the cache capacity. --cache rotate makes all sizes cold.
+    With a hot L2 cache (the default), the rate drops where the buffers exceed the cache. With --cache
+    rotate, no size is read from the cache.
 
     \b
     cudakit bench memory
@@ -72,9 +73,9 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
 def copy(*, effort: Effort, **options: Any) -> Spec:
     """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
-    The theoretical peak is that of PCIe, NVLink or device memory. For copies in both directions the bytes of
-    both count. Copies between GPUs without peer access are staged through the host: see the column access.
-    The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
+    The theoretical peak is that of PCIe, NVLink or device memory. The rate of both and peer-both
+    is the sum of the two directions. Copies between GPUs without peer access are staged through the host
+    (column access). The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
     \b
     cudakit bench copy
@@ -98,6 +99,10 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
 def launch(*, effort: Effort, **options: Any) -> Spec:
     """Measure the latency of launches and waits, and of the creation of events and streams.
 
+    launch is the host time of one launch. launch-to-start ends when the host sees the first write of the
+    kernel, launch-to-finish when the stream is synchronized. launch-back-to-back is the device time per
+    kernel of many launches.
+
     \b
     cudakit bench launch
     cudakit bench launch --calls launch,launch-to-finish
@@ -119,9 +124,10 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
 def alloc(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to allocate and free memory.
 
-    driver is cuMemAlloc, stream-ordered is cuMemAllocAsync, pinned is host memory, and virtual is memory of
-    the driver's virtual memory management. caching is cudakit's allocator, which reuses freed blocks. The
-    default sizes are 512 B to 1 GiB, and with --gpu sim 512 B to 1 MiB.
+    The time of a case is that of one allocation and its free. driver is cuMemAlloc, stream-ordered is
+    cuMemAllocAsync, pinned is cuMemHostAlloc, and virtual is cuMemCreate with cuMemMap. caching is cudakit's
+    allocator, which reuses freed blocks. The default sizes are 512 B to 1 GiB, and with --gpu sim 512 B to
+    1 MiB.
 
     \b
     cudakit bench alloc
@@ -170,9 +176,9 @@ def _caching(gpu: Gpu) -> Allocator:
 def graph(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to create and launch CUDA graphs, and the time that they save.
 
-    update changes the parameters of all nodes. first-launch launches a graph that was not uploaded, launch
-    one that was. run is device time. replay and eager are host time until the device has finished, with and
-    without a graph; their samples are interleaved.
+    update changes the parameters of all nodes. first-launch launches a graph that was not uploaded; launch
+    launches an uploaded graph. run is the device time of a graph. replay and eager are the host time until
+    the device has finished, with and without a graph; their samples are interleaved.
 
     \b
     cudakit bench graph
@@ -184,17 +190,16 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     return GraphSpec(**given_options(**options), **effort)
 
 
-@_benchmark("Health check: does this GPU perform as its model should?")
+@_benchmark("Health check: does this GPU perform as expected of its model?")
 @option("--quick", is_flag=True, help="Run a subset that takes about a minute.")
 @gpu_option
 @output_options(FORMATS)
 def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
     """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
 
-    The expected rate is that of another GPU of the model or, if none was measured, a share of the theoretical
-    peak. The expected latency is a bound that only faulty machines exceed. If a figure fails, the exit code
-    is 1. GEMMs need cuBLAS and nvmath-python, and are not run without them. With --gpu sim figures are not
-    assessed.
+    The expected rate was measured on another GPU of the same model; for other models it is a fraction of the
+    theoretical peak. The expected latency is an upper bound for healthy machines. If a figure fails, the exit
+    code is 1. GEMMs are skipped without cuBLAS and nvmath-python. With --gpu sim, figures are not assessed.
 
     \b
     cudakit bench suite --quick

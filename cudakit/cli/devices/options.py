@@ -133,7 +133,7 @@ _VIEW = option_group(
         type=Value(("cuda:0", "nvml:0")),
         multiple=True,
         metavar="DEVICE",
-        help="Show one device only: 0 or cuda:0, nvml:1, a UUID prefix or a PCI id. Repeatable.",
+        help="Show only this device: 0 or cuda:0, nvml:1, a UUID prefix or a PCI address. Repeatable.",
     ),
     option(
         "--fields",
@@ -147,7 +147,7 @@ _VIEW = option_group(
         "--format",
         "form",
         type=click.Choice(("table", "csv", "json")),
-        help="With --fields: format on the terminal.  [default: table]",
+        help="With --fields: output format on the terminal.  [default: table]",
     ),
 )
 _SELECT = option_group(

@@ -19,7 +19,7 @@ from cudakit.cli.options import (
     with_options,
 )
 
-_FORMATS = ("json", "html", "sarif", "md", "txt")
+FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
 class Launcher(Command):
@@ -41,9 +41,37 @@ class Launcher(Command):
         return bool(context.params.get("json"))
 
 
+SHOW = option(
+    "--show",
+    type=click.Choice(["likely", "possible"]),
+    default="likely",
+    show_default=True,
+    help="possible: also show the races that are possible, but not likely.",
+)
+SUPPRESS = option(
+    "--suppress",
+    type=Value(("kernel:", "site:", "@")),
+    metavar="PATTERN|@FILE",
+    multiple=True,
+    help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
+    "Repeatable.",
+)
+HOST_THREADS = option(
+    "--host-threads",
+    type=click.Choice(["joined", "strict"]),
+    default="joined",
+    show_default=True,
+    help="strict: a wait in one host thread does not order the work of other host threads.",
+)
 _RECORD = option_group(
     "What to record",
     option("--sanitize", is_flag=True, help="Find races between CUDA streams."),
+    option(
+        "--log",
+        type=FILE,
+        metavar="FILE",
+        help="With --sanitize: keep the trace in FILE, for cudakit sanitize.",
+    ),
     option("--memory", is_flag=True, help="Record PyTorch's GPU memory for cudakit memviz."),
     option(
         "--snapshot",
@@ -75,40 +103,21 @@ _PROGRAM = option_group(
     option(
         "--require-gpu",
         is_flag=True,
-        help="Exit with 1 if no work of a real GPU was recorded, for example because there is none.",
+        help="Exit with 1 if no work of a real GPU was recorded, for example on a machine without one.",
     ),
 )
 _RACES = option_group(
     "Races",
-    option(
-        "--show",
-        type=click.Choice(["likely", "possible"]),
-        default="likely",
-        show_default=True,
-        help="possible: also show conflicts of kernels whose accesses are only assumed.",
-    ),
-    option(
-        "--suppress",
-        type=Value(("kernel:", "site:", "@")),
-        metavar="PATTERN|@FILE",
-        multiple=True,
-        help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
-        "Repeatable.",
-    ),
+    SHOW,
+    SUPPRESS,
     option(
         "--accesses",
         type=click.Choice(["exact", "arguments"]),
-        help="How to find out what memory kernels access: exact (observed as they run) or arguments "
-        "(assumed from their pointer arguments).  [default: exact if available]",
+        help="How to find out what memory kernels access: exact (observed while the kernels run) or "
+        "arguments (assumed from their pointer arguments).  [default: exact if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
-    option(
-        "--host-threads",
-        type=click.Choice(["joined", "strict"]),
-        default="joined",
-        show_default=True,
-        help="strict: a wait in one host thread does not order the work of other host threads.",
-    ),
+    HOST_THREADS,
 )
 
 
@@ -119,7 +128,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})
 @_options
 @output_options(
-    _FORMATS, json_help="Print the result, or the error, as one JSON document on standard error."
+    FORMATS, json_help="Print the result, or the error, as one JSON document on standard error."
 )
 @click.argument(
     "words",
@@ -133,17 +142,18 @@ def run(
 ) -> int:
     """Run a program and find the races between its CUDA streams, or record its GPU memory.
 
-    The program is a Python script, -m MODULE, -c CODE or any other command. All arguments after it are its
-    own. Standard input and output belong to the program; the report goes to standard error.
+    The program is a Python script, -m MODULE, -c CODE or any other command. All later arguments are those of
+    the program. Standard input and output belong to the program; the report goes to standard error.
 
     The exit code is that of the program. If the program succeeds, races or an incomplete recording make it
-    1. It is 125 if cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it
-    is not found.
+    1. The exit code is 125 if cudakit fails before the program starts, 126 if the program cannot be executed,
+    127 if the program is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1
     cudakit run --sanitize -o races.json -o races.html -m package.train
     cudakit run --sanitize --suppress 'kernel:nccl*' --stop-on-first train.py
+    cudakit run --sanitize --log races.log train.py && cudakit sanitize races.log
     cudakit run --memory train.py && cudakit memviz cudakit-memory.pickle
     """
     from cudakit.cli.run.session import RunSpec, run_program

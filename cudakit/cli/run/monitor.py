@@ -95,8 +95,8 @@ class Monitor:
         if not self._detector.recorded_work:
             no_gpu_work = self._why_no_gpu_work(exit_status)
         if require_gpu and not self._detector.recorded_gpu_work:
-            reason = no_gpu_work or self._why_no_gpu_work(exit_status)
-            incomplete.append(f"no work of a real GPU was recorded (--require-gpu): {reason}")
+            why = "" if no_gpu_work else f": {self._why_no_gpu_work(exit_status)}"
+            incomplete.append(f"no work of a real GPU was recorded (--require-gpu){why}")
         return self._detector.result(
             self._report,
             exit_status=exit_status,

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import printable, standard_error
-from cudakit.cli.report import Outputs, Report, Text, open_outputs
+from cudakit.cli.output import open_binary_file, printable, standard_error
+from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.monitor import Monitor
+from cudakit.cli.run.race_report import exit_code, race_report
 from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.report import findings
+from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
@@ -26,9 +27,8 @@ from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
 from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
-
-if TYPE_CHECKING:
-    from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.trace.run_log import LogWriter, Outcome
+from cudakit.trace.spool import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class RunSpec:
     on_missing: Literal["refuse", "run"]
     require_gpu: bool
     snapshot: str
+    log: str | None
     python: str | None
     no_follow: bool
 
@@ -61,6 +62,9 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds",
                 hint="add --sanitize; --snapshot FILE is the file of --memory",
             )
+        if self.log and not self.sanitize:
+            raise UsageError("--log keeps the trace of --sanitize", hint="add --sanitize")
+        refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,42 @@ class _Prepared:
     settings: Settings
     monitor: Monitor
     outputs: Outputs
+    log: _Log | None
+
+    def consume(self, batch: Batch) -> bool:
+        """Keep a batch in the log, and analyze it; return True to stop the program."""
+        if self.log:
+            self.log.add(batch)
+        return self.monitor.consume(batch)
+
+
+class _Log:
+    """The file of ``--log``. If it cannot be written, the program goes on, and ``finish`` raises."""
+
+    def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
+        self._path = path
+        self._failure: OSError | None = None
+        self._opened = stack.enter_context(ExitStack())
+        self._writer = LogWriter(self._opened.enter_context(open_binary_file(path, force=force)))
+
+    def add(self, batch: Batch) -> None:
+        """Append a batch."""
+        if not self._failure:
+            try:
+                self._writer.add(batch)
+            except OSError as error:
+                self._failure = error
+
+    def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
+        """Complete the file, and name it. Raises EnvironmentUnusable if it cannot be written."""
+        if self._failure:
+            reason = f"cannot write {self._path}: {self._failure.strerror}"
+            raise EnvironmentUnusable(reason) from self._failure
+        names = (each.name for each in fields(Outcome))
+        self._writer.finish(Outcome(**{name: getattr(result, name) for name in names}))
+        self._opened.close()
+        if not quiet:
+            click.echo(f"Wrote {printable(self._path)}", err=True)
 
 
 def run_program(spec: RunSpec) -> int:
@@ -82,7 +122,7 @@ def run_program(spec: RunSpec) -> int:
             status = supervise(
                 prepared.command,
                 settings=prepared.settings,
-                consume=monitor.consume,
+                consume=prepared.consume,
                 notify=monitor.notify,
                 stopping=monitor.stopping,
             )
@@ -107,6 +147,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     )
     outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
     memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
+    log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
@@ -118,7 +159,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         if why_not:
             monitor.add_note(why_not)
         settings = replace(settings, **ready.settings())
-    return _Prepared(command, settings, monitor, outputs)
+    return _Prepared(command, settings, monitor, outputs, log)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -152,14 +193,17 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
         return ExitCode.OK
     monitor.finish()
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
-    races, stderr = _report(result), standard_error()
+    races, stderr = race_report(result), standard_error()
     try:
         prepared.outputs.write(races)
     except EnvironmentUnusable:
         # No file has the findings: print all of them.
         stderr.write(races.text("txt", stderr))
         raise
-    return ExitCode.FINDINGS if findings(result) or result.incomplete else ExitCode.OK
+    finally:
+        if prepared.log:
+            prepared.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+    return exit_code(result)
 
 
 # --- messages, on standard error: standard output belongs to the program
@@ -197,41 +241,3 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
                 f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"
             )
     return target
-
-
-def _report(result: SanitizeResult) -> Report:
-    from cudakit.core.sanitize.present import report
-    from cudakit.render import html, sarif
-
-    def page() -> Text:
-        return html.render(report(result, top=0))
-
-    def log() -> Text:
-        return sarif.render(report(result, top=0), root=os.getcwd())
-
-    def short() -> Text:
-        return "".join(f"cudakit: {printable(line)}\n" for line in _brief(result))
-
-    exports = {"html": page, "sarif": log} | ({"txt": short} if _is_empty(result) else {})
-    return Report(
-        result=result,
-        document=lambda: report(result),
-        exports=exports,
-        brief=lambda: _brief(result),
-    )
-
-
-def _brief(result: SanitizeResult) -> tuple[str, ...]:
-    """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
-    from cudakit.core.sanitize.present import title
-    from cudakit.core.sanitize.present.coverage import nothing_recorded
-
-    verdict = nothing_recorded(result) if _is_empty(result) else title(result)
-    races = (race.sentence for race in result.races)
-    return (verdict, *result.incomplete, *races, *result.notes)
-
-
-def _is_empty(result: SanitizeResult) -> bool:
-    from cudakit.core.sanitize.present.coverage import is_empty
-
-    return is_empty(result) and not result.races

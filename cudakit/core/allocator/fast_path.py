@@ -15,7 +15,7 @@ from cudakit.core.allocator.guard import Guard
 from cudakit.core.allocator.history import History
 from cudakit.core.allocator.upstream import DEFAULT_STREAM
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
-from cudakit.torch_rules.sizes import MIB, MOST_SMALL, SMALLEST_BLOCK, UNLIMITED
+from cudakit.torch_rules.sizes import MAX_SMALL_BYTES, MIB, SMALLEST_BLOCK, UNLIMITED
 
 _SMALL_SLACK, _LARGE_SLACK = SMALLEST_BLOCK - 1, MIB
 _ROUND_UP, _ROUND_MASK = SMALLEST_BLOCK - 1, -SMALLEST_BLOCK
@@ -104,7 +104,7 @@ class FastPath:
         gate.busy = True
         try:
             size = size_bytes + _ROUND_UP & _ROUND_MASK
-            small = size <= MOST_SMALL
+            small = size <= MAX_SMALL_BYTES
             free = (self._small if small else self._large).get(stream)
             block = free.take(size, UNLIMITED) if free is not None else None
             if block is not None:

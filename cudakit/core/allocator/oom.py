@@ -22,7 +22,7 @@ from cudakit.gpu.api.facts import Process
 from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.oom_message import details, message_of
 from cudakit.torch_rules.oom_remedies import hint_of
-from cudakit.torch_rules.sizes import MOST_SMALL, TOO_MANY_BYTES, rounded, segment_size
+from cudakit.torch_rules.sizes import MAX_SMALL_BYTES, TOO_MANY_BYTES, rounded, segment_size
 from cudakit.units import Unavailable
 
 Observer: TypeAlias = Callable[[OomReport], object]
@@ -253,7 +253,7 @@ class SlowPath:
         engine = self._state.engine
         size = rounded(size_bytes, engine.divisions)
         pools = engine.private.route(stream) or engine.default
-        pool = pools.small if size <= MOST_SMALL else pools.large
+        pool = pools.small if size <= MAX_SMALL_BYTES else pools.large
         expands = engine.expands(pool)
         block = engine.get_free_block(pool, size, stream, expands=expands) or self._oom.obtain(
             pool, size, size_bytes, stream, stack

@@ -11,7 +11,7 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.workload import Axis, Baseline, Prepared, Workload
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.facts import NOT_ASKED
+from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.units import Unavailable, format_bytes
 
 # The value of ``library`` for workloads that are no baseline.
@@ -77,7 +77,7 @@ class Case:
 
 
 def check_fit(
-    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = NOT_ASKED
+    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = NOT_QUERIED
 ) -> None:
     """Raise InputError if a case needs more memory than is free; its hint is the largest case that fits."""
     _check_host(cases, host_free_bytes)

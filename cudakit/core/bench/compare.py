@@ -84,13 +84,13 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     if not pairs:
         raise InputError(
             f"the two runs have no common case: {_first_label(before)} and {_first_label(after)}",
-            hint="run the same bench with the same options twice",
+            hint="run the same benchmark with the same options twice",
         )
     differences = tuple(dict.fromkeys(line for pair in pairs for line in _unlike(*pair)))
     if differences and not force:
         raise InputError(
             f"the two runs are not comparable: {'; '.join(differences)}",
-            hint="measure both on the same machine with the same options, or add --ignore-mismatch",
+            hint="repeat the measurement on the same machine with the same options, or add --ignore-mismatch",
         )
     return Comparison(
         simulated=before.simulated or after.simulated,
@@ -151,17 +151,16 @@ class FailOn:
 def parse_fail_on(text: str) -> FailOn:
     """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
     word, colon, threshold = text.strip().partition(":")
+    invalid = UsageError(
+        f"--fail-on {text!r} is not valid",
+        hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
+    )
     if word not in _FAILING or (colon and not threshold):
-        raise UsageError(
-            f"--fail-on {text!r} is not valid",
-            hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
-        )
+        raise invalid
     try:
         ratio = parse_ratio(threshold) if threshold else 0.0
-    except ValueError as error:
-        raise UsageError(
-            f"--fail-on {text!r}: {error}", hint="for example: --fail-on slower:5%"
-        ) from None
+    except ValueError:
+        raise invalid from None
     if ratio > 1 and not threshold.endswith("%"):
         raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold}%")
     return FailOn(_FAILING[word], ratio)
@@ -229,7 +228,7 @@ def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
     for name in _COMPARED_SETTINGS:
         first, last = before.settings.get(name), after.settings.get(name)
         if first != last:
-            yield f"{name.removesuffix('_bytes')}: {first} and {last}"
+            yield f"{name.removesuffix('_bytes')}: {first} before, {last} after"
 
 
 def _first_label(result: BenchResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudakit.gpu.api.facts import NOT_ASKED, DeviceFacts, Field, Scalar, Telemetry
+from cudakit.gpu.api.facts import NOT_QUERIED, DeviceFacts, Field, Scalar, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
@@ -58,7 +58,7 @@ class Environment:
     power_limit_default_w: float | Unavailable
     modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
     versions: Mapping[str, str]  # driver, CUDA, libraries, cudakit, Python
-    other_processes: int | Unavailable = NOT_ASKED  # on the GPU
+    other_processes: int | Unavailable = NOT_QUERIED  # on the GPU
     host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
     variables: Mapping[str, str] = field(default_factory=dict)  # of the process environment
     command: tuple[str, ...] = ()  # command line
@@ -89,7 +89,7 @@ class Environment:
             *((name, self.versions.get(name), other.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{setting}: {_shown(here)} and {_shown(there)}"
+            f"{setting}: {_shown(here)} before, {_shown(there)} after"
             for setting, here, there in pairs
             if here != there
         )
@@ -140,7 +140,7 @@ def environment(
 def moment(telemetry: Telemetry) -> Moment:
     """Return the part of the telemetry that affects measurements."""
     fields = telemetry.fields
-    reasons = fields.get("clock_event_reasons", NOT_ASKED)
+    reasons = fields.get("clock_event_reasons", NOT_QUERIED)
     return Moment(
         time_ns=telemetry.time_ns,
         sm_clock_mhz=_number(fields, "clock_sm_mhz"),
@@ -166,19 +166,19 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def _number(
     fields: Mapping[str, Field], name: str, factor: float | None = None
 ) -> float | Unavailable:
-    value = fields.get(name, NOT_ASKED)
+    value = fields.get(name, NOT_QUERIED)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if factor is None else value * factor
     return _unavailable(value)
 
 
 def _integer(fields: Mapping[str, Field], name: str) -> int | Unavailable:
-    value = fields.get(name, NOT_ASKED)
+    value = fields.get(name, NOT_QUERIED)
     return value if isinstance(value, int) else _unavailable(value)
 
 
 def _text(fields: Mapping[str, Field], name: str) -> str | Unavailable:
-    value = fields.get(name, NOT_ASKED)
+    value = fields.get(name, NOT_QUERIED)
     return value if isinstance(value, Unavailable) else str(value)
 
 
@@ -191,8 +191,8 @@ def _unavailable(value: Field) -> Unavailable:
 
 
 def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
-    generation = fields.get("pcie_generation_max", NOT_ASKED)
-    width = fields.get("pcie_width_max", NOT_ASKED)
+    generation = fields.get("pcie_generation_max", NOT_QUERIED)
+    width = fields.get("pcie_width_max", NOT_QUERIED)
     for value in (generation, width):
         if isinstance(value, Unavailable):
             return value

@@ -14,7 +14,7 @@ from cudakit.units import Unavailable, format_bytes
 
 # A limit for endless files such as /dev/zero; results are far smaller.
 _MAX_BYTES = 256 << 20
-_HINT = "write one with: cudakit bench ... -o result.json"
+_HINT = "give a file that cudakit bench wrote: cudakit bench ... -o result.json"
 
 
 def read_text(path: Path, *, hint: str) -> str:

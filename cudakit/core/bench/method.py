@@ -61,7 +61,7 @@ class Method:
     def unlike(self, other: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
-            f"{name}: {mine} and {others}"
+            f"{name}: {mine} before, {others} after"
             for name in ("mode", "cache", "blocker", "fill")
             if (mine := getattr(self, name)) != (others := getattr(other, name))
         )

@@ -11,8 +11,8 @@ from typing import ClassVar
 from cudakit.core.devices.diagnose.checks import checks_by_id
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.core.devices.diagnose.xids import CATALOG, known_xids
-from cudakit.document import Document, Facts, Node, Note, Section, Text
-from cudakit.errors import UsageError
+from cudakit.document import Document, Facts, Node, Section, Text
+from cudakit.errors import UsageError, one_of
 
 # "Xid 79", "xid79", "Xid:79".
 _XID = re.compile(r"XID\W*0*(\d+)")
@@ -106,9 +106,10 @@ def _suggestion(term: str, topics: Iterable[Topic]) -> str:
         f"CUDA_ERROR_{upper}", spellings, n=3, cutoff=0.8
     )
     if near:
-        return f"did you mean {' or '.join(spellings[name] for name in near)}?"
+        return f"did you mean {one_of([spellings[name] for name in near])}?"
     return (
-        "write a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), Xid 79, CK012 or a variable's name"
+        "give one CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), library status (ncclSystemError), Xid "
+        "(Xid 79), check (CK012) or environment variable"
     )
 
 
@@ -117,8 +118,8 @@ def _suggestion(term: str, topics: Iterable[Topic]) -> str:
 
 def _xids() -> Iterator[Topic]:
     origins = {
-        "program": "an error of a program",
-        "hardware": "a problem of the hardware or the driver",
+        "program": "an error in a program",
+        "hardware": "a hardware or driver problem",
         "notice": "",
     }
     for number, xid in known_xids().items():
@@ -229,10 +230,11 @@ def _title(topic: Topic) -> str:
 
 
 def _nodes(topic: Topic) -> Iterator[Node]:
-    for paragraph in filter(None, topic.explanation.split("\n\n")):
-        yield Note("info", " ".join(paragraph.split()))
+    purpose, _, background = topic.explanation.partition("\n\n")
     rows = (
         ("" if topic.kind == "check" else _meaning_label(topic), topic.meaning),
+        ("purpose", " ".join(purpose.split())),
+        ("background", " ".join(background.split())),
         ("usual causes", topic.causes),
         ("what to do", topic.action),
         ("also known as", ", ".join(topic.other_names)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cudakit.errors import UsageError
+from cudakit.errors import UsageError, one_of
 from cudakit.gpu.api.attributes import Attribute, attributes
 from cudakit.gpu.api.fields import FieldInfo, nvml_fields
 
@@ -60,7 +60,7 @@ def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
     for name in names:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
-            suggestion = f"did you mean {' or '.join(near)}? " if near else ""
+            suggestion = f"did you mean {one_of(near)}? " if near else ""
             raise UsageError(
                 f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields"
             )

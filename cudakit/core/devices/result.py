@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cudakit.gpu.api.facts import NOT_ASKED, Field, Process
+from cudakit.gpu.api.facts import NOT_QUERIED, Field, Process
 from cudakit.units import Unavailable
 
 
@@ -33,7 +33,7 @@ class Device:
         if name in ("cuda_index", "nvml_index", "uuid", "pci_bus_id", "notes"):
             value: Field = getattr(self, name)
             return value
-        return self.fields.get(name, NOT_ASKED)
+        return self.fields.get(name, NOT_QUERIED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     if len(best) < spec.count:
         reasons = "; ".join(f"{label(d)}: {excluded[id(d)]}" for d in devices if excluded[id(d)])
         raise EnvironmentUnusable(
-            f"{_request(spec)}: only {len(fit)} of {len(devices)} match",
-            hint=reasons or "the machine has no more devices",
+            f"{_request(spec)}, but {len(fit) or 'none'} of {len(devices)} can be selected",
+            hint=reasons or f"use --count {len(devices)}",
         )
     if spec.count > 1 and any(device.parent is not None for device in best):
         raise EnvironmentUnusable(

@@ -34,13 +34,15 @@ def filter_trace(
         keep_segment &= trace.segments.stream == stream
     if pool is not None:
         if pool not in snapshot.pools:
-            known = "; ".join(f"{a},{b}" for a, b in snapshot.pools)
-            raise UsageError(f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {known}")
-        wanted = snapshot.pools.index(pool)
+            listed = "; ".join(f"{a},{b}" for a, b in snapshot.pools)
+            raise UsageError(
+                f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {listed}"
+            )
+        pool_id = snapshot.pools.index(pool)
         recorded = trace.events.pool
-        found = segment_history(trace).pool_at(trace.events.address, np.arange(len(recorded)))
-        keep_event &= np.where(recorded >= 0, recorded, found) == wanted
-        keep_segment &= trace.segments.pool == wanted
+        derived = segment_history(trace).pool_at(trace.events.address, np.arange(len(recorded)))
+        keep_event &= np.where(recorded >= 0, recorded, derived) == pool_id
+        keep_segment &= trace.segments.pool == pool_id
     action = np.where(
         keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
     ).astype(np.uint8)

@@ -31,7 +31,7 @@ class State:
     reserved_bytes: int  # segments
     pending_free_bytes: int  # blocks that the program freed and that a stream may still use
     segments: int
-    blocks: int  # in use and pending free
+    blocks: int  # blocks in use and pending free
     allocated_is_derived: bool  # some block sizes are computed by the allocator's rules
 
 
@@ -81,7 +81,7 @@ class Holder:
     bytes: int  # block sizes, in use and pending free
     requested_bytes: int
     count: int
-    share: float  # of all bytes in use
+    share: float  # share of all bytes in use
     stack: tuple[Frame, ...]  # innermost frame first
     site: int  # index of the call site in ``stack``
 
@@ -134,10 +134,10 @@ class Pin:
     """Blocks of one call stack that keep segments in use, so that they cannot be released."""
 
     blocks: int
-    bytes: int  # of the blocks
-    segments: int  # with at least one of these blocks
+    bytes: int  # bytes of the blocks
+    segments: int  # segments with at least one of these blocks
     pinned_bytes: int  # free memory in these segments
-    alone_bytes: int  # of that, in segments without blocks of other call stacks
+    alone_bytes: int  # the part of ``pinned_bytes`` in segments without blocks of other call stacks
     stack: tuple[Frame, ...]
     site: int
 
@@ -147,13 +147,13 @@ class Fragmentation:
     """Free memory in segments at the moment, and the blocks that keep the segments in use."""
 
     free_bytes: int
-    free_share: float  # of reserved memory
+    free_share: float  # share of reserved memory
     rounding_bytes: int  # block sizes minus requested bytes
-    rounding_share: float  # of the block sizes
+    rounding_share: float  # share of the block sizes
     holes: int  # number of free blocks
     largest_hole_bytes: int
     stranded_bytes: int  # free in segments with at least one block in use
-    releasable_bytes: int  # in empty segments
+    releasable_bytes: int  # free memory in empty segments
     pins: tuple[Pin, ...]
 
 
@@ -167,10 +167,10 @@ class Oom:
     device_free_bytes: int
     state: State
     largest_hole_bytes: int
-    free_bytes: int  # in all segments
+    free_bytes: int  # free memory in all segments
     short_bytes: int  # bytes missing even if all free memory could be used; 0: enough
     fit: Fit
-    limited: bool  # a limit of the process refused it: the device had enough free memory
+    limited: bool  # a limit of the process rejected the request, not the device
     verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
     remedies: tuple[str, ...]  # the surest first
@@ -184,9 +184,9 @@ class Churn:
 
     bytes: int
     count: int
-    share: float  # of all bytes allocated
+    share: float  # share of all bytes allocated
     mean_size_bytes: int
-    mean_lifetime_us: float | None  # of freed allocations; null: none, or no times
+    mean_lifetime_us: float | None  # mean over freed allocations; null: none was freed, or no times
     stack: tuple[Frame, ...]
     site: int
 
@@ -197,7 +197,7 @@ class Leak:
 
     bytes_per_step: int  # median slope over all pairs of steps (Theil-Sen)
     count_per_step: float
-    bytes: int  # at the last step
+    bytes: int  # bytes at the last step
     count: int
     growth: tuple[int, ...]  # bytes at each compared moment
     stack: tuple[Frame, ...]
@@ -259,7 +259,7 @@ class FileFacts:
     name: str
     format: str
     size_bytes: int  # uncompressed
-    settings: Mapping[str, Any]  # of the allocator, as recorded
+    settings: Mapping[str, Any]  # recorded settings of the allocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class DiffRow:
     after_bytes: int
     before_count: int
     after_count: int
-    stack: tuple[Frame, ...]  # of the later snapshot, or of the earlier one if the later has none
+    stack: tuple[Frame, ...]  # call stack in the later snapshot, else in the earlier one
     site: int
 
 
@@ -293,7 +293,7 @@ class MomentDiff:
 
     before: Moment
     after: Moment
-    growth: float | None  # of requested bytes: 0.05 is 5% more; null: none were in use before
+    growth: float | None  # growth of requested bytes: 0.05 is 5%; null: none were in use before
     grown: tuple[DiffRow, ...]
     shrunk: tuple[DiffRow, ...]
     appeared: tuple[DiffRow, ...]
@@ -304,7 +304,7 @@ class MomentDiff:
 class DeviceDiff:
     """The comparison of one device."""
 
-    device: int | None  # of the later snapshot; null: pinned host memory
+    device: int | None  # device of the later snapshot; null: pinned host memory
     before_device: int | None
     peak: MomentDiff
     end: MomentDiff

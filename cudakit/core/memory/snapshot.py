@@ -48,8 +48,8 @@ class Events:
     """The trace of one device, oldest event first; every array has one item per event."""
 
     action: Codes
-    address: Addresses  # of an OOM event: free bytes of the device
-    size: Ints  # of alloc and free: bytes requested by the program
+    address: Addresses  # for an OOM event: the free bytes of the device
+    size: Ints  # for alloc and free: the bytes that the program requested
     stream: Ids  # index into DeviceTrace.streams
     time_us: Ints  # all 0 if the file has no times
     stack: Ids
@@ -100,15 +100,15 @@ class _Dataclass(Protocol):
 _Arrays = TypeVar("_Arrays", bound=_Dataclass)
 
 
-def take(arrays: _Arrays, which: npt.NDArray[Any]) -> _Arrays:
+def take(arrays: _Arrays, index: npt.NDArray[Any]) -> _Arrays:
     """Select items of every array of a dataclass, by indices or by a mask."""
-    return type(arrays)(*(getattr(arrays, field.name)[which] for field in fields(arrays)))
+    return type(arrays)(*(getattr(arrays, field.name)[index] for field in fields(arrays)))
 
 
 def concatenated(first: _Arrays, second: _Arrays) -> _Arrays:
     """Concatenate every array of two dataclasses of one type."""
-    both = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
-    return type(first)(*map(np.concatenate, both))
+    pairs = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    return type(first)(*map(np.concatenate, pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,8 @@ class DeviceTrace:
     events: Events
     segments: Segments
     blocks: Blocks
-    streams: tuple[
-        int, ...
-    ]  # raw stream handles, in order of appearance; the first is 0, the default stream
+    # Raw stream handles, in order of appearance; the first is 0, the default stream.
+    streams: tuple[int, ...]
     overflowed: bool | None = None  # whether old events were dropped; None: not recorded
     warnings: tuple[str, ...] = ()  # defects found while reading
 
@@ -142,7 +141,7 @@ class Snapshot:
 
     source: str
     format: str  # "pickle", "json"
-    size_bytes: int  # of the uncompressed content
+    size_bytes: int  # size of the uncompressed content
     devices: tuple[DeviceTrace, ...]
     frames: tuple[Frame, ...]
     stacks: tuple[tuple[int, ...], ...]  # frame indices, innermost first; stacks[0] is empty

@@ -84,6 +84,7 @@ class Timeline:
 READ: Final = int(Mode.READ)
 WRITE: Final = int(Mode.WRITE)
 ATOMIC: Final = int(Mode.ATOMIC)
+MERGED: Final = int(Known.MERGED)
 EXACT: Final = int(Known.EXACT)
 SUMMARY: Final = int(Known.SUMMARY)
 ASSUMED: Final = int(Known.ASSUMED)

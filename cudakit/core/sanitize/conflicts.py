@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cudakit.core.sanitize.access_state import ReportedPair
-from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, UNCERTAIN, Clock, MemoryAccess
+from cudakit.core.sanitize.clocks import (
+    ASSUMED,
+    EXACT,
+    MERGED,
+    SUMMARY,
+    UNCERTAIN,
+    Clock,
+    MemoryAccess,
+)
 from cudakit.core.sanitize.races import Confidence
 
 _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
@@ -128,14 +136,16 @@ def _confidence(one: MemoryAccess, other: MemoryAccess) -> Confidence:
     other access is to all of their bytes.
     """
     known = {one.known, other.known}
-    if known == {ASSUMED} or UNCERTAIN in known or not (_meets(one, other) and _meets(other, one)):
+    unsure = _unsure(one, other) | _unsure(other, one)
+    if known == {ASSUMED} or UNCERTAIN in known or MERGED in unsure:
         return Confidence.POSSIBLE
-    return Confidence.LIKELY if ASSUMED in known else Confidence.CERTAIN
+    return Confidence.LIKELY if ASSUMED in known or SUMMARY in unsure else Confidence.CERTAIN
 
 
-def _meets(one: MemoryAccess, other: MemoryAccess) -> bool:
-    """Return whether another access to overlapping bytes is certain to meet bytes of the first."""
-    return one.known != SUMMARY or (other.lo <= one.lo and one.hi <= other.hi)
+def _unsure(one: MemoryAccess, other: MemoryAccess) -> set[int]:
+    """Return the precision of an access if another access may be to bytes that it did not access."""
+    is_whole = other.known == EXACT and other.lo <= one.lo and one.hi <= other.hi
+    return set() if is_whole else {one.known}
 
 
 def _is_one_launch(conflict: Conflict) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import numpy as np
 
 from cudakit.core.sanitize.engine import Engine
-from cudakit.core.sanitize.races import Coverage, Race
+from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.kinds import Kind, StreamFlag
 from cudakit.trace.layout import Records, view
+from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
 
 
@@ -127,6 +128,24 @@ class _TraceAnalysis:
         yield self.engine.gaps
         if self.buffer.never_read:
             yield {NEVER_READ: self.buffer.never_read}
+
+
+def analyze_log(
+    log: LogReader,
+    report: Report,
+    *,
+    show: Confidence = Confidence.LIKELY,
+    strict_threads: bool = False,
+    progress: Callable[[str, float], None] = lambda _stage, _fraction: None,
+) -> SanitizeResult:
+    """Find the races in a log, as during the run. Raises InputError if the log is damaged."""
+    possible = show is Confidence.POSSIBLE
+    detector = RaceDetector(strict_threads=strict_threads, report_possible=possible)
+    for batch in log.batches():
+        detector.feed(batch, report)
+        progress("analyzing the log", log.fraction)
+    detector.finish(report)
+    return detector.result(report, **asdict(log.outcome))
 
 
 def _created_streams(records: Records) -> dict[int, StreamFlag]:

@@ -216,10 +216,12 @@ class Engine:
         if batch.kinds:
             self._last_grade = batch.grades[-1] if batch.kinds[-1] == _LAUNCH else None
         coverage.launches += len(batch.grades)
+        coverage.launches_without_call_site += batch.launches_without_call_site
         for grade in Grade:
             coverage.count(grade, batch.grades.count(grade))
         coverage.accesses_exact += known[Known.EXACT]
         coverage.accesses_summary += known[Known.SUMMARY]
+        coverage.accesses_merged += known[Known.MERGED]
         coverage.accesses_assumed += known[Known.ASSUMED]
         coverage.accesses_uncertain += known[Known.UNCERTAIN]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
-from cudakit.core.sanitize.clocks import ASSUMED, Call, Clock, Release
+from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, Call, Clock, Release
 from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import Coverage, Grade, Sync, SyncKind
 from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
@@ -108,7 +108,7 @@ class GraphLaunch:
     tick: int
     past: Clock
     accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
-    exact: set[int] = field(default_factory=set)  # nodes whose accesses are all exact
+    exact: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
     lost: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
     def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
@@ -123,10 +123,11 @@ class GraphLaunch:
 
     def grade(self, number: int) -> Grade:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
-        if number in self.exact:
-            return Grade.EXACT
-        worst = max((row[_KNOWN] for row in self._accesses(number)), default=ASSUMED)
-        return Grade.ASSUMED if number in self.lost or worst >= ASSUMED else Grade.EXACT
+        accesses = self._accesses(number)
+        worst = max((row[_KNOWN] for row in accesses), default=ASSUMED)
+        if number not in self.exact and (number in self.lost or worst >= ASSUMED):
+            return Grade.ASSUMED
+        return Grade.WHOLE_TENSOR if accesses and worst == SUMMARY else Grade.EXACT
 
     def _accesses(self, number: int) -> list[AccessRow]:
         """List the accesses of a node: recorded ones and, unless exact, those from its parameters."""

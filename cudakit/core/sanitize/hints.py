@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from cudakit.core.sanitize.names import HOST, call_site
+from cudakit.core.sanitize.names import HOST, call_site, is_backward
 from cudakit.core.sanitize.races import RaceKind, SyncKind
 from cudakit.core.sanitize.result import Side
 from cudakit.document import Frame
@@ -139,7 +139,7 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
         case RaceKind.USE_BEFORE_ALLOCATION:
             return f"{later} {uses} {size} while {earlier} may still be pending"
         case RaceKind.USE_AFTER_FREE if current.operation == "free":
-            return f"{later} frees {size} that {earlier} may still be using"
+            return f"{later} releases {size} that {earlier} may still be using"
         case RaceKind.USE_AFTER_FREE:
             return f"{later} {uses} {size} that {earlier} has freed"
         case RaceKind.REUSE:
@@ -204,7 +204,8 @@ def operation_at(side: Side) -> str:
     """Return the operation with its call site, or else by its name."""
     site = call_site(side.stack)
     operation = "kernel" if side.kernel is not None else side.operation
-    return f"the {operation} ({site})" if site else _operation(side)
+    start = "backward pass started at " if is_backward(side.stack) else ""
+    return f"the {operation} ({start}{site})" if site else _operation(side)
 
 
 def _subject(side: Side) -> str:

@@ -60,15 +60,15 @@ def cut(text: str, longest: int) -> str:
     return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
 
 
-def stream_name(number: int, flag: StreamFlag | None, thread: int) -> str:
-    """Return the name of a stream in CUDA's terms; ``thread`` is the host thread that enqueued work there."""
+def stream_name(number: int, flag: StreamFlag | None) -> str:
+    """Return the name of a stream in CUDA's terms, without numbers that differ between runs."""
     match flag:
         case _ if number == HOST:
             return "the host"
         case StreamFlag.LEGACY:
             return "the legacy default stream"
         case StreamFlag.PER_THREAD:
-            return f"the per-thread default stream of thread {thread}"
+            return f"per-thread default stream {number}"
         case StreamFlag.NON_BLOCKING:
             return f"stream {number} (non-blocking)"
         case _:
@@ -159,9 +159,20 @@ _LIBRARY = re.compile(
 )
 
 
+# The innermost frame of work that a thread of autograd enqueued: the recorder writes it, in call_sites.c. The
+# frames below it are those of the call that started the backward pass.
+BACKWARD_FRAME = "backward pass (autograd thread)"
+
+
+def is_backward(frames: Sequence[Frame]) -> bool:
+    """Return whether a thread of autograd enqueued the work, for a backward pass."""
+    return bool(frames) and frames[0].name == BACKWARD_FRAME
+
+
 def call_site_index(frames: Sequence[Frame]) -> int:
-    """Return the index of the call site: the innermost frame outside libraries, else 0."""
-    return next((at for at, frame in enumerate(frames) if is_program_frame(frame)), 0)
+    """Return the index of the call site: the innermost frame outside libraries, else the innermost one."""
+    innermost = int(is_backward(frames) and len(frames) > 1)
+    return next((at for at, frame in enumerate(frames) if is_program_frame(frame)), innermost)
 
 
 def is_program_frame(frame: Frame) -> bool:

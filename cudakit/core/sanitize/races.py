@@ -24,7 +24,7 @@ class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
     CERTAIN = "certain"  # both accesses are exact, or the merged ranges of one lie within the other
-    LIKELY = "likely"  # one access is exact, the other assumed from a pointer into its bytes
+    LIKELY = "likely"  # one access is exact, the other to a whole tensor or assumed from a pointer
     POSSIBLE = "possible"  # both are assumed, the assumed pointer is lower, or ranges were merged
 
     @property
@@ -106,7 +106,10 @@ class Grade(IntEnum):
 
     UNKNOWN = 0  # no access was recorded
     EXACT = 1  # all accesses are exact
-    ASSUMED = 2  # some access is assumed
+    WHOLE_TENSOR = (
+        2  # the same, except for stores through tensor maps: they count for the whole tensor
+    )
+    ASSUMED = 3  # some access is assumed
 
 
 @dataclass(slots=True)
@@ -115,17 +118,22 @@ class Coverage:
 
     launches: int = 0  # kernel launches, without graph nodes
     launches_unknown: int = 0  # launches without any recorded access, graph nodes included
-    launches_exact: int = 0  # launches whose accesses are all exact, graph nodes included
+    launches_exact: int = 0  # launches with exact accesses, graph nodes and the next field included
+    launches_whole_tensor: int = 0  # exact except for stores to an unknown part of a tensor
     launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
     copies: int = 0  # copies, whose accesses are always exact
     fills: int = 0  # fills, whose accesses are always exact
     accesses_exact: int = 0  # exact accesses of kernels
-    accesses_summary: int = 0  # accesses of kernels in merged ranges: there were too many ranges
+    accesses_summary: int = (
+        0  # accesses of kernels to a whole tensor, stored to through a tensor map
+    )
+    accesses_merged: int = 0  # accesses of kernels in merged ranges: there were too many ranges
     accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
     accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
     graph_launches: int = 0  # launches of CUDA graphs
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
+    launches_without_call_site: int = 0  # of ``launches``, those without a Python call stack
 
     @property
     def has_work(self) -> bool:
@@ -139,6 +147,9 @@ class Coverage:
                 self.launches_unknown += launches
             case Grade.EXACT:
                 self.launches_exact += launches
+            case Grade.WHOLE_TENSOR:
+                self.launches_exact += launches
+                self.launches_whole_tensor += launches
             case Grade.ASSUMED:
                 self.launches_assumed += launches
 

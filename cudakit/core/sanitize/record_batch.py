@@ -64,7 +64,7 @@ class RecordBatch:
     ``kinds`` lists the kinds of the calls, ``following`` the number of accesses after each call; ``leading``
     is the number of accesses before the first call. ``strays`` counts accesses whose call is missing.
     ``grades`` lists the precision of each launch; ``leading_grade`` is that of the accesses before the first
-    call.
+    call. ``launches_without_call_site`` counts launches whose call stack is unknown.
     """
 
     def __init__(self, records: Records, last_seq: int) -> None:
@@ -86,6 +86,8 @@ class RecordBatch:
         self.grades: list[int] = _by_call(np.maximum, grades, calls)[
             kinds[calls] == Kind.LAUNCH
         ].tolist()
+        no_stack = (kinds == Kind.LAUNCH) & (records["site"] == 0)
+        self.launches_without_call_site = int(np.count_nonzero(no_stack))
         self.following: list[int] = following.tolist()
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
             kind: _calls(view(records[(kinds == kind) & ~is_more], kind), kind)
@@ -124,7 +126,9 @@ def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
 def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
     """Return for each record the precision that it gives its launch."""
     grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
-    grades[is_access & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)] = Grade.ASSUMED
+    known = view(records, Kind.ACCESS)["known"]
+    grades[is_access & (known == Known.SUMMARY)] = Grade.WHOLE_TENSOR
+    grades[is_access & (known >= Known.ASSUMED)] = Grade.ASSUMED
     if len(accessed := np.flatnonzero(is_more & ~is_access)):
         exact = view(records[accessed], Kind.ACCESSED)["exact"]
         grades[accessed] = np.where(exact, Grade.EXACT, Grade.ASSUMED)

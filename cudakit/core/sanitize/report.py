@@ -85,9 +85,7 @@ class RaceDecoder:
         stack = self.stacks(operation.site)
         kernel = self.demangle(operation.name) if operation.kind is Kind.LAUNCH else None
         return Side(
-            stream=stream_name(
-                operation.stream, self.streams.get(operation.stream), operation.thread
-            ),
+            stream=stream_name(operation.stream, self.streams.get(operation.stream)),
             operation=_operation(operation.kind, kernel),
             stack=stack,
             site=call_site_index(stack),
@@ -212,7 +210,7 @@ class Report:
             exit_status=exit_status,
             simulated=simulated,
             stopped=stopped,
-            races=tuple(sorted(self._counted(), key=_confidence_rank)),
+            races=tuple(sorted(self._counted(), key=_order)),
             coverage=replace(whole, suspected=whole.suspected + self._hidden),
             gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
             suppressed=tuple(self._suppressed_counts()),
@@ -236,7 +234,7 @@ class Report:
         if key in self._suppressed:
             return False
         self._found_in[decoder.process] += 1
-        if _BY_CONFIDENCE.index(race.confidence) < _confidence_rank(self._found[key]):
+        if _is_better_example(race, self._found[key]):
             self._found[key] = decoder.decode(race)
         return True
 
@@ -276,6 +274,28 @@ class Report:
             yield Suppressed(suppression.pattern, suppression.origin, len(hidden), sum(hidden))
 
 
+def _order(found: FoundRace) -> tuple[int, ...]:
+    """Return the position of a race in the report, which does not depend on addresses."""
+    memory = (found.memory.seq, found.offset_bytes or 0) if found.memory else (0, 0)
+    return _confidence_rank(found), found.current.seq, found.previous.seq, *memory
+
+
+def _is_better_example(race: Race, found: FoundRace) -> bool:
+    """Return whether to report a race instead of an earlier one between the same call sites.
+
+    It is if it is more certain. Among several that one operation causes, the order of their addresses, which
+    differs between runs, must not decide: the first allocation does.
+    """
+    rank = _BY_CONFIDENCE.index(race.confidence)
+    if rank != _confidence_rank(found) or not (race.allocation and found.memory):
+        return rank < _confidence_rank(found)
+    if race.current.seq != found.current.seq:
+        return False
+    allocation = race.allocation
+    memory = allocation.seq, race.lo - allocation.address
+    return (race.previous.seq, *memory) < _order(found)[2:]
+
+
 def _confidence_rank(found: FoundRace) -> int:
     return _BY_CONFIDENCE.index(found.confidence)
 
@@ -303,8 +323,9 @@ def _race(race: FoundRace) -> str:
     lines = [f"{race.kind} ({race.confidence}{times}): {race.sentence}"]
     lines += _side("later", race.current) + _side("earlier", race.previous)
     if memory := race.memory:
-        size = f"memory:  {format_bytes(memory.size_bytes)} at {memory.address:#x}"
-        lines += _with_stack(size, memory)
+        size, whole = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
+        place = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {whole}"
+        lines += _with_stack(place, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")
     return "\n".join([*lines, f"  fix:     {race.hint}"])

@@ -34,7 +34,7 @@ class Side:
     reads: bool  # whether the operation reads the bytes below
     writes: bool  # whether the operation writes the bytes below
     atomic: bool  # whether its accesses are atomic
-    known: Known  # exact, summary (exact ranges that were merged), assumed or uncertain (from arguments)
+    known: Known  # exact, merged (ranges), summary (a whole tensor), assumed or uncertain (from arguments)
     address: int  # address of the first accessed byte
     size_bytes: int  # size of the access; an upper bound unless it is exact
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does

@@ -20,8 +20,8 @@ from cudakit.core.sanitize.access_state import (
 )
 from cudakit.core.sanitize.clocks import (
     ASSUMED,
+    MERGED,
     NEVER,
-    SUMMARY,
     UNCERTAIN,
     WRITE,
     Call,
@@ -128,7 +128,7 @@ class Shadow:
         for segment in self.segments.overlapping(rows.lo, rows.hi):
             if shared := rows.shared_with_range(segment.lo, segment.hi):
                 found = segment.unordered(mode, past)
-                exact = not segment.merged and all(one.known != SUMMARY for one in found)
+                exact = not segment.merged and all(one.known != MERGED for one in found)
                 check(segment, found, access, past, shared, share_bytes=exact)
         for state, shared in self.strided.sharing_rows(rows):
             check(state, state.unordered(mode, past), access, past, shared)
@@ -193,7 +193,7 @@ class Shadow:
         self.segments.merge(access.lo, access.hi)
 
     def _check_strided(self, access: MemoryAccess, past: Clock) -> None:
-        exact = access.known != SUMMARY
+        exact = access.known != MERGED
         for state, shared in self.strided.sharing_range(access.lo, access.hi):
             found = state.unordered(access.mode, past)
             self.checker.check(state, found, access, past, shared, share_bytes=exact)

@@ -86,7 +86,7 @@ class DeviceInfo(Protocol):
         """Return the constant facts of the device: name, attributes, sizes."""
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
-        """Read clocks, power, temperature and memory use from NVML; only ``names`` of them if given.
+        """Read clocks, power, temperature and memory use from NVML, or only the fields ``names``.
 
         A real device takes milliseconds for all fields, tens of microseconds for one.
         """

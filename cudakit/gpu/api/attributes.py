@@ -1,8 +1,7 @@
 """The device attributes of the CUDA driver: number, name, unit and meaning.
 
-From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h). The names are CUDA's own in lower case with
-their unit; ``pci_bus_id`` stays the name of the whole address. Attributes that the
-driver does not support become Unavailable fields.
+From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h). Names are CUDA's, in lower case, with
+units. ``pci_bus_id`` is the name of the whole address. Unsupported attributes become Unavailable fields.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _TABLE = """
 6 max_grid_dim_y - Maximum blocks per grid along y
 7 max_grid_dim_z - Maximum blocks per grid along z
 8 max_shared_memory_per_block_bytes bytes Maximum shared memory per block without opting in
-9 total_constant_memory_bytes bytes Constant memory for the variables of kernels
+9 total_constant_memory_bytes bytes Constant memory for __constant__ variables
 10 warp_size - Threads of a warp
 11 max_pitch_bytes bytes Maximum pitch of a pitched copy
 12 max_registers_per_block - Maximum 32-bit registers per block
@@ -95,7 +94,7 @@ _TABLE = """
 82 max_registers_per_multiprocessor - Maximum 32-bit registers of an SM
 83 managed_memory bool Whether managed memory works
 84 multi_gpu_board bool Whether the board carries several GPUs
-85 multi_gpu_board_group_id - Number of the board, equal on GPUs of one
+85 multi_gpu_board_group_id - Board number, equal for GPUs on one board
 86 host_native_atomic_supported bool Whether atomics on host memory are native
 87 single_to_double_precision_perf_ratio - Single-precision operations for each double-precision one
 88 pageable_memory_access bool Whether the GPU can access pageable host memory
@@ -166,7 +165,7 @@ _TABLE = """
 153 logical_endpoint_unicast_supported bool Whether unicast logical endpoints work
 154 logical_endpoint_multicast_supported bool Whether multicast logical endpoints work
 155 logical_endpoint_counted_ops_supported bool Whether counted operations on logical endpoints work
-156 logical_endpoint_unicast_access_on_owner_device_supported bool Whether the owner can reach its own
+156 logical_endpoint_unicast_access_on_owner_device_supported bool Whether the owner device has access
 157 locality_domain_multiprocessor_count - Multiprocessors of a locality domain
 158 logical_endpoint_supported_handle_types mask Handle types for sharing logical endpoints
 159 vulkan_cig_streams_supported bool Whether CUDA in graphics with Vulkan takes streams

@@ -62,7 +62,7 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
     """
     exact = np.asarray(values, np.float64)
     if element.format is not None:
-        return _narrow(exact.astype(np.float32), element.format, element.bits)
+        return _round_to_format(exact.astype(np.float32), element.format, element.bits)
     if element.is_integer:
         info = np.iinfo(element.bits)
         return np.rint(np.clip(exact, info.min, info.max)).astype(element.bits)
@@ -78,11 +78,11 @@ def decode(bits: Bits, element: Element) -> Floats:
     if element is FP16:
         halves: npt.NDArray[np.float16] = bits.view(np.float16)
         return halves.astype(np.float64)
-    table = _table(element.format, has_infinity=element is FP8_E5M2)
+    table = _fp8_values(element.format, has_infinity=element is FP8_E5M2)
     return table.take(bits)
 
 
-def _narrow(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -> Bits:
+def _round_to_format(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -> Bits:
     magnitude = np.minimum(np.abs(values).astype(np.float64), to.largest)
     lowest = 1 - to.bias  # exponent of subnormal values and zero
     exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, lowest), lowest)
@@ -93,7 +93,7 @@ def _narrow(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -
     return bits
 
 
-def _table(form: Format, *, has_infinity: bool) -> Floats:
+def _fp8_values(form: Format, *, has_infinity: bool) -> Floats:
     """Return the value of each byte of an fp8 format; codes above the largest value are NaN."""
     code = np.arange(128)
     fraction = code & ((1 << form.mantissa_bits) - 1)

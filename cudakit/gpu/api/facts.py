@@ -16,20 +16,19 @@ Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
 _NOT_RECORDED = Unavailable("not recorded")
-NOT_ASKED = Unavailable("not queried")
+NOT_QUERIED = Unavailable("not queried")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """The facts of a device from one library. Field names carry their units."""
 
-    index: int  # index in this library, -1 if none; of a MIG instance: relative to its GPU
+    index: int  # index in this library (of a MIG instance: in its GPU), -1 if none
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
-    pci_bus_id: (
-        str | Unavailable
-    )  # "0000:65:00.0" in lower case; of a MIG instance: that of its GPU
-    fields: Mapping[str, Field]  # all other fields, by name (core/devices/fields)
-    parent: int | None = None  # of a MIG instance: the NVML index of its GPU
+    # "0000:65:00.0" in lower case; a MIG instance has the address of its GPU.
+    pci_bus_id: str | Unavailable
+    fields: Mapping[str, Field]  # other fields by name; see core/devices/fields
+    parent: int | None = None  # NVML index of the GPU of a MIG instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,8 @@ class CudaView:
 
     driver_version: tuple[int, int] | Unavailable  # newest CUDA version that the driver supports
     devices: tuple[DeviceFacts, ...]  # visible devices in CUDA's order
-    hidden: tuple[
-        DeviceFacts, ...
-    ]  # devices hidden by CUDA_VISIBLE_DEVICES, in CUDA's order without it; index -1
+    # Devices hidden by CUDA_VISIBLE_DEVICES, in CUDA's order without that variable; their index is -1.
+    hidden: tuple[DeviceFacts, ...]
     peer_access: tuple[tuple[int, int], ...]  # pairs of ordinals with peer access
     peer_atomics: tuple[tuple[int, int], ...]  # pairs of ordinals with native peer atomics
     error: tuple[int, str, str] | None  # code, name and explanation of a failed cuInit
@@ -110,7 +108,7 @@ class Machine(Protocol):
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        """Read telemetry fields, all or only ``names``; Unavailable if the device is lost."""
+        """Read all telemetry fields, or only ``names``; Unavailable if the device is lost."""
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
         """Read the activity since the previous call (NVML GPM: Hopper and newer)."""

@@ -15,7 +15,7 @@ Kind = Literal["identity", "fact", "telemetry", "activity"]
 # The group of fields that only MIG instances have.
 INSTANCE_GROUP = "MIG instance"
 
-# A function and its arguments, or an NVML field id and its scope; then the part of the result.
+# Matches "function(arguments)" or "field_id(scope)", followed by the part of the result to use.
 _CALL = re.compile(r"(\w+)(?:\(([\w,]+)\))?(\S*)")
 
 
@@ -28,7 +28,7 @@ class FieldInfo:
     source: str  # NVML function or field id, or CUDA attribute
     description: str
     group: str
-    kind: Kind  # constant or changing, and how it is read
+    kind: Kind  # which query reads the field
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class NvmlField:
 
     info: FieldInfo
     arguments: tuple[str, ...]  # numbers or names of nvidia-ml-py constants
-    part: str  # of the result: ".member", "[index]", or "" for the whole result
+    part: str  # the part of the result to use: ".member", "[index]", or "" for all
 
 
 def nvml_fields() -> Iterator[NvmlField]:
@@ -54,9 +54,9 @@ def _parse(table: str, kind: Kind) -> Iterator[NvmlField]:
             group = line.strip("[]")
             continue
         name, unit, call, description = line.split(" ", 3)
-        found = _CALL.fullmatch(call)
-        assert found, call  # noqa: S101 the tables below are constants
-        source, arguments, part = found.groups(default="")
+        match = _CALL.fullmatch(call)
+        assert match, call  # noqa: S101 the tables below are constants
+        source, arguments, part = match.groups(default="")
         info = FieldInfo(name, unit.replace("-", ""), source, description, group, kind)
         yield NvmlField(info, tuple(filter(None, arguments.split(","))), part)
 

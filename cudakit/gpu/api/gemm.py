@@ -124,12 +124,12 @@ class Gemm:
         for name in ("m", "n", "k", "batch"):
             _check_minimum(name, getattr(self, name), 1)
         _check_minimum("padding", self.padding, 0)
-        kind = DATA_TYPES[self.dtype]
-        outputs = tuple(element.name for element in kind.outputs)
+        data_type = DATA_TYPES[self.dtype]
+        outputs = tuple(element.name for element in data_type.outputs)
         object.__setattr__(self, "output", self.output or outputs[0])
-        object.__setattr__(self, "accumulate", self.accumulate or kind.accumulators[0])
+        object.__setattr__(self, "accumulate", self.accumulate or data_type.accumulators[0])
         _check_name(f"output of {self.dtype}", self.output, outputs)
-        _check_name(f"accumulator of {self.dtype}", self.accumulate, kind.accumulators)
+        _check_name(f"accumulator of {self.dtype}", self.accumulate, data_type.accumulators)
 
     @property
     def a(self) -> Matrix:
@@ -158,8 +158,8 @@ class Gemm:
     @property
     def bias(self) -> Element:
         """The bias type: that of D, or bf16 with fp8 (cuBLAS Library, "cublasLtMatmul", tables)."""
-        narrow = self.d.element.size_bytes == 1 or self.dtype.startswith("fp8")
-        return BF16 if narrow and self.output != FP16.name else self.d.element
+        has_fp8 = self.d.element.size_bytes == 1 or self.dtype.startswith("fp8")
+        return BF16 if has_fp8 and self.output != FP16.name else self.d.element
 
     @property
     def operations(self) -> int:
@@ -178,14 +178,13 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSettings:
-    """Options for a library, which ignores unsupported ones; ``GemmPlan.settings`` reports them."""
+    """Options for a library, which ignores unsupported options; ``GemmPlan.settings`` has those in effect."""
 
     workspace_bytes: int = WORKSPACE_BYTES  # maximum
     deterministic: bool = False  # bitwise reproducible: no reductions in varying order
     reduced_precision: bool = True  # allow reductions in fp16 or bf16
-    fast_accumulate: bool = (
-        False  # fp8: accumulate with fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM)
-    )
+    # fp8: accumulate with fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM)
+    fast_accumulate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +228,7 @@ class GemmPlan(Protocol):
         """The settings in effect, as text recorded with results."""
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        """Enqueue the GEMM; the call may be captured into a graph."""
+        """Enqueue the GEMM. Can be called during a stream capture."""
 
     def close(self) -> None:
         """Free the workspace and all other resources. Has no effect the second time."""
@@ -248,7 +247,7 @@ class Blas(Protocol):
 
     @property
     def version(self) -> str:
-        """The version of the library: "13.1.0"."""
+        """The version of the library, such as "13.1.0"."""
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
@@ -263,15 +262,15 @@ class Blas(Protocol):
     ) -> Iterator[Algorithm]:
         """Yield every supported configuration, in any order; there may be thousands.
 
-        The search stops once ``is_over`` returns True, which is checked also while no match is found.
+        The search stops once ``is_over`` returns True, which is checked even if nothing is yielded.
         """
 
     def close(self) -> None: ...
 
 
-def _check_name(kind: str, name: str, known: Mapping[str, object] | Sequence[str]) -> None:
-    if name not in known:
-        raise InputError(f"unknown {kind} {name!r}", hint=f"choose from {', '.join(known)}")
+def _check_name(kind: str, name: str, valid: Mapping[str, object] | Sequence[str]) -> None:
+    if name not in valid:
+        raise InputError(f"unknown {kind} {name!r}", hint=f"choose from {', '.join(valid)}")
 
 
 def _check_minimum(name: str, value: int, minimum: int) -> None:

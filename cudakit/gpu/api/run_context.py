@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudakit.gpu.api.facts import NOT_ASKED, CudaView, DeviceFacts, NvmlView, Telemetry
+from cudakit.gpu.api.facts import NOT_QUERIED, CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.gpu.driver_errors import remedy_of
 from cudakit.units import Unavailable
 
@@ -33,7 +33,7 @@ class Host:
     secure_boot: bool = False  # only signed kernel modules load
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of adapters
-    available_bytes: int | Unavailable = NOT_ASKED  # memory available without swapping
+    available_bytes: int | Unavailable = NOT_QUERIED  # memory available without swapping
     shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of SHARED_MEMORY
 
     def summary(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ class Driver:
     pci_gpus: tuple[PciGpu, ...] = ()
     kernel_log: tuple[str, ...] | Unavailable = _NOT_GATHERED
     mps_pipes: bool = False  # the MPS pipe directory has a control pipe
-    wsl_libcuda: bool = False  # Windows provides a libcuda
+    wsl_libcuda: bool = False  # WSL: Windows provides libcuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Distribution:
 
     name: str
     version: str
-    place: str  # directory of its modules
+    directory: str  # the directory of its modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,9 @@ class Build:
 
     framework: str
     version: str
-    cuda: tuple[int, int | None] | None  # (13, 0); (13, None); None if built without CUDA
+    cuda: (
+        tuple[int, int | None] | None
+    )  # major and minor version, None if unknown; None if built without CUDA
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,9 @@ class Software:
     libraries: tuple[Library, ...] | Unavailable = ()  # in dynamic loader order
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
-    missing_extensions: tuple[str, ...] = ()  # of cudakit's own: "core/allocator/_fast"
+    missing_extensions: tuple[
+        str, ...
+    ] = ()  # cudakit's own that are not built: "core/allocator/_fast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class RunContext:
     cuda: CudaView | Unavailable = _NOT_GATHERED
     telemetry: tuple[Telemetry | Unavailable, ...] = ()  # in the order of nvml.devices
     nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
-    other_processes: int | Unavailable = NOT_ASKED  # number of processes on that device
+    other_processes: int | Unavailable = NOT_QUERIED  # number of processes on that device
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()
 
     @property

@@ -58,7 +58,7 @@ class DescriptorHandle:
 
     process: ProcessId
     number: int
-    serial: int  # of the export, because descriptor numbers are reused
+    serial: int  # unique id of the export, because descriptor numbers are reused
 
 
 @dataclass(frozen=True, slots=True)

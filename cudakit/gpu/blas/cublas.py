@@ -13,15 +13,15 @@ from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix,
 from cudakit.gpu.blas.refusals import (
     CHOOSES_ITSELF,
     WithoutAlgorithms,
-    closed,
-    refuse_for_cublas,
-    refused_call,
+    call_error,
+    check_for_cublas,
+    closed_error,
 )
 from cudakit.gpu.blas.types import type_names
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import Unavailable, format_bytes
 
-_LARGEST_INT = 2**31 - 1
+_INT32_MAX = 2**31 - 1
 
 # Alignment and minimum size of a workspace: cuBLAS needs a valid address even for 0 bytes (cuBLAS Library,
 # "cublasSetWorkspace").
@@ -52,7 +52,7 @@ class Cublas(WithoutAlgorithms):
     def handle(self) -> int:
         """The cuBLAS handle. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
-            raise closed(self.library)
+            raise closed_error(self.library)
         return self._handle
 
     def call(self, function: Any, *args: object, name: str) -> Any:
@@ -60,10 +60,10 @@ class Cublas(WithoutAlgorithms):
         try:
             return self.cuda.in_context(function, *args)
         except self.vendor.cublas.cuBLASError as error:
-            raise refused_call(error.status, name) from error
+            raise call_error(error.status, name) from error
 
     def set_state(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
-        """Set stream, workspace and math mode of the handle for the next call, unless unchanged.
+        """Set stream, workspace and math mode of the handle for the next call, if they change.
 
         The stream is set first, because cublasSetStream resets the workspace (cuBLAS Library).
         """
@@ -88,10 +88,10 @@ class Cublas(WithoutAlgorithms):
     ) -> CublasGemm:
         """Prepare a GEMM. Raises Unsupported if an algorithm is given: cuBLAS does not accept one."""
         if not self._handle:
-            raise closed(self.library)
-        refuse_for_cublas(gemm)
+            raise closed_error(self.library)
+        check_for_cublas(gemm)
         if algorithm is not None:
-            raise self.no_choice()
+            raise self.selection_error()
         return CublasGemm(self, gemm, settings)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class CublasGemm:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises CudaError; CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if self._closed:
-            raise closed("the cuBLAS GEMM")
+            raise closed_error("the cuBLAS GEMM")
         blas = self._blas
         handle = blas.handle
         blas.set_state(
@@ -157,17 +157,19 @@ class _Call:
         cublas = vendor.cublas
         names = type_names(gemm)
         batched = gemm.batch > 1
-        plain = "gemm_strided_batched_ex" if batched else "gemm_ex"
+        function_name = "gemm_strided_batched_ex" if batched else "gemm_ex"
         self.name = "cublasGemmStridedBatchedEx" if batched else "cublasGemmEx"
-        self.function = getattr(cublas, plain if _fits_int32(gemm) else f"{plain}_64")
+        self.function = getattr(
+            cublas, function_name if _fits_int32(gemm) else f"{function_name}_64"
+        )
         transposed = (cublas.Operation[letter.upper()] for letter in gemm.layout)
         alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
         self._sizes = (*transposed, gemm.m, gemm.n, gemm.k, alpha)
-        self._a = _shape(gemm.a, vendor.data_type(names.a), batched=batched)
-        self._b = (*_shape(gemm.b, vendor.data_type(names.b), batched=batched), beta)
-        self._d = _shape(gemm.d, vendor.data_type(names.d), batched=batched)
+        self._a = _matrix_arguments(gemm.a, vendor.data_type(names.a), batched=batched)
+        self._b = (*_matrix_arguments(gemm.b, vendor.data_type(names.b), batched=batched), beta)
+        self._d = _matrix_arguments(gemm.d, vendor.data_type(names.d), batched=batched)
         count = (gemm.batch,) if batched else ()
-        self._rest = (*count, vendor.compute_type(names.compute), cublas.GemmAlgo.DFALT)
+        self._last_arguments = (*count, vendor.compute_type(names.compute), cublas.GemmAlgo.DFALT)
 
     def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
         """Return the arguments in the order of the function's parameters."""
@@ -180,18 +182,18 @@ class _Call:
             *self._b,
             operands.d,
             *self._d,
-            *self._rest,
+            *self._last_arguments,
         )
 
 
-def _shape(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int, ...]:
+def _matrix_arguments(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int, ...]:
     return (kind, matrix.leading, matrix.stride) if batched else (kind, matrix.leading)
 
 
 def _fits_int32(gemm: Gemm) -> bool:
     """Return whether all sizes fit 32-bit integers; larger ones need the ``_64`` functions."""
     leading = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
-    return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _LARGEST_INT
+    return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _INT32_MAX
 
 
 def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:

@@ -17,10 +17,10 @@ from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
 from cudakit.gpu.blas.refusals import (
     UNSUPPORTED,
-    closed,
+    call_error,
+    check_for_cublaslt,
+    closed_error,
     no_algorithm,
-    refuse_for_cublaslt,
-    refused_call,
 )
 from cudakit.gpu.blas.search import allowed_reductions, configurations, round_robin
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
@@ -28,11 +28,11 @@ from cudakit.units import format_bytes
 
 _CHOOSE_ANOTHER = "let the library choose, or tune again"
 
-# More than the number of algorithms of any combination of types.
+# Exceeds the number of algorithms of every combination of types.
 _MAX_IDS = 1000
 
 # Allocation for the scale factor 1.0.
-_ONE_BYTES = 256
+_UNIT_SCALE_BYTES = 256
 
 
 class CublasLt:
@@ -53,7 +53,7 @@ class CublasLt:
     def handle(self) -> int:
         """The cuBLASLt handle. Raises CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if not self._handle:
-            raise closed(self.library)
+            raise closed_error(self.library)
         return self._handle
 
     def call(self, function: Any, *args: object, name: str) -> Any:
@@ -61,7 +61,7 @@ class CublasLt:
         try:
             return self.cuda.in_context(function, *args)
         except self.vendor.lt.cuBLASLtError as error:
-            raise refused_call(error.status, name) from error
+            raise call_error(error.status, name) from error
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
@@ -73,10 +73,10 @@ class CublasLt:
                 structure, chosen = self._heuristic_results(problem, 1)[0]
             else:
                 structure, chosen = self._checked_structure(problem, algorithm)
-            given = algorithm is not None
-            product = LtGemm(self, problem, structure, chosen, given=given)
+            by_user = algorithm is not None
+            plan = LtGemm(self, problem, structure, chosen, by_user=by_user)
             owned.pop_all()  # now owned by the prepared GEMM
-            return product
+            return plan
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
         """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, best estimate first."""
@@ -87,7 +87,7 @@ class CublasLt:
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
         """Yield every configuration that cublasLtMatmulAlgoCheck accepts, round-robin over algorithms."""
-        refuse_for_cublaslt(gemm, self._capability)
+        check_for_cublaslt(gemm, self._capability)
         return self._search(gemm, settings, is_over)
 
     def close(self) -> None:
@@ -99,15 +99,15 @@ class CublasLt:
         self._handle = 0
 
     def _problem(self, gemm: Gemm, settings: GemmSettings) -> Problem:
-        refuse_for_cublaslt(gemm, self._capability)
+        check_for_cublaslt(gemm, self._capability)
         if not self._handle:
-            raise closed(self.library)
+            raise closed_error(self.library)
         if self._unit_scale is None:
             self._unit_scale = _upload_unit_scale(self.cuda)
         try:
             return Problem(self.vendor, gemm, settings, self._unit_scale)
         except self.vendor.lt.cuBLASLtError as error:
-            raise refused_call(error.status, "the description of the GEMM") from error
+            raise call_error(error.status, "the description of the GEMM") from error
 
     def _heuristic_results(self, problem: Problem, limit: int) -> list[tuple[Any, Algorithm]]:
         """Return heuristic results as structures and Algorithms. Raises Unsupported if there is none."""
@@ -127,7 +127,7 @@ class CublasLt:
             )
         except lt.cuBLASLtError as error:
             if error.status not in UNSUPPORTED:
-                raise refused_call(error.status, "cublasLtMatmulAlgoGetHeuristic") from error
+                raise call_error(error.status, "cublasLtMatmulAlgoGetHeuristic") from error
         usable = [result for result in results[: count[0]] if not result["state"]]
         if not usable:
             raise no_algorithm(problem.gemm, f"cuBLASLt {self.version}", self._capability)
@@ -168,18 +168,18 @@ class CublasLt:
                 _MAX_IDS,
                 name="cublasLtMatmulAlgoGetIds",
             )
-            searches = (self._configurations_of(problem, number) for number in ids)
+            searches = (self._configurations_of(problem, algorithm_id) for algorithm_id in ids)
             yield from round_robin(searches, is_over)
 
-    def _configurations_of(self, problem: Problem, number: int) -> Iterator[Algorithm | None]:
-        check = _AlgorithmCheck(self, problem, number)
+    def _configurations_of(self, problem: Problem, algorithm_id: int) -> Iterator[Algorithm | None]:
+        check = _AlgorithmCheck(self, problem, algorithm_id)
         if not check.initialized:
             return
         allowed = allowed_reductions(problem.gemm, problem.settings)
         supported = self.call(
             choices,
             self.vendor.lt,
-            number,
+            algorithm_id,
             check.address,
             allowed,
             self._capability,
@@ -198,16 +198,16 @@ class LtGemm:
         structure: Any,
         algorithm: Algorithm,
         *,
-        given: bool,
+        by_user: bool,
     ) -> None:
         self.algorithm = algorithm
         self.settings: Mapping[str, str] = MappingProxyType(
-            _describe(problem, algorithm, given=given)
+            _describe_settings(problem, algorithm, by_user=by_user)
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
         self._structure = structure  # kept alive, because calls pass its address
-        self._algorithm_at: int = structure.ctypes.data
+        self._algorithm_address: int = structure.ctypes.data
         self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
             blas.cuda.malloc(self._workspace_bytes) if self._workspace_bytes else Ptr(0)
@@ -220,7 +220,7 @@ class LtGemm:
         Operands must be aligned to 256 bytes, as cuMemAlloc guarantees.
         """
         if self._closed:
-            raise closed("the cuBLASLt GEMM")
+            raise closed_error("the cuBLASLt GEMM")
         problem, cuda = self._problem, self._blas.cuda
         if problem.gemm.has_bias:
             problem.set_bias(operands.bias)
@@ -238,7 +238,7 @@ class LtGemm:
             problem.c,
             operands.d,
             problem.d,
-            self._algorithm_at,
+            self._algorithm_address,
             self._workspace,
             self._workspace_bytes,
             cuda.stream_address(stream),
@@ -255,10 +255,10 @@ class LtGemm:
             self._blas.cuda.free(self._workspace)
 
 
-def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[str, str]:
+def _describe_settings(problem: Problem, algorithm: Algorithm, *, by_user: bool) -> dict[str, str]:
     gemm, settings = problem.gemm, problem.settings
     described = {
-        "chosen_by": "the user" if given else "cuBLASLt heuristics",
+        "chosen_by": "the user" if by_user else "cuBLASLt heuristics",
         "compute_type": f"CUBLAS_{problem.names.compute}",
         "scale_type": problem.names.scale,
         "workspace": (
@@ -277,7 +277,7 @@ def _describe(problem: Problem, algorithm: Algorithm, *, given: bool) -> dict[st
 class _AlgorithmCheck:
     """Checks configurations of one algorithm id."""
 
-    def __init__(self, blas: CublasLt, problem: Problem, number: int) -> None:
+    def __init__(self, blas: CublasLt, problem: Problem, algorithm_id: int) -> None:
         lt = blas.vendor.lt
         self._blas, self._problem = blas, problem
         self._result = np.zeros(1, lt.matmul_heuristic_result_dtype)
@@ -289,7 +289,7 @@ class _AlgorithmCheck:
             self.address,
             self._result.ctypes.data,
         )
-        self.initialized = self._initialize(number)
+        self.initialized = self._initialize(algorithm_id)
 
     def accepts(self, algorithm: Algorithm) -> Algorithm | None:
         """Return the algorithm with its workspace size; None if it is not supported."""
@@ -306,7 +306,7 @@ class _AlgorithmCheck:
             return None
         return replace(algorithm, workspace_bytes=needed)
 
-    def _initialize(self, number: int) -> bool:
+    def _initialize(self, algorithm_id: int) -> bool:
         lt, problem = self._blas.vendor.lt, self._problem
         try:
             self._blas.cuda.in_context(
@@ -315,7 +315,7 @@ class _AlgorithmCheck:
                 problem.compute,
                 problem.scale,
                 *problem.matrix_types,
-                number,
+                algorithm_id,
                 self.address,
             )
         except lt.cuBLASLtError:
@@ -326,9 +326,9 @@ class _AlgorithmCheck:
 def _upload_unit_scale(cuda: CudaDevice) -> Ptr:
     """Return the address of a new fp32 1.0 in device memory."""
     value = np.float32(1).tobytes()
-    place, pinned = cuda.malloc(_ONE_BYTES), cuda.host_malloc(len(value))
+    address, pinned = cuda.malloc(_UNIT_SCALE_BYTES), cuda.host_malloc(len(value))
     cuda.host_view(pinned, len(value))[:] = value
-    cuda.copy(place, pinned, len(value), LEGACY)
+    cuda.copy(address, pinned, len(value), LEGACY)
     cuda.sync_stream(LEGACY)
     cuda.host_free(pinned)
-    return place
+    return address

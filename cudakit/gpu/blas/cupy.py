@@ -20,7 +20,7 @@ from cudakit.gpu.api.gemm import (
     Operands,
 )
 from cudakit.gpu.blas.frameworks import Setting, View, run_with, views
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed
+from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed_error
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.gpu.external_streams import stream_of_cupy
 from cudakit.units import Unavailable
@@ -56,7 +56,7 @@ class CupyBlas(WithoutAlgorithms):
         """Return the CuPy object of a stream. Raises CUDA_ERROR_INVALID_HANDLE if it was destroyed."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
-            raise closed(self.library)
+            raise closed_error(self.library)
         if stream not in self._streams:
             self._streams[stream] = stream_of_cupy(self.cupy, handle)
         return self._streams[stream]
@@ -66,9 +66,9 @@ class CupyBlas(WithoutAlgorithms):
     ) -> CupyGemm:
         """Prepare a GEMM. Raises Unsupported if CuPy needs copies for it, or if an algorithm is given."""
         if self._closed:
-            raise closed(self.library)
+            raise closed_error(self.library)
         if algorithm is not None:
-            raise self.no_choice()
+            raise self.selection_error()
         _check(gemm, settings)
         return CupyGemm(self, gemm)
 
@@ -102,7 +102,7 @@ class CupyGemm:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises Unsupported with CuPy's reason if the call fails."""
         if self._closed:
-            raise closed("the CuPy GEMM")
+            raise closed_error("the CuPy GEMM")
         cupy = self._blas.cupy
         try:
             with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
@@ -187,11 +187,11 @@ def _framework_settings(gemm: Gemm) -> tuple[Setting, ...]:
     if gemm.dtype not in ("fp32", "tf32"):
         return ()
     linalg = import_module("cupy._core._routines_linalg")
-    wanted = linalg.COMPUTE_TYPE_TF32 if gemm.dtype == "tf32" else linalg.COMPUTE_TYPE_DEFAULT
+    compute_type = linalg.COMPUTE_TYPE_TF32 if gemm.dtype == "tf32" else linalg.COMPUTE_TYPE_DEFAULT
     return (
         Setting(
             read=lambda: linalg.get_compute_type(np.float32),
             write=lambda value: linalg.set_compute_type(np.float32, value),
-            value=wanted,
+            value=compute_type,
         ),
     )

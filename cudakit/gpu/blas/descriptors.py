@@ -74,11 +74,11 @@ class AttributeBuffer:
 class Problem:
     """The descriptors of one GEMM, until ``close``. C aliases D and is not read, because beta is 0.
 
-    ``one`` is the device address of an fp32 1.0: the fp8 scale, and a placeholder for the bias pointer during
-    the heuristics, which depend on whether it is set.
+    ``unit_scale`` is the device address of an fp32 1.0. It is the fp8 scale, and a placeholder for the bias
+    pointer, because the heuristics depend on whether that pointer is set.
     """
 
-    def __init__(self, vendor: Nvmath, gemm: Gemm, settings: GemmSettings, one: Ptr) -> None:
+    def __init__(self, vendor: Nvmath, gemm: Gemm, settings: GemmSettings, unit_scale: Ptr) -> None:
         self._lt = vendor.lt
         self._vendor = vendor
         self.gemm, self.settings = gemm, settings
@@ -93,10 +93,10 @@ class Problem:
         self.beta: int = self._scalars[1:].ctypes.data
         pointer = vendor.lt.MatmulDescAttribute["BIAS_POINTER"]
         self._bias = AttributeBuffer(pointer, vendor.lt.get_matmul_desc_attribute_dtype(pointer))
-        self._bias_address = one
+        self._bias_address = unit_scale
         with ExitStack() as owned:
             self._owned = owned
-            self.operation = self._operation(one)
+            self.operation = self._operation(unit_scale)
             self.a, self.b, self.c, self.d = map(
                 self._layout, (gemm.a, gemm.b, gemm.d, gemm.d), self.matrix_types
             )
@@ -113,7 +113,7 @@ class Problem:
         return not is_fp8_output(self.gemm)
 
     def set_bias(self, bias: Ptr) -> None:
-        """Set the bias address, unless unchanged."""
+        """Set the bias address, if it changes."""
         if bias != self._bias_address:
             self._bias.number = self._bias_address = bias
             self._lt.matmul_desc_set_attribute(
@@ -125,58 +125,62 @@ class Problem:
         lt = self._lt
         preference: int = lt.matmul_preference_create()
         self._owned.callback(lt.matmul_preference_destroy, preference)
-        put = self._attribute_setter(
+        set_attribute = self._attribute_setter(
             preference,
             lt.matmul_preference_set_attribute,
             lt.MatmulPreferenceAttribute,
             lt.get_matmul_preference_attribute_dtype,
         )
-        put("MAX_WORKSPACE_BYTES", self.settings.workspace_bytes)
-        put("REDUCTION_SCHEME_MASK", sum(allowed_reductions(self.gemm, self.settings)))
+        set_attribute("MAX_WORKSPACE_BYTES", self.settings.workspace_bytes)
+        set_attribute("REDUCTION_SCHEME_MASK", sum(allowed_reductions(self.gemm, self.settings)))
         for matrix in "ABCD":
-            put(f"MIN_ALIGNMENT_{matrix}_BYTES", _ALIGNMENT_BYTES)
+            set_attribute(f"MIN_ALIGNMENT_{matrix}_BYTES", _ALIGNMENT_BYTES)
         return preference
 
     def close(self) -> None:
         """Destroy the descriptors. Has no effect the second time."""
         self._owned.close()
 
-    def _operation(self, one: Ptr) -> int:
+    def _operation(self, unit_scale: Ptr) -> int:
         lt, gemm = self._lt, self.gemm
         attributes, kind = lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype
         operation: int = lt.matmul_desc_create(self.compute, self.scale)
         self._owned.callback(lt.matmul_desc_destroy, operation)
-        put = self._attribute_setter(operation, lt.matmul_desc_set_attribute, attributes, kind)
+        set_attribute = self._attribute_setter(
+            operation, lt.matmul_desc_set_attribute, attributes, kind
+        )
         for letter, name in zip(gemm.layout, ("TRANSA", "TRANSB"), strict=True):
-            put(name, self._vendor.cublas.Operation[letter.upper()])
-        put("EPILOGUE", lt.Epilogue[_EPILOGUES[gemm.epilogue]])
+            set_attribute(name, self._vendor.cublas.Operation[letter.upper()])
+        set_attribute("EPILOGUE", lt.Epilogue[_EPILOGUES[gemm.epilogue]])
         if gemm.has_bias:
-            put("BIAS_DATA_TYPE", self._vendor.data_type(self.names.bias))
-            put("BIAS_POINTER", one)
+            set_attribute("BIAS_DATA_TYPE", self._vendor.data_type(self.names.bias))
+            set_attribute("BIAS_POINTER", unit_scale)
         if gemm.dtype.startswith("fp8"):
-            self._put_fp8(put, one)
+            self._set_fp8_attributes(set_attribute, unit_scale)
         return operation
 
-    def _put_fp8(self, put: Callable[[str, int], None], one: Ptr) -> None:
-        put("A_SCALE_POINTER", one)
-        put("B_SCALE_POINTER", one)
+    def _set_fp8_attributes(
+        self, set_attribute: Callable[[str, int], None], unit_scale: Ptr
+    ) -> None:
+        set_attribute("A_SCALE_POINTER", unit_scale)
+        set_attribute("B_SCALE_POINTER", unit_scale)
         if is_fp8_output(self.gemm):
-            put("D_SCALE_POINTER", one)
-        put("FAST_ACCUM", self.settings.fast_accumulate)
+            set_attribute("D_SCALE_POINTER", unit_scale)
+        set_attribute("FAST_ACCUM", self.settings.fast_accumulate)
 
     def _layout(self, matrix: Matrix, kind: int) -> int:
         lt = self._lt
         layout: int = lt.matrix_layout_create(kind, matrix.rows, matrix.columns, matrix.leading)
         self._owned.callback(lt.matrix_layout_destroy, layout)
         if matrix.batch > 1:
-            put = self._attribute_setter(
+            set_attribute = self._attribute_setter(
                 layout,
                 lt.matrix_layout_set_attribute,
                 lt.MatrixLayoutAttribute,
                 lt.get_matrix_layout_attribute_dtype,
             )
-            put("BATCH_COUNT", matrix.batch)
-            put("STRIDED_BATCH_OFFSET", matrix.stride)
+            set_attribute("BATCH_COUNT", matrix.batch)
+            set_attribute("STRIDED_BATCH_OFFSET", matrix.stride)
         return layout
 
     @staticmethod
@@ -185,12 +189,12 @@ class Problem:
     ) -> Callable[[str, int], None]:
         """Return a function that sets an attribute of a descriptor by name."""
 
-        def put(name: str, number: int) -> None:
+        def set_attribute(name: str, number: int) -> None:
             buffer = AttributeBuffer(attributes[name], kind(attributes[name]))
             buffer.number = number
             setter(descriptor, buffer.attribute, buffer.address, buffer.size_bytes)
 
-        return put
+        return set_attribute
 
 
 class Configurations:
@@ -208,7 +212,7 @@ class Configurations:
         }
 
     def read(self, address: int) -> Algorithm:
-        """Return the configuration, without the workspace size, which the structure lacks."""
+        """Return the configuration; the structure does not contain the workspace size."""
         numbers = {field: self._read(address, buffer) for field, buffer in self._buffers.items()}
         if numbers["split_k"] > 1:
             return Algorithm(**numbers)
@@ -278,19 +282,19 @@ def choices(
     """Return the parameter values of an algorithm, with reduction schemes from ``allowed`` only."""
     capabilities = Capabilities(lt, address)
     schemes = capabilities.number("REDUCTION_SCHEME_MASK")
-    most_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
+    max_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
     return Choices(
         id=algorithm_id,
         tiles=capabilities.numbers("TILE_IDS") or (0,),
         stages=capabilities.numbers("STAGES_IDS") or (0,),
-        customs=range(max(most_custom, 0) + 1),
+        customs=range(max(max_custom, 0) + 1),
         swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
         splits=SPLITS if capabilities.number("SPLITK_SUPPORT") else (),
         reductions=tuple(scheme for scheme in allowed if scheme & schemes),
-        clusters=_sorted(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
-        inners=_sorted(lt.MatmulInnerShape),
+        clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
+        inners=_sorted_values(lt.MatmulInnerShape),
     )
 
 
-def _sorted(shapes: Any) -> tuple[int, ...]:
+def _sorted_values(shapes: Any) -> tuple[int, ...]:
     return tuple(sorted({int(shape) for shape in shapes}))

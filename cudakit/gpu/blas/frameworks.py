@@ -64,9 +64,9 @@ class Setting:
     value: Any
 
 
-def attribute(holder: Any, name: str, value: Any) -> Setting:
+def attribute_setting(owner: Any, name: str, value: Any) -> Setting:
     """Return the setting for an attribute of an object."""
-    return Setting(partial(getattr, holder, name), partial(setattr, holder, name), value)
+    return Setting(partial(getattr, owner, name), partial(setattr, owner, name), value)
 
 
 def run_with(settings: Sequence[Setting], work: Callable[[], object]) -> None:
@@ -74,11 +74,11 @@ def run_with(settings: Sequence[Setting], work: Callable[[], object]) -> None:
     changed: list[tuple[Setting, Any]] = []
     try:
         for setting in settings:
-            before = setting.read()
-            if before != setting.value:
-                changed.append((setting, before))
+            previous = setting.read()
+            if previous != setting.value:
+                changed.append((setting, previous))
                 setting.write(setting.value)
         work()
     finally:
-        for setting, before in reversed(changed):
-            setting.write(before)
+        for setting, previous in reversed(changed):
+            setting.write(previous)

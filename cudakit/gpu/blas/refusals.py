@@ -12,10 +12,10 @@ from cudakit.gpu.blas.types import is_fp8_output
 from cudakit.gpu.driver_errors import Status, cuda_error
 
 CHOOSES_ITSELF = "chooses its algorithm internally"
-TAKE_CUBLASLT = "use cublaslt, which can list and select algorithms"
+USE_CUBLASLT = "use cublaslt, which can list and select algorithms"
 
 # Major compute capabilities with all fp8 layouts. Ada (8.9), Hopper (9.0) and Blackwell GeForce (12.x)
-# support only A transposed, B not (cuBLAS Library, "cublasLtMatmul").
+# support only layout tn (cuBLAS Library, "cublasLtMatmul").
 _FP8_ALL_LAYOUTS = range(10, 12)
 _INT8_ALIGNMENT = 4
 
@@ -43,11 +43,11 @@ UNSUPPORTED = frozenset(
 class WithoutAlgorithms:
     """A library that selects algorithms internally: it neither lists nor accepts them."""
 
-    title: str  # in messages
+    title: str  # name in messages
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:  # noqa: ARG002
         """Raise Unsupported: the library does not list algorithms."""
-        raise self.no_choice()
+        raise self.selection_error()
 
     def algorithms(
         self,
@@ -56,15 +56,15 @@ class WithoutAlgorithms:
         is_over: Callable[[], bool] = never,  # noqa: ARG002
     ) -> Iterator[Algorithm]:
         """Raise Unsupported: the library does not list algorithms."""
-        raise self.no_choice()
+        raise self.selection_error()
 
-    def no_choice(self) -> Unsupported:
+    def selection_error(self) -> Unsupported:
         """Return the error for listing or selecting an algorithm."""
-        return Unsupported(f"{self.title} {CHOOSES_ITSELF}", hint=TAKE_CUBLASLT)
+        return Unsupported(f"{self.title} {CHOOSES_ITSELF}", hint=USE_CUBLASLT)
 
 
-def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
-    """Raise Unsupported for GEMMs that cuBLASLt documents as unsupported; its heuristics check the rest."""
+def check_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
+    """Raise Unsupported for GEMMs that cuBLASLt documents as unsupported; heuristics reject all others."""
     _check_accumulator(gemm)
     all_layouts = capability.major in _FP8_ALL_LAYOUTS
     if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
@@ -75,7 +75,7 @@ def refuse_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
         )
 
 
-def refuse_for_cublas(gemm: Gemm) -> None:
+def check_for_cublas(gemm: Gemm) -> None:
     """Raise Unsupported for GEMMs that cublasGemmEx does not support (cuBLAS Library, "cublasGemmEx")."""
     _check_accumulator(gemm)
     if gemm.dtype.startswith("fp8"):
@@ -102,7 +102,7 @@ def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupporte
     )
 
 
-def refused_call(status: int, call: str) -> CudakitError:
+def call_error(status: int, call: str) -> CudakitError:
     """Return the error for a failed status: Unsupported, or CudaError for other failures."""
     is_known = status in list(BlasStatus)
     name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if is_known else f"CUBLAS_STATUS {status}"
@@ -113,18 +113,18 @@ def refused_call(status: int, call: str) -> CudakitError:
     return CudaError(status, name, f"{call} failed")
 
 
-def closed(name: str) -> CudaError:
+def closed_error(name: str) -> CudaError:
     """Return CUDA_ERROR_INVALID_HANDLE for the use of a closed object."""
-    return cuda_error(Status.INVALID_HANDLE, seen=f"{name} was closed")
+    return cuda_error(Status.INVALID_HANDLE, detail=f"{name} was closed")
 
 
 def describe(gemm: Gemm) -> str:
     """Return a description of a GEMM for messages."""
     types = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
-    rest = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
-    rest += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
-    rest += [f"padding {gemm.padding}"] if gemm.padding else []
-    return f"{gemm.m} x {gemm.n} x {gemm.k} in {types}, {', '.join(rest)}"
+    options = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
+    options += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
+    options += [f"padding {gemm.padding}"] if gemm.padding else []
+    return f"{gemm.m} x {gemm.n} x {gemm.k} in {types}, {', '.join(options)}"
 
 
 def _check_accumulator(gemm: Gemm) -> None:

@@ -86,7 +86,7 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
 def round_robin(
     iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never
 ) -> Iterator[Algorithm]:
-    """Yield from all iterators in turn, so that a search that stops early has seen each of them.
+    """Yield from all iterators in turn, so that a search that stops early covers each of them.
 
     An iterator yields None to pass its turn.
     """
@@ -96,12 +96,12 @@ def round_robin(
             if is_over():
                 return
             try:
-                found = next(iterator)
+                algorithm = next(iterator)
             except StopIteration:
                 active.remove(iterator)
             else:
-                if found:
-                    yield found
+                if algorithm:
+                    yield algorithm
 
 
 def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
@@ -114,12 +114,12 @@ def _effective(
 ) -> Sequence[int]:
     if len(values) == 1:
         return values
-    found = [
+    supported = [
         value
         for value in values
         if any(accepts(replace(shape, **{field: value})) for shape in shapes)
     ]
-    return found if found and len(found) < len(values) else values[:1]
+    return supported if supported and len(supported) < len(values) else values[:1]
 
 
 def _variants(candidate: Algorithm, choices: Choices) -> Iterator[Algorithm]:

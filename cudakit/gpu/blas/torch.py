@@ -10,8 +10,8 @@ from typing import Any
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands
-from cudakit.gpu.blas.frameworks import Setting, attribute, run_with
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed
+from cudakit.gpu.blas.frameworks import Setting, attribute_setting, run_with
+from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed_error
 from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
@@ -40,7 +40,7 @@ class TorchBlas(WithoutAlgorithms):
         """Return the torch object of a stream. Raises CUDA_ERROR_INVALID_HANDLE if it was destroyed."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
-            raise closed(self.library)
+            raise closed_error(self.library)
         if stream not in self._streams:
             self._streams[stream] = self.torch.cuda.ExternalStream(handle, device=self.device)
         return self._streams[stream]
@@ -50,9 +50,9 @@ class TorchBlas(WithoutAlgorithms):
     ) -> TorchGemm:
         """Prepare a GEMM. Raises Unsupported if torch has no function for it, or if an algorithm is given."""
         if self._closed:
-            raise closed(self.library)
+            raise closed_error(self.library)
         if algorithm is not None:
-            raise self.no_choice()
+            raise self.selection_error()
         return TorchGemm(self, gemm, settings)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class TorchGemm:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises Unsupported with torch's reason if the call fails."""
         if self._closed:
-            raise closed("the torch GEMM")
+            raise closed_error("the torch GEMM")
         torch, call = self._blas.torch, self._call
         tensors = self._tensors.of(operands)
         try:
@@ -110,37 +110,37 @@ class TorchGemm:
 def _framework_settings(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Setting]:
     """Return the torch settings that a GEMM depends on, by name."""
     matmul = torch.backends.cuda.matmul
-    wanted: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     match gemm.dtype:
         case "fp32" | "tf32":
             # torch 2.9 replaced allow_tf32, which now warns, by fp32_precision.
             if hasattr(matmul, "fp32_precision"):
-                wanted["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
+                values["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
             else:
-                wanted["allow_tf32"] = gemm.dtype == "tf32"
+                values["allow_tf32"] = gemm.dtype == "tf32"
         case "fp16":
-            wanted["allow_fp16_reduced_precision_reduction"] = settings.reduced_precision
-            wanted |= _fp16_accumulation(torch, matmul, gemm)
+            values["allow_fp16_reduced_precision_reduction"] = settings.reduced_precision
+            values |= _fp16_accumulation(torch, matmul, gemm)
         case "bf16":
-            wanted["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
-    required = {name: attribute(matmul, name, value) for name, value in wanted.items()}
+            values["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
+    required = {name: attribute_setting(matmul, name, value) for name, value in values.items()}
     if settings.deterministic:
-        required["use_deterministic_algorithms"] = _deterministic(torch)
+        required["use_deterministic_algorithms"] = _deterministic_setting(torch)
     return required
 
 
 def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
-    wanted = gemm.accumulate == "fp16"
+    enabled = gemm.accumulate == "fp16"
     if hasattr(matmul, "allow_fp16_accumulation"):
-        return {"allow_fp16_accumulation": wanted}
-    if wanted:
+        return {"allow_fp16_accumulation": enabled}
+    if enabled:
         raise Unsupported(
             f"torch {torch.__version__} has no fp16 accumulator", hint="install torch 2.7 or newer"
         )
     return {}
 
 
-def _deterministic(torch: Any) -> Setting:
+def _deterministic_setting(torch: Any) -> Setting:
     if os.environ.get(_WORKSPACE) not in _DETERMINISTIC:
         raise Unsupported(
             f"torch is deterministic only if {_WORKSPACE} is set before it starts",

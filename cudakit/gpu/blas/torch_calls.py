@@ -73,8 +73,8 @@ class Tensors:
 
     def _tensor(self, view: View, address: Ptr) -> Any:
         memory = _Memory(address, view.size_bytes)
-        octets = self._torch.as_tensor(memory, device=self._device)
-        elements = octets.view(dtype(self._torch, view.element.name))
+        raw_bytes = self._torch.as_tensor(memory, device=self._device)
+        elements = raw_bytes.view(dtype(self._torch, view.element.name))
         return elements.as_strided(view.shape, view.strides)
 
 
@@ -127,8 +127,12 @@ def choose_call(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> 
 
 def _mm(torch: Any, gemm: Gemm) -> Call:
     if gemm.batch > 1:
-        return Call("torch.bmm", lambda at: torch.bmm(at.left, at.right, out=at.result))
-    return Call("torch.mm", lambda at: torch.mm(at.left, at.right, out=at.result))
+        return Call(
+            "torch.bmm", lambda tensors: torch.bmm(tensors.left, tensors.right, out=tensors.result)
+        )
+    return Call(
+        "torch.mm", lambda tensors: torch.mm(tensors.left, tensors.right, out=tensors.result)
+    )
 
 
 def _mm_fp32_output(torch: Any, gemm: Gemm) -> Call:
@@ -142,16 +146,22 @@ def _mm_fp32_output(torch: Any, gemm: Gemm) -> Call:
     function, kind = getattr(torch, name), dtype(torch, gemm.output)
     return Call(
         f"torch.{name}(out_dtype={gemm.output})",
-        lambda at: function(at.left, at.right, out_dtype=kind, out=at.result),
+        lambda tensors: function(tensors.left, tensors.right, out_dtype=kind, out=tensors.result),
     )
 
 
 def _addmm(torch: Any, gemm: Gemm) -> Call:
     if gemm.batch > 1:
         return Call(
-            "torch.baddbmm", lambda at: torch.baddbmm(at.bias, at.left, at.right, out=at.result)
+            "torch.baddbmm",
+            lambda tensors: torch.baddbmm(
+                tensors.bias, tensors.left, tensors.right, out=tensors.result
+            ),
         )
-    return Call("torch.addmm", lambda at: torch.addmm(at.bias, at.left, at.right, out=at.result))
+    return Call(
+        "torch.addmm",
+        lambda tensors: torch.addmm(tensors.bias, tensors.left, tensors.right, out=tensors.result),
+    )
 
 
 def _addmm_activation(torch: Any, gemm: Gemm) -> Call:
@@ -164,30 +174,30 @@ def _addmm_activation(torch: Any, gemm: Gemm) -> Call:
     gelu = gemm.epilogue.startswith("gelu")
     return Call(
         f"torch._addmm_activation(use_gelu={gelu})",
-        lambda at: torch._addmm_activation(
-            at.bias, at.left, at.right, use_gelu=gelu, out=at.result
+        lambda tensors: torch._addmm_activation(
+            tensors.bias, tensors.left, tensors.right, use_gelu=gelu, out=tensors.result
         ),
     )
 
 
 def _scaled_mm(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
     _check_scaled_mm(gemm)
-    one = torch.ones((), dtype=torch.float32, device=device)
+    unit_scale = torch.ones((), dtype=torch.float32, device=device)
     torch.cuda.synchronize(device)  # later calls may use other streams
-    result_scale = one if is_fp8_output(gemm) else None
+    result_scale = unit_scale if is_fp8_output(gemm) else None
     kind, fast = dtype(torch, gemm.output), settings.fast_accumulate
     return Call(
         f"torch._scaled_mm(use_fast_accum={fast})",
-        lambda at: torch._scaled_mm(
-            at.left,
-            at.right,
-            scale_a=one,
-            scale_b=one,
-            bias=at.bias,
+        lambda tensors: torch._scaled_mm(
+            tensors.left,
+            tensors.right,
+            scale_a=unit_scale,
+            scale_b=unit_scale,
+            bias=tensors.bias,
             scale_result=result_scale,
             out_dtype=kind,
             use_fast_accum=fast,
-            out=at.result,
+            out=tensors.result,
         ),
     )
 
@@ -227,4 +237,7 @@ def _int_mm(torch: Any, gemm: Gemm) -> Call:
             f"torch needs n above {_INT8_ROWS_ABOVE} and multiples of {_INT8_MULTIPLE} for m and k of int8, "
             f"got {gemm.m} x {gemm.n} x {gemm.k}"
         )
-    return Call("torch._int_mm", lambda at: torch._int_mm(at.left, at.right, out=at.result))
+    return Call(
+        "torch._int_mm",
+        lambda tensors: torch._int_mm(tensors.left, tensors.right, out=tensors.result),
+    )

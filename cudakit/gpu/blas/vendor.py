@@ -18,7 +18,7 @@ FIRST_TUNING_TORCH = "2.15"
 
 
 class CudaDevice(Memory, Streams, Protocol):
-    """A real device with memory, streams, and calls in its context."""
+    """The methods of a real device that the GEMM libraries call."""
 
     @property
     def ordinal(self) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+from cudakit.gpu.capture.torch_import import after_torch_import, attribute_backward
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.trace.losses import PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
@@ -188,6 +190,7 @@ def _subscribe(ready: Ready, directory: Path) -> Any:
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
+    after_torch_import(partial(attribute_backward, recorder))
     return recorder
 
 

@@ -54,10 +54,10 @@ class Context:
         self,
         function: Callable[..., Result],
         *args: object,
-        seen: Callable[[], str] | None = None,
+        detail: Callable[[], str] | None = None,
     ) -> Any:
         """Call a driver function in this context, and return its results. Raises CudaError."""
-        return check(self.in_context(function, *args), seen)
+        return check(self.in_context(function, *args), detail)
 
     def close(self) -> None:
         """Release the context; the last release in the process destroys it and its resources."""
@@ -67,7 +67,7 @@ class Context:
 
     def _enter(self) -> None:
         if self.closed:
-            raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
+            raise cuda_error(Status.CONTEXT_IS_DESTROYED, detail=f"{self.name} was closed")
         check(cu.cuCtxPushCurrent(self.handle))
 
 

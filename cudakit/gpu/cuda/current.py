@@ -24,7 +24,7 @@ _STREAM_HINT = "pass a stream of torch, CuPy, Numba or cuda.core, or a driver ha
 
 
 def is_available() -> bool:
-    """Return whether at least one CUDA device is visible, as ``device_count`` counts; never raises.
+    """Return whether at least one CUDA device is visible. Does not raise.
 
     >>> import cudakit
     >>> cudakit.is_available()  # doctest: +SKIP
@@ -66,7 +66,7 @@ def set_device(device: int) -> None:
     >>> import cudakit
     >>> cudakit.set_device(0)  # doctest: +SKIP
     """
-    check(cu.cuCtxSetCurrent(_context(device)))
+    check(cu.cuCtxSetCurrent(_context_of(device)))
 
 
 def current_device() -> int:
@@ -123,7 +123,7 @@ def device_name(device: int | None = None) -> str:
     >>> cudakit.device_name().startswith("NVIDIA")  # doctest: +SKIP
     True
     """
-    name: bytes = check(cu.cuDeviceGetName(256, _device(device)))
+    name: bytes = check(cu.cuDeviceGetName(256, _device_handle(device)))
     return name.partition(b"\0")[0].decode()
 
 
@@ -136,7 +136,7 @@ def capability(device: int | None = None) -> Capability:
     >>> cudakit.capability().architecture != "Volta"  # doctest: +SKIP
     True
     """
-    return driver.capability(_device(device))
+    return driver.capability(_device_handle(device))
 
 
 def synchronize(device: int | None = None) -> None:
@@ -145,7 +145,7 @@ def synchronize(device: int | None = None) -> None:
     >>> import cudakit
     >>> cudakit.synchronize()  # doctest: +SKIP
     """
-    with _entered(_context(device)):
+    with _current_context(_context_of(device)):
         check(cu.cuCtxSynchronize())
 
 
@@ -157,7 +157,7 @@ def mem_get_info(device: int | None = None) -> MemoryInfo:
     >>> 0 < info.free_bytes < info.total_bytes  # doctest: +SKIP
     True
     """
-    with _entered(_context(device)):
+    with _current_context(_context_of(device)):
         free_bytes, total_bytes = check(cu.cuMemGetInfo())
     return MemoryInfo(free_bytes=free_bytes, total_bytes=total_bytes)
 
@@ -169,24 +169,24 @@ def can_access_peer(device: int, peer: int) -> bool:
     >>> cudakit.can_access_peer(0, 0)  # doctest: +SKIP
     False
     """
-    return bool(check(cu.cuDeviceCanAccessPeer(_device(device), _device(peer))))
+    return bool(check(cu.cuDeviceCanAccessPeer(_device_handle(device), _device_handle(peer))))
 
 
 def profiler_start() -> None:
     """Start data collection of an attached profiler (cuProfilerStart)."""
-    with _entered(_context(None)):
+    with _current_context(_context_of(None)):
         check(cu.cuProfilerStart())
 
 
 def profiler_stop() -> None:
     """Stop data collection of an attached profiler (cuProfilerStop)."""
-    with _entered(_context(None)):
+    with _current_context(_context_of(None)):
         check(cu.cuProfilerStop())
 
 
 @contextmanager
 def _device_entered(device: int) -> Iterator[int]:
-    with _entered(_context(device)):
+    with _current_context(_context_of(device)):
         yield device
 
 
@@ -201,24 +201,24 @@ def _stream_entered(stream: object) -> Iterator[int]:
             _STREAM.reset(token)
 
 
-def _device(device: int | None) -> Any:
+def _device_handle(device: int | None) -> Any:
     initialize()
-    wanted = current_device() if device is None else device
-    return check(cu.cuDeviceGet(wanted), lambda: f"cuda:{wanted} of {device_count()}")
+    index = current_device() if device is None else device
+    return check(cu.cuDeviceGet(index), lambda: f"cuda:{index} of {device_count()}")
 
 
-def _context(device: int | None) -> Any:
+def _context_of(device: int | None) -> Any:
     """Return the primary context of a device; for None, the current context if set."""
     if device is None and driver.is_initialized():
         current = check(cu.cuCtxGetCurrent())
         if int(current):
             return current
     # Never released, as in the runtime: resources that users created in it must stay valid.
-    return check(cu.cuDevicePrimaryCtxRetain(_device(device)))
+    return check(cu.cuDevicePrimaryCtxRetain(_device_handle(device)))
 
 
 @contextmanager
-def _entered(context: Any) -> Iterator[None]:
+def _current_context(context: Any) -> Iterator[None]:
     check(cu.cuCtxPushCurrent(context))
     try:
         yield
@@ -245,5 +245,5 @@ def _in_context_of(handle: int) -> Iterator[None]:
         yield
         return
     initialize()
-    with _entered(check(cu.cuStreamGetCtx(handle))):
+    with _current_context(check(cu.cuStreamGetCtx(handle))):
         yield

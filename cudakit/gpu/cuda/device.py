@@ -64,34 +64,38 @@ class Cuda(Device):
 
     def facts(self) -> DeviceFacts:
         """Query all attributes from the driver (``gpu.api.attributes``)."""
-        found = child.answer([attribute.number for attribute in attributes()])
+        answers = child.answer([attribute.number for attribute in attributes()])
         # The child process answers in JSON, with string keys; use the same form.
         view = cuda_view(
-            json.loads(json.dumps(found)), None, visible_devices=None, device_order=None
+            json.loads(json.dumps(answers)), None, visible_devices=None, device_order=None
         )
         if not isinstance(view, CudaView) or self.ordinal >= len(view.devices):
             raise EnvironmentUnusable(f"the driver reports nothing about {self.name}: {view}")
         return view.devices[self.ordinal]
 
     def telemetry(self, names: Collection[str] = ()) -> Telemetry:
-        """Read telemetry from NVML, all fields or only ``names``; only memory use if NVML lacks the device.
+        """Read all telemetry fields, or only ``names``, from NVML; without NVML, read only memory use.
 
         All fields take milliseconds, one field tens of microseconds.
         """
         if self._read_telemetry is None:
-            found = self._find_in_nvml()  # initializes NVML
+            nvml_device = self._find_in_nvml()  # initializes NVML
             self._read_telemetry = (
-                partial(_unavailable, found)
-                if isinstance(found, Unavailable)
-                else partial(found[0].telemetry, found[1])
+                partial(_unavailable, nvml_device)
+                if isinstance(nvml_device, Unavailable)
+                else partial(nvml_device[0].telemetry, nvml_device[1])
             )
         answer = self._read_telemetry(names)
         return self._memory_only() if isinstance(answer, Unavailable) else answer
 
     def processes(self) -> tuple[Process, ...] | Unavailable:
         """Return the processes that use the device, from NVML."""
-        found = self._find_in_nvml()
-        return found if isinstance(found, Unavailable) else found[0].processes(found[1])
+        nvml_device = self._find_in_nvml()
+        return (
+            nvml_device
+            if isinstance(nvml_device, Unavailable)
+            else nvml_device[0].processes(nvml_device[1])
+        )
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         """Open a GEMM library. Raises MissingDependency with the package to install."""

@@ -43,13 +43,13 @@ def is_initialized() -> bool:
     return not status
 
 
-def check(result: Result, seen: Callable[[], str] | None = None) -> Any:
+def check(result: Result, detail: Callable[[], str] | None = None) -> Any:
     """Return the results of a call without the status: None, one value, or a tuple.
 
-    Raises CudaError if the status is an error; ``seen`` returns the values to append to the message.
+    Raises CudaError if the status is an error; ``detail`` returns text to append to its message.
     """
     if result[0]:
-        raise _failure(result[0], seen() if seen else "")
+        raise _driver_error(result[0], detail() if detail else "")
     return result[1] if len(result) == 2 else result[1:] or None
 
 
@@ -74,9 +74,9 @@ def capability(device: Any) -> Capability:
     return Capability(major, minor)
 
 
-def _failure(status: Any, seen: str) -> CudaError:
+def _driver_error(status: Any, detail: str) -> CudaError:
     name, text = (_text(get(status)) for get in (cu.cuGetErrorName, cu.cuGetErrorString))
-    return cuda_error(int(status), seen=seen, name=name, text=text)
+    return cuda_error(int(status), detail=detail, name=name, text=text)
 
 
 def _text(result: Result) -> str:

@@ -48,12 +48,14 @@ class CudaGraphs:
         return GraphExec(self._executables.add(executable))
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
-        both = self._executables[executable], self._graphs[graph]
-        result = self._context.in_context(cu.cuGraphExecUpdate, *both)
+        handles = self._executables[executable], self._graphs[graph]
+        result = self._context.in_context(cu.cuGraphExecUpdate, *handles)
         failed_update = int(result[0]) == Status.GRAPH_EXEC_UPDATE_FAILURE
         check(
             result,
-            (lambda: self._context.in_context(_update_failure, *both)) if failed_update else None,
+            (lambda: self._context.in_context(_update_failure, *handles))
+            if failed_update
+            else None,
         )
 
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
@@ -86,7 +88,9 @@ class CudaGraphs:
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         handle = cu.CUgraphNode(node)
         *_, count = self._call_newest(_DEPENDENCIES, handle, 0)
-        return _numbers(self._call_newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
+        return (
+            _node_ids(self._call_newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
+        )
 
     def close(self) -> None:
         """Destroy all remaining graphs and executables."""
@@ -97,8 +101,8 @@ class CudaGraphs:
 
     def _capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
         """Return the id of a stream's valid capture and the dependencies of its next node."""
-        status, number, _, nodes, *_ = self._call_newest(_INFO, self._streams.handle(stream))
-        return (int(number), _numbers(nodes)) if status == _ACTIVE else (None, ())
+        status, capture_id, _, nodes, *_ = self._call_newest(_INFO, self._streams.handle(stream))
+        return (int(capture_id), _node_ids(nodes)) if status == _ACTIVE else (None, ())
 
     def _call_newest(self, names: tuple[str, str], *args: object) -> Any:
         newer, older = names
@@ -120,8 +124,10 @@ def _update_failure(executable: Any, graph: Any) -> str:
     The driver function is called again through ctypes, because cuda-bindings (12.9, 13) drop the
     CUgraphExecUpdateResultInfo of a failed call. A failed update has no side effects.
     """
-    plain = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-    address, _ = check(cu.cuGetProcAddress(b"cuGraphExecUpdate", _RESULT_INFO_VERSION, plain))
+    default_flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    address, _ = check(
+        cu.cuGetProcAddress(b"cuGraphExecUpdate", _RESULT_INFO_VERSION, default_flags)
+    )
     update = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(int(address))
     info = _ResultInfo()
     update(int(executable), int(graph), ctypes.addressof(info))
@@ -136,6 +142,6 @@ def _result_name(result: int) -> str:
     return name
 
 
-def _numbers(nodes: Iterable[Any]) -> tuple[GraphNode, ...]:
+def _node_ids(nodes: Iterable[Any]) -> tuple[GraphNode, ...]:
     """Return driver handles as ids, which are unique while the graph exists."""
     return tuple(GraphNode(int(node)) for node in nodes)

@@ -38,7 +38,7 @@ _LAZY_PEER_ACCESS = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class CudaIpc:
-    """The allocations that this process exports, and its mappings of others."""
+    """Exported allocations of this process, and mapped allocations of other processes."""
 
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
@@ -55,19 +55,22 @@ class CudaIpc:
         if ptr not in self._memory.allocated:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"no allocation of {self._context.name} begins at {ptr:#x}",
+                detail=f"no allocation of {self._context.name} begins at {ptr:#x}",
             )
         return _handle_bytes(
-            self._context.call(cu.cuIpcGetMemHandle, ptr, seen=lambda: f"{ptr:#x}")
+            self._context.call(cu.cuIpcGetMemHandle, ptr, detail=lambda: f"{ptr:#x}")
         )
 
     def ipc_open(self, handle: bytes) -> Ptr:
-        known = cu.CUipcMemHandle()
-        ctypes.memmove(known.getPtr(), _check_size(handle), HANDLE_BYTES)
+        ipc_handle = cu.CUipcMemHandle()
+        ctypes.memmove(ipc_handle.getPtr(), _check_size(handle), HANDLE_BYTES)
         ptr = Ptr(
             int(
                 self._context.call(
-                    cu.cuIpcOpenMemHandle, known, _LAZY_PEER_ACCESS, seen=lambda: _UNAVAILABLE
+                    cu.cuIpcOpenMemHandle,
+                    ipc_handle,
+                    _LAZY_PEER_ACCESS,
+                    detail=lambda: _UNAVAILABLE,
                 )
             )
         )
@@ -78,9 +81,9 @@ class CudaIpc:
         if not self._opened[ptr]:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"no open mapping begins at {ptr:#x}; it may already be closed",
+                detail=f"no open mapping begins at {ptr:#x}; it may already be closed",
             )
-        self._context.call(cu.cuIpcCloseMemHandle, ptr, seen=lambda: f"{ptr:#x}")
+        self._context.call(cu.cuIpcCloseMemHandle, ptr, detail=lambda: f"{ptr:#x}")
         self._opened[ptr] -= 1
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
@@ -140,16 +143,16 @@ class CudaIpc:
         return os.dup(exported.number)
 
     def _import(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
-        made = self._context.call(
+        imported = self._context.call(
             cu.cuMemImportFromShareableHandle,
             system_handle,
             HANDLE_TYPES[kind],
-            seen=lambda: _UNAVAILABLE,
+            detail=lambda: _UNAVAILABLE,
         )
-        return Backing(self._virtual.backings.add(made))
+        return Backing(self._virtual.backings.add(imported))
 
     def _supports(self, attribute: Any) -> bool:
-        """Return a boolean device attribute; False if the driver does not have it."""
+        """Return a boolean device attribute; False if the driver lacks it."""
         result = cu.cuDeviceGetAttribute(attribute, self._context.device)
         if result[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
             return False
@@ -166,6 +169,6 @@ def _handle_bytes(handle: Any) -> bytes:
 
 def _check_size(handle: bytes) -> bytes:
     if len(handle) != HANDLE_BYTES:
-        seen = f"the handle has {len(handle)} bytes, {HANDLE_BYTES} expected"
-        raise cuda_error(Status.INVALID_VALUE, seen=seen)
+        detail = f"the handle has {len(handle)} bytes, {HANDLE_BYTES} expected"
+        raise cuda_error(Status.INVALID_VALUE, detail=detail)
     return handle

@@ -30,9 +30,7 @@ class _LoadedKernel(NamedTuple):
     module: Module
     name: str
     function: Any
-    sizes: (
-        tuple[int, ...] | None
-    )  # bytes per parameter; None if the driver is too old to report them
+    sizes: tuple[int, ...] | None  # bytes per parameter; None if the driver does not report them
 
 
 class CudaKernels:
@@ -59,9 +57,9 @@ class CudaKernels:
             cu.cuModuleGetFunction,
             self._modules[module],
             name.encode(),
-            seen=lambda: f'kernel {name}; declare it extern "C" to keep its name unmangled',
+            detail=lambda: f'kernel {name}; declare it extern "C" to keep its name unmangled',
         )
-        # Load now: lazy loading at the first launch synchronizes, and could deadlock with a polling kernel.
+        # Lazy loading at the first launch synchronizes, and could deadlock with a polling kernel.
         self._context.in_context(optional, "cuFuncLoad", function)
         return Kernel(
             self._kernels.add(_LoadedKernel(module, name, function, self._sizes(function)))
@@ -92,7 +90,7 @@ class CudaKernels:
             self._streams.handle(stream),
             ctypes.addressof(parameters),
             0,
-            seen=lambda: self._shape(loaded, grid, block, shared_bytes),
+            detail=lambda: self._describe_launch(loaded, grid, block, shared_bytes),
         )
 
     @property
@@ -108,8 +106,8 @@ class CudaKernels:
 
     def _sizes(self, function: Any) -> tuple[int, ...] | None:
         # Older drivers do not report the count: query parameters until an error.
-        known = self._context.in_context(optional, "cuFuncGetParamCount", function)
-        count = check(known) if known else sys.maxsize
+        count_result = self._context.in_context(optional, "cuFuncGetParamCount", function)
+        count = check(count_result) if count_result else sys.maxsize
         sizes: list[int] = []
         while len(sizes) < count:
             answer = self._context.in_context(optional, "cuFuncGetParamInfo", function, len(sizes))
@@ -121,25 +119,27 @@ class CudaKernels:
         return tuple(sizes)
 
     def _opt_in_shared(self, loaded: _LoadedKernel, shared_bytes: int) -> None:
-        which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._context.call(
             cu.cuFuncSetAttribute,
             loaded.function,
-            which,
+            attribute,
             shared_bytes,
-            seen=lambda: f"{shared_bytes} bytes of shared memory for {loaded.name}",
+            detail=lambda: f"{shared_bytes} bytes of shared memory for {loaded.name}",
         )
 
-    def _shape(self, loaded: _LoadedKernel, grid: Dim3, block: Dim3, shared_bytes: int) -> str:
-        which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        threads = self._context.call(cu.cuFuncGetAttribute, which, loaded.function)
+    def _describe_launch(
+        self, loaded: _LoadedKernel, grid: Dim3, block: Dim3, shared_bytes: int
+    ) -> str:
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        threads = self._context.call(cu.cuFuncGetAttribute, attribute, loaded.function)
         shape = f"{loaded.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
         return f"{shape}; at most {threads} threads per block"
 
 
 def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
     if min(*grid, *block) <= 0 or max(*grid, *block) >= 1 << 31:
-        raise cuda_error(Status.INVALID_VALUE, seen=f"{name} with grid {grid}, block {block}")
+        raise cuda_error(Status.INVALID_VALUE, detail=f"{name} with grid {grid}, block {block}")
 
 
 def _kernel_params(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:

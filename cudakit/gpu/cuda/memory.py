@@ -36,23 +36,25 @@ class CudaMemory:
 
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
         check_size(size_bytes)
-        order = () if stream is None else (self._streams.handle(stream),)
+        stream_args = () if stream is None else (self._streams.handle(stream),)
         address = self._context.call(
-            cu.cuMemAllocAsync if order else cu.cuMemAlloc,
+            cu.cuMemAllocAsync if stream_args else cu.cuMemAlloc,
             size_bytes,
-            *order,
-            seen=lambda: self.describe_shortage(size_bytes),
+            *stream_args,
+            detail=lambda: self.describe_shortage(size_bytes),
         )
         ptr = Ptr(int(address))
         self.allocated[ptr] = size_bytes
         return ptr
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
-        order = () if stream is None else (self._streams.handle(stream),)
+        stream_args = () if stream is None else (self._streams.handle(stream),)
         # Remove the entry first: after the free, another thread may get the same address.
         size_bytes = pop_allocation(self.allocated, ptr, f"no allocation of {self._context.name}")
         try:
-            self._context.call(cu.cuMemFreeAsync if order else cu.cuMemFree, ptr, *order)
+            self._context.call(
+                cu.cuMemFreeAsync if stream_args else cu.cuMemFree, ptr, *stream_args
+            )
         except CudaError:
             self.allocated[ptr] = size_bytes
             raise
@@ -70,7 +72,7 @@ class CudaMemory:
         if ptr in self._registered:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"the memory at {ptr:#x} is registered: unregister it first",
+                detail=f"the memory at {ptr:#x} is registered: unregister it first",
             )
         size_bytes = pop_allocation(self._pinned, ptr, "no host allocation")
         try:
@@ -106,7 +108,7 @@ class CudaMemory:
         if not 0 <= size_bytes <= known_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
+                detail=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
             )
         return memoryview((ctypes.c_ubyte * size_bytes).from_address(ptr)).cast("B")
 
@@ -117,13 +119,13 @@ class CudaMemory:
             src,
             size_bytes,
             self._streams.handle(stream),
-            seen=lambda: f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}",
+            detail=lambda: f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}",
         )
 
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"fill value {value} is not a byte (0 to 255)"
+                Status.INVALID_VALUE, detail=f"fill value {value} is not a byte (0 to 255)"
             )
         self._context.call(
             cu.cuMemsetD8Async,
@@ -131,7 +133,7 @@ class CudaMemory:
             value,
             size_bytes,
             self._streams.handle(stream),
-            seen=lambda: f"{format_bytes(size_bytes)} at {ptr:#x}",
+            detail=lambda: f"{format_bytes(size_bytes)} at {ptr:#x}",
         )
 
     def describe_shortage(self, size_bytes: int) -> str:
@@ -168,7 +170,7 @@ class CudaMemory:
                 cu.cuMemHostAlloc,
                 size_bytes,
                 cu.CU_MEMHOSTALLOC_PORTABLE,
-                seen=lambda: f"{format_bytes(size_bytes)} of pinned host memory requested",
+                detail=lambda: f"{format_bytes(size_bytes)} of pinned host memory requested",
             )
         )
         self._pinned[ptr] = size_bytes
@@ -181,7 +183,7 @@ class CudaMemory:
             ptr,
             size_bytes,
             _REGISTERED,
-            seen=lambda: f"{format_bytes(size_bytes)} of host memory to register",
+            detail=lambda: f"{format_bytes(size_bytes)} of host memory to register",
         )
         # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM may be 0 (cuMemHostRegister).
         if int(self._context.call(cu.cuMemHostGetDevicePointer, ptr, 0)) != ptr:
@@ -218,7 +220,7 @@ def _populate(memory: ctypes.Array[Any], threads: int) -> None:
         return
     populate = ctypes.CDLL(None).madvise  # ctypes releases the GIL
     populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    part = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
+    part_bytes = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
     with ThreadPoolExecutor(threads) as pool:
-        for at in range(0, size, part):
-            pool.submit(populate, begin + at, min(part, size - at), _POPULATE_WRITE)
+        for offset in range(0, size, part_bytes):
+            pool.submit(populate, begin + offset, min(part_bytes, size - offset), _POPULATE_WRITE)

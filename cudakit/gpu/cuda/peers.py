@@ -27,15 +27,15 @@ class CudaPeers:
 
     def can_access_peer(self, ordinal: int) -> bool:
         """Return whether kernels of this device can access memory of a peer."""
-        other = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} requested")
-        return _can_access(self._context.device, other)
+        peer = check(cu.cuDeviceGet(ordinal), lambda: f"cuda:{ordinal} requested")
+        return _can_access(self._context.device, peer)
 
     def enable_peer(self, ordinal: int) -> None:
-        other = self._peer(ordinal).context
-        if not _can_access(other.device, self._context.device):
+        peer = self._peer(ordinal).context
+        if not _can_access(peer.device, self._context.device):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
-                seen=f"access from {other.name} to memory of {self._context.name}",
+                detail=f"access from {peer.name} to memory of {self._context.name}",
             )
 
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
@@ -45,7 +45,7 @@ class CudaPeers:
         peer = self._peers.get(ordinal)
         if peer is None:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no allocation of cuda:{ordinal} begins at {ptr:#x}"
+                Status.INVALID_VALUE, detail=f"no allocation of cuda:{ordinal} begins at {ptr:#x}"
             )
         # cuMemFree waits for work of the peer only; copies are work of this device.
         self._streams.sync()
@@ -59,11 +59,13 @@ class CudaPeers:
 
     def _peer(self, ordinal: int) -> _Peer:
         if ordinal == self._context.ordinal:
-            raise cuda_error(Status.INVALID_DEVICE, seen=f"cuda:{ordinal} is not a peer of itself")
+            raise cuda_error(
+                Status.INVALID_DEVICE, detail=f"cuda:{ordinal} is not a peer of itself"
+            )
         if ordinal not in self._peers:
             context = Context(ordinal)
             try:
-                _connect(self._context, context)
+                _enable_both_directions(self._context, context)
             except CudaError:
                 context.close()
                 raise
@@ -71,7 +73,7 @@ class CudaPeers:
         return self._peers[ordinal]
 
 
-def _connect(context: Context, peer: Context) -> None:
+def _enable_both_directions(context: Context, peer: Context) -> None:
     """Enable peer access in both directions, if supported."""
     enabled = _enable_access(context, peer)
     try:
@@ -82,20 +84,20 @@ def _connect(context: Context, peer: Context) -> None:
         raise
 
 
-def _enable_access(context: Context, other: Context) -> bool:
+def _enable_access(context: Context, peer: Context) -> bool:
     """Enable access of a context to memory of another, if supported; return whether it was disabled before.
 
     Without peer access, copies are staged through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
     Copy"). Access is never disabled again, because other libraries in this process may rely on it.
     """
-    if not _can_access(context.device, other.device):
+    if not _can_access(context.device, peer.device):
         return False
-    result = context.in_context(cu.cuCtxEnablePeerAccess, other.handle, 0)
+    result = context.in_context(cu.cuCtxEnablePeerAccess, peer.handle, 0)
     if result[0] == cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
         return False
     check(result)
     return True
 
 
-def _can_access(device: Any, other: Any) -> bool:
-    return bool(check(cu.cuDeviceCanAccessPeer(device, other)))
+def _can_access(device: Any, peer: Any) -> bool:
+    return bool(check(cu.cuDeviceCanAccessPeer(device, peer)))

@@ -22,7 +22,7 @@ class CudaStreams:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._borrowed: dict[int, Stream] = {}
+        self._external: dict[int, Stream] = {}
         self._streams: Handles[Any] = Handles("stream", first=PER_THREAD + 1)
         self._events: Handles[Any] = Handles("event")
         self._timed: set[Event] = set()
@@ -30,11 +30,11 @@ class CudaStreams:
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         kind = cu.CUstream_flags
         flags = kind.CU_STREAM_DEFAULT if blocking else kind.CU_STREAM_NON_BLOCKING
-        # The highest priority has the least number.
+        # The highest priority has the lowest number.
         lowest, highest = self._context.call(cu.cuCtxGetStreamPriorityRange)
-        nearest = max(highest, min(lowest, priority))
+        clamped = max(highest, min(lowest, priority))
         return Stream(
-            self._streams.add(self._context.call(cu.cuStreamCreateWithPriority, flags, nearest))
+            self._streams.add(self._context.call(cu.cuStreamCreateWithPriority, flags, clamped))
         )
 
     def priority(self, stream: Stream) -> int:
@@ -42,7 +42,7 @@ class CudaStreams:
 
     def destroy_stream(self, stream: Stream) -> None:
         if stream in _DEFAULT:
-            raise cuda_error(Status.INVALID_HANDLE, seen="a default stream cannot be destroyed")
+            raise cuda_error(Status.INVALID_HANDLE, detail="a default stream cannot be destroyed")
         self._context.call(cu.cuStreamDestroy, self._streams.remove(stream))
 
     def handle(self, stream: Stream) -> object:
@@ -87,13 +87,13 @@ class CudaStreams:
         for event in (begin, end):
             if event not in self._timed:
                 raise cuda_error(
-                    Status.INVALID_HANDLE, seen=f"event {event} was created with timing=False"
+                    Status.INVALID_HANDLE, detail=f"event {event} was created with timing=False"
                 )
         milliseconds: float = self._context.call(
             cu.cuEventElapsedTime,
             first,
             last,
-            seen=lambda: f"events {begin} and {end} must both be recorded and complete",
+            detail=lambda: f"events {begin} and {end} must both be recorded and complete",
         )
         return milliseconds / 1e3
 
@@ -110,13 +110,13 @@ class CudaStreams:
         finally:
             self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
-    def borrowed(self, handle: int) -> Stream:
-        """Return the id of another library's stream, by its handle; ``close`` does not destroy it."""
+    def external(self, handle: int) -> Stream:
+        """Return the id of another library's stream, given its handle; ``close`` does not destroy it."""
         if handle in _BY_HANDLE:
             return _BY_HANDLE[handle]
-        if handle not in self._borrowed:
-            self._borrowed[handle] = Stream(self._streams.add(cu.CUstream(handle)))
-        return self._borrowed[handle]
+        if handle not in self._external:
+            self._external[handle] = Stream(self._streams.add(cu.CUstream(handle)))
+        return self._external[handle]
 
     def address(self, stream: Stream) -> int:
         """Return the driver handle of a stream as an int, for other libraries."""
@@ -126,9 +126,9 @@ class CudaStreams:
         """Destroy all remaining streams and events that this object created."""
         for event in self._events.clear():
             self._context.in_context(cu.cuEventDestroy, event)
-        for stream in self._borrowed.values():
+        for stream in self._external.values():
             self._streams.remove(stream)
-        self._borrowed.clear()
+        self._external.clear()
         for handle in self._streams.clear():
             self._context.in_context(cu.cuStreamDestroy, handle)
 
@@ -141,27 +141,27 @@ class HandleStreams(CudaStreams):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._own: dict[Stream, Stream] = {}
+        self._created: dict[Stream, Stream] = {}
 
     def handle(self, stream: Stream) -> object:
         return cu.CUstream(_BY_HANDLE.get(stream, stream))
 
-    def borrowed(self, handle: int) -> Stream:
+    def external(self, handle: int) -> Stream:
         return _BY_HANDLE.get(handle, Stream(handle))
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
-        own = super().stream(blocking=blocking, priority=priority)
-        stream = Stream(int(self._streams[own]))
-        self._own[stream] = own
+        internal_id = super().stream(blocking=blocking, priority=priority)
+        stream = Stream(int(self._streams[internal_id]))
+        self._created[stream] = internal_id
         return stream
 
     def destroy_stream(self, stream: Stream) -> None:
-        if stream not in self._own:
+        if stream not in self._created:
             raise cuda_error(
                 Status.INVALID_HANDLE,
-                seen=f"stream {stream:#x} belongs to another library, or was destroyed",
+                detail=f"stream {stream:#x} belongs to another library, or was destroyed",
             )
-        super().destroy_stream(self._own.pop(stream))
+        super().destroy_stream(self._created.pop(stream))
 
 
 def _is_complete(result: Result) -> bool:

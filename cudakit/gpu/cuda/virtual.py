@@ -45,7 +45,7 @@ class CudaVirtualMemory:
             0,
             0,
             0,
-            seen=lambda: self._describe_request(size_bytes),
+            detail=lambda: self._describe_request(size_bytes),
         )
         ptr = Ptr(int(address))
         self._reserved[ptr] = size_bytes
@@ -53,7 +53,7 @@ class CudaVirtualMemory:
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
         self._context.call(
-            cu.cuMemAddressFree, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes)
+            cu.cuMemAddressFree, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
         )
         self._reserved.pop(ptr, None)
 
@@ -61,20 +61,20 @@ class CudaVirtualMemory:
         properties = self._properties()
         if handle:
             properties.requestedHandleTypes = HANDLE_TYPES[handle]
-        made = self._context.call(
+        allocation = self._context.call(
             cu.cuMemCreate,
             size_bytes,
             properties,
             0,
-            seen=lambda: self._describe_request(size_bytes),
+            detail=lambda: self._describe_request(size_bytes),
         )
-        return Backing(self.backings.add(made))
+        return Backing(self.backings.add(allocation))
 
     def backing_at(self, ptr: Ptr) -> Backing:
-        seen = f"nothing is mapped at {ptr:#x}"
+        detail = f"nothing is mapped at {ptr:#x}"
         return Backing(
             self.backings.add(
-                self._context.call(cu.cuMemRetainAllocationHandle, ptr, seen=lambda: seen)
+                self._context.call(cu.cuMemRetainAllocationHandle, ptr, detail=lambda: detail)
             )
         )
 
@@ -85,7 +85,7 @@ class CudaVirtualMemory:
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
         handle = self.backings[backing]
         self._context.call(
-            cu.cuMemMap, ptr, size_bytes, 0, handle, 0, seen=lambda: _range(ptr, size_bytes)
+            cu.cuMemMap, ptr, size_bytes, 0, handle, 0, detail=lambda: _range_text(ptr, size_bytes)
         )
         try:
             self._set_access(ptr, size_bytes, self._location(), _READ_AND_WRITE)
@@ -100,14 +100,16 @@ class CudaVirtualMemory:
 
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
         location = self._location_of(ordinal)
-        seen = f"nothing is mapped at {ptr:#x}"
-        flags = self._context.call(cu.cuMemGetAccess, location, ptr, seen=lambda: seen)
+        detail = f"nothing is mapped at {ptr:#x}"
+        flags = self._context.call(cu.cuMemGetAccess, location, ptr, detail=lambda: detail)
         return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         # cuMemUnmap accepts unmapped ranges without an error.
         starts = self._mappings(ptr, size_bytes)
-        self._context.call(cu.cuMemUnmap, ptr, size_bytes, seen=lambda: _range(ptr, size_bytes))
+        self._context.call(
+            cu.cuMemUnmap, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
+        )
         for start in starts:
             self._mapped.pop(start, None)
 
@@ -129,14 +131,14 @@ class CudaVirtualMemory:
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
         """Return the starts of the mappings of a range. Raises CUDA_ERROR_INVALID_VALUE if it cuts one."""
-        starts, at = [], ptr
-        while at < ptr + size_bytes and at in self._mapped:
-            starts.append(at)
-            at = Ptr(at + self._mapped[at])
-        if not starts or at != ptr + size_bytes:
+        starts, address = [], ptr
+        while address < ptr + size_bytes and address in self._mapped:
+            starts.append(address)
+            address = Ptr(address + self._mapped[address])
+        if not starts or address != ptr + size_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"{_range(ptr, size_bytes)} do not consist of whole mappings",
+                detail=f"{_range_text(ptr, size_bytes)} do not consist of whole mappings",
             )
         return starts
 
@@ -156,7 +158,7 @@ class CudaVirtualMemory:
             size_bytes,
             [access],
             1,
-            seen=lambda: f"{_range(ptr, size_bytes)}, for cuda:{location.id}",
+            detail=lambda: f"{_range_text(ptr, size_bytes)}, for cuda:{location.id}",
         )
 
     def _location_of(self, ordinal: int) -> Any:
@@ -178,5 +180,5 @@ class CudaVirtualMemory:
         return self._memory.describe_shortage(size_bytes)
 
 
-def _range(ptr: Ptr, size_bytes: int) -> str:
+def _range_text(ptr: Ptr, size_bytes: int) -> str:
     return f"{size_bytes} bytes at {ptr:#x}"

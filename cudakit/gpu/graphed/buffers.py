@@ -48,24 +48,26 @@ class Buffer:
     layout: Layout | None = None
 
 
-def buffer_of(given: object, index: int) -> Buffer:
+def buffer_of(argument: object, index: int) -> Buffer:
     """Return the buffer of argument ``index``. Raises UsageError if it is not device memory."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return Buffer(Ptr(given))
-    read = _reader(given)
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return Buffer(Ptr(argument))
+    read = _buffer_reader(argument)
     if read is None:
-        raise UsageError(f"buffer {index} is not a device buffer: {_describe(given)}", hint=_HINT)
-    return read(given)
+        raise UsageError(
+            f"buffer {index} is not a device buffer: {_describe(argument)}", hint=_HINT
+        )
+    return read(argument)
 
 
 def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
     """Raise UsageError if the new contents do not match the captured buffer."""
     if new.ptr == captured.ptr:
         return
-    for buffer, which in ((captured, "was captured as"), (new, "is")):
+    for buffer, verb in ((captured, "was captured as"), (new, "is")):
         if buffer.layout is None:
             raise UsageError(
-                f"buffer {index} {which} a plain address, whose size is unknown",
+                f"buffer {index} {verb} a plain address, whose size is unknown",
                 hint="pass arrays, or fill the buffer yourself and call replay()",
             )
     if new.layout != captured.layout or (new.layout and not new.layout.dense):
@@ -75,21 +77,21 @@ def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
         )
 
 
-def _reader(given: object) -> Callable[[Any], Buffer] | None:
+def _buffer_reader(argument: object) -> Callable[[Any], Buffer] | None:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(given, torch.Tensor):
+    if torch is not None and isinstance(argument, torch.Tensor):
         # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
-        return _of_torch if given.is_cuda else None
-    if hasattr(given, "__cuda_array_interface__"):
+        return _of_torch if argument.is_cuda else None
+    if hasattr(argument, "__cuda_array_interface__"):
         return _of_interface
-    return _dlpack_reader(given)
+    return _dlpack_reader(argument)
 
 
-def _dlpack_reader(given: object) -> Callable[[Any], Buffer] | None:
+def _dlpack_reader(argument: object) -> Callable[[Any], Buffer] | None:
     """Return the DLPack reader for device memory, else None."""
-    if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
+    if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
         return None
-    kind, _ = given.__dlpack_device__()
+    kind, _ = argument.__dlpack_device__()
     return _of_dlpack if int(kind) in DLPACK_DEVICES else None
 
 
@@ -100,9 +102,9 @@ def _of_torch(tensor: Any) -> Buffer:
     return Buffer(Ptr(tensor.data_ptr()), layout)
 
 
-def _of_interface(given: Any) -> Buffer:
+def _of_interface(argument: Any) -> Buffer:
     """Read the CUDA Array Interface, version 3; without strides the array is C-contiguous."""
-    interface = given.__cuda_array_interface__
+    interface = argument.__cuda_array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
     strides = interface.get("strides")
     dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
@@ -110,20 +112,20 @@ def _of_interface(given: Any) -> Buffer:
     return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, dense))
 
 
-def _of_dlpack(given: Any) -> Buffer:
+def _of_dlpack(argument: Any) -> Buffer:
     """Read the DLPack capsule of an object; without strides the array is C-contiguous."""
-    capsule = given.__dlpack__(stream=_NO_STREAM)
+    capsule = argument.__dlpack__(stream=_NO_STREAM)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     # A DLManagedTensor begins with the DLTensor. The capsule was not consumed, so it frees the tensor itself.
     tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
-    ndim, kind = tensor.ndim, tensor.dtype
+    ndim, dtype = tensor.ndim, tensor.dtype
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
     strides = tensor.strides[:ndim] if ndim and tensor.strides else None
     layout = Layout(
-        _dtype_name(kind.code, kind.bits, kind.lanes),
+        _dtype_name(dtype.code, dtype.bits, dtype.lanes),
         shape,
-        size_bytes=math.prod(shape) * kind.bits * kind.lanes // 8,
+        size_bytes=math.prod(shape) * dtype.bits * dtype.lanes // 8,
         dense=strides is None or _is_dense(shape, strides),
     )
     return Buffer(Ptr((tensor.data or 0) + tensor.byte_offset), layout)
@@ -139,9 +141,9 @@ def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
     return True
 
 
-def _describe(given: object) -> str:
-    text = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
-    on_host = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__")
+def _describe(argument: object) -> str:
+    text = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
+    on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
     return f"{text} in host memory" if on_host else text
 
 

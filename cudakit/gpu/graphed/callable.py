@@ -35,8 +35,8 @@ class Graphed(Generic[_T]):
     ) -> None:
         self._graph = graph
         self._function = function
-        self._given = buffers  # keeps the memory alive that the graph uses
-        self._buffers = tuple(buffer_of(given, index) for index, given in enumerate(buffers))
+        self._arguments = buffers  # keeps the memory alive that the graph uses
+        self._buffers = tuple(buffer_of(argument, index) for index, argument in enumerate(buffers))
         self._close = close
         self._closed = False
         if warmup:
@@ -47,7 +47,7 @@ class Graphed(Generic[_T]):
         """Copy new contents into the captured buffers, replay, and return the function's captured result.
 
         Enqueues the work without waiting. Contents are device arrays of the same dtype and shape; a captured
-        buffer passed for itself is not copied. Raises UsageError if contents do not match.
+        buffer that is passed again is not copied. Raises UsageError if contents do not match.
         """
         self._check_open()
         new = self._checked(contents)
@@ -73,7 +73,7 @@ class Graphed(Generic[_T]):
 
         Updates the parameters of the executable graph; with torch the graph is replaced. Raises
         CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE if the new graph has a different topology, and the errors of
-        ``cudakit.graph``; the previous graph stays in use then.
+        ``cudakit.graph``; the previous graph then stays in use.
         """
         self._check_open()
         work = self._work(function or self._function)
@@ -88,7 +88,7 @@ class Graphed(Generic[_T]):
         if not self._closed:
             self._closed = True
             self._close()
-            del self._graph, self._given, self._value
+            del self._graph, self._arguments, self._value
 
     def __enter__(self) -> Graphed[_T]:
         return self
@@ -97,10 +97,10 @@ class Graphed(Generic[_T]):
         self.close()
 
     def _work(self, function: Callable[..., _T]) -> Callable[[StreamHandle], _T]:
-        given = self._given
+        arguments = self._arguments
         if _takes_stream(function):
-            return lambda handle: function(*given, stream=handle)
-        return lambda handle: function(*given)  # noqa: ARG005
+            return lambda handle: function(*arguments, stream=handle)
+        return lambda handle: function(*arguments)  # noqa: ARG005
 
     def _checked(self, contents: tuple[object, ...]) -> tuple[Buffer, ...]:
         if len(contents) != len(self._buffers):
@@ -108,7 +108,7 @@ class Graphed(Generic[_T]):
                 f"{len(self._buffers)} buffers were captured, {len(contents)} given",
                 hint="pass one array per buffer, or call replay() to keep the contents",
             )
-        new = tuple(buffer_of(given, index) for index, given in enumerate(contents))
+        new = tuple(buffer_of(argument, index) for index, argument in enumerate(contents))
         for index, pair in enumerate(zip(new, self._buffers, strict=True)):
             check_contents(*pair, index)
         return new
@@ -189,7 +189,7 @@ def graph(
 def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> DriverGraph:
     if getattr(device, "simulated", False):
         return DriverGraph(cast("GraphDevice", device), SimulatedStreams())
-    gpu = _real(buffers, device, owned)
+    gpu = _open_cuda(buffers, device, owned)
     streams = FrameworkStreams(gpu, buffers)
     if any(map(_is_tensor, buffers)):
         from cudakit.gpu.graphed.torch_graph import TorchGraph
@@ -198,7 +198,7 @@ def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Dri
     return DriverGraph(gpu, streams)
 
 
-def _real(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda:
+def _open_cuda(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda:
     from cudakit.gpu.cuda.device import Cuda
 
     if isinstance(device, Cuda):
@@ -218,14 +218,14 @@ def _ordinal_of(buffers: tuple[object, ...]) -> int:
     from cudakit.gpu.cuda.driver import cu, initialize
 
     initialize()
-    which = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    for index, given in enumerate(buffers[:1]):
-        status, ordinal = cu.cuPointerGetAttribute(which, buffer_of(given, index).ptr)
+    attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    for index, argument in enumerate(buffers[:1]):
+        status, ordinal = cu.cuPointerGetAttribute(attribute, buffer_of(argument, index).ptr)
         if not status:
             return int(ordinal)
     return current_device()
 
 
-def _is_tensor(given: object) -> bool:
+def _is_tensor(argument: object) -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(given, torch.Tensor)
+    return torch is not None and isinstance(argument, torch.Tensor)

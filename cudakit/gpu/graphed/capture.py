@@ -18,19 +18,19 @@ _T = TypeVar("_T")
 Work: TypeAlias = Callable[[StreamHandle], _T]
 _G = TypeVar("_G")
 
-_HOST = (
+_HOST_HINT = (
     "move synchronization, driver allocations and host copies out of the function; with warmup=1 or more, "
     "one-time initialization runs before the capture"
 )
-_STREAM = "enqueue on the function's current stream, or on its parameter named `stream`"
+_STREAM_HINT = "enqueue on the function's current stream, or on its parameter named `stream`"
 
 _HINTS: Mapping[Status, str] = MappingProxyType(
     {
-        Status.STREAM_CAPTURE_UNSUPPORTED: _HOST,
-        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST}; {_STREAM}",
+        Status.STREAM_CAPTURE_UNSUPPORTED: _HOST_HINT,
+        Status.STREAM_CAPTURE_INVALIDATED: f"{_HOST_HINT}; {_STREAM_HINT}",
         Status.STREAM_CAPTURE_UNJOINED: "let the captured stream wait for all forked streams at the end",
         Status.STREAM_CAPTURE_ISOLATION: "do not wait inside the function for an event recorded before it",
-        Status.STREAM_CAPTURE_IMPLICIT: f"it used the legacy default stream: {_STREAM}",
+        Status.STREAM_CAPTURE_IMPLICIT: f"it used the legacy default stream: {_STREAM_HINT}",
         Status.CAPTURED_EVENT: "do not query or synchronize events from the host inside the function",
     }
 )
@@ -86,10 +86,10 @@ class DriverGraph:
             self.gpu.destroy_graph(graph)
         return value
 
-    def copy(self, to: Ptr, from_: Ptr, size_bytes: int, stream: Stream) -> None:
+    def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         """Enqueue a copy of new contents."""
-        if size_bytes and to != from_:
-            self.gpu.copy(to, from_, size_bytes, stream)
+        if size_bytes and dst != src:
+            self.gpu.copy(dst, src, size_bytes, stream)
 
     def launch(self, stream: Stream) -> None:
         """Launch the graph."""
@@ -109,39 +109,41 @@ class DriverGraph:
         return self._executable
 
     def _capture(self, work: Work[_T]) -> tuple[Graph, _T]:
-        gpu, side = self.gpu, self.capture_stream
-        handle = self.streams.handle(side)
+        gpu, stream = self.gpu, self.capture_stream
+        handle = self.streams.handle(stream)
         with self.streams.as_current(handle):
-            graph, value = captured(
+            graph, value = run_captured(
                 lambda: work(handle),
-                begin=lambda: gpu.capture_begin(side),
-                end=lambda: gpu.capture_end(side),
-                drop=gpu.destroy_graph,
+                begin=lambda: gpu.capture_begin(stream),
+                end=lambda: gpu.capture_end(stream),
+                destroy=gpu.destroy_graph,
             )
         if not gpu.count_nodes(graph):
             gpu.destroy_graph(graph)
-            raise UsageError("the function enqueued nothing on the captured stream", hint=_STREAM)
+            raise UsageError(
+                "the function enqueued nothing on the captured stream", hint=_STREAM_HINT
+            )
         return graph, value
 
 
-def captured(
+def run_captured(
     work: Callable[[], _T],
     *,
     begin: Callable[[], object],
     end: Callable[[], _G],
-    drop: Callable[[_G], object],
+    destroy: Callable[[_G], object],
 ) -> tuple[_G, _T]:
     """Run work within a capture; return the results of ``end`` and of the work.
 
     Raises CudaError if the work cannot be captured, else the exception of the work; the graph is then passed
-    to ``drop``.
+    to ``destroy``.
     """
     with _no_garbage_collection():
         begin()
         try:
             value = work()
         except BaseException as error:
-            capture_error = _abort_capture(end, drop)
+            capture_error = _abort_capture(end, destroy)
             if isinstance(error, Exception) and (capture_error or status_of(error)):
                 raise capture_failure(error, capture_error) from error
             raise
@@ -151,10 +153,10 @@ def captured(
             raise capture_failure(capture_error) from capture_error
 
 
-def _abort_capture(end: Callable[[], _G], drop: Callable[[_G], object]) -> Exception | None:
+def _abort_capture(end: Callable[[], _G], destroy: Callable[[_G], object]) -> Exception | None:
     """End a capture and drop its graph; return the error of an invalidated capture, or None."""
     try:
-        drop(end())
+        destroy(end())
     except (CudaError, RuntimeError) as capture_error:
         return capture_error
     return None
@@ -180,7 +182,7 @@ def capture_failure(error: BaseException, ended: BaseException | None = None) ->
         status,
         f"CUDA_ERROR_{status.name}",
         f"the function cannot be captured: {reason}",
-        hint=_HINTS.get(status, _HOST),
+        hint=_HINTS.get(status, _HOST_HINT),
     )
 
 
@@ -192,4 +194,4 @@ def status_of(error: BaseException | None) -> Status | None:
         if isinstance(code, int) and code in _HINTS:
             return Status(code)
     text = str(error)
-    return next((status for words, status in _STATUS_BY_TEXT.items() if words in text), None)
+    return next((status for fragment, status in _STATUS_BY_TEXT.items() if fragment in text), None)

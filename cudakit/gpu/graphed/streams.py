@@ -21,12 +21,12 @@ class SimulatedStreams:
     def handle(self, stream: Stream) -> StreamHandle:
         return StreamHandle(stream)
 
-    def stream(self, given: object) -> Stream:
-        if given is None:
+    def stream(self, requested: object) -> Stream:
+        if requested is None:
             return LEGACY
-        if not isinstance(given, int):
-            raise UsageError(f"not a stream of the simulated device: {given!r}")
-        return Stream(given)
+        if not isinstance(requested, int):
+            raise UsageError(f"not a stream of the simulated device: {requested!r}")
+        return Stream(requested)
 
     def as_current(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
@@ -37,21 +37,21 @@ class FrameworkStreams:
 
     def __init__(self, gpu: Cuda, buffers: Sequence[object]) -> None:
         self._gpu = gpu
-        self._library = _library(buffers)
+        self._library = _framework_of(buffers)
         self._pool: Any = None
 
     def handle(self, stream: Stream) -> StreamHandle:
         """Return the handle to pass to a captured function."""
         return StreamHandle(self._gpu.stream_address(stream))
 
-    def stream(self, given: object) -> Stream:
+    def stream(self, requested: object) -> Stream:
         """Return a given stream, or the current one for None."""
-        if given is None:
-            return self._gpu.streams.borrowed(self._current())
+        if requested is None:
+            return self._gpu.streams.external(self._current())
         from cudakit.gpu.cuda.current import stream
 
-        with stream(given) as handle:
-            return self._gpu.streams.borrowed(handle)
+        with stream(requested) as handle:
+            return self._gpu.streams.external(handle)
 
     @contextmanager
     def as_current(self, handle: StreamHandle) -> Iterator[None]:
@@ -91,7 +91,7 @@ class FrameworkStreams:
 StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
-def _library(buffers: Sequence[object]) -> str:
+def _framework_of(buffers: Sequence[object]) -> str:
     """Return the library of the first torch or CuPy buffer, whose current stream is the default."""
-    tops = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
-    return next((top for top in tops if top in ("torch", "cupy")), "")
+    packages = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
+    return next((package for package in packages if package in ("torch", "cupy")), "")

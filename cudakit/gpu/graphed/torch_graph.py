@@ -11,7 +11,7 @@ import sys
 from typing import Any, TypeVar
 
 from cudakit.gpu.api import Stream
-from cudakit.gpu.graphed.capture import DriverGraph, GraphDevice, Work, captured
+from cudakit.gpu.graphed.capture import DriverGraph, GraphDevice, Work, run_captured
 from cudakit.gpu.graphed.streams import StreamSource
 
 _T = TypeVar("_T")
@@ -36,11 +36,11 @@ class TorchGraph(DriverGraph):
         self._torch.cuda.empty_cache()
         self.gpu.sync()
         with self.streams.as_current(handle):
-            _, value = captured(
+            _, value = run_captured(
                 lambda: work(handle),
                 begin=lambda: graph.capture_begin(capture_error_mode="thread_local"),
                 end=graph.capture_end,
-                drop=lambda _: None,
+                destroy=lambda _: None,
             )
         self._graph = graph
         return value
@@ -52,9 +52,9 @@ class TorchGraph(DriverGraph):
     def launch(self, stream: Stream) -> None:
         cuda, handle = self._torch.cuda, int(self.streams.handle(stream))
         with cuda.device(self._ordinal):
-            given = cuda.ExternalStream(handle, self._ordinal)
-            wanted = cuda.default_stream() if handle in _DEFAULT else given
-            with cuda.stream(wanted):
+            external = cuda.ExternalStream(handle, self._ordinal)
+            target = cuda.default_stream() if handle in _DEFAULT else external
+            with cuda.stream(target):
                 self._graph.replay()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Read facts, telemetry, processes and links of GPUs through NVML, with nvidia-ml-py (``pynvml``).
 
 Nothing is changed and no CUDA context is created; a process that has used NVML can still fork. A field that
-NVML refuses is Unavailable with the reason, and the other fields are still read.
+NVML cannot read is Unavailable with the reason; the other fields are still read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Ca
 from cudakit.gpu.nvml.readings import FACTS, INSTANCE, OLD_MEMORY, TELEMETRY
 from cudakit.units import Unavailable
 
-_WSL = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
-_OF_ITS_GPU = "not reported for a MIG instance: see its GPU"
-_MIG = {NOT_SUPPORTED: _OF_ITS_GPU, INVALID_ARGUMENT: _OF_ITS_GPU}
+_WSL_REASONS = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
+_SEE_GPU = "not reported for a MIG instance: see its GPU"
+_MIG_REASONS = {NOT_SUPPORTED: _SEE_GPU, INVALID_ARGUMENT: _SEE_GPU}
 
 
 def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
@@ -39,7 +39,7 @@ def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable
     except lib.NVMLError as error:
         return Unavailable(_init_failure(error))
     in_wsl = Path("/dev/dxg").exists() if wsl is None else wsl
-    return Nvml(lib, _WSL if in_wsl else {})
+    return Nvml(lib, _WSL_REASONS if in_wsl else {})
 
 
 def _init_failure(error: Any) -> str:
@@ -57,7 +57,7 @@ class Nvml:
     """The initialized NVML; it stays initialized until the process ends."""
 
     lib: Any
-    reasons: Mapping[int, str]  # texts of error codes on this system, in place of the usual ones
+    reasons: Mapping[int, str]  # texts of error codes that replace the default ones
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
@@ -72,8 +72,8 @@ class Nvml:
         )
 
     def capabilities(self) -> frozenset[tuple[int, int]] | Unavailable:
-        """Return the compute capabilities of the GPUs; Unavailable if one of them is."""
-        found = set()
+        """Return the compute capabilities of all GPUs; Unavailable if one cannot be read."""
+        capabilities = set()
         for index in range(self._device_count()):
             reader = Reader(self.lib, None, self.reasons)
             handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
@@ -83,8 +83,8 @@ class Nvml:
             if isinstance(pair, Unavailable):
                 return pair
             major, minor = pair
-            found.add((major, minor))
-        return frozenset(found)
+            capabilities.add((major, minor))
+        return frozenset(capabilities)
 
     def links(self, view: NvmlView) -> tuple[Link, ...]:
         """Return the links between the GPUs of a view."""
@@ -151,7 +151,7 @@ class Nvml:
         parent = self._handles[None, gpu.index]
         maximum = gpu.fields.get("mig_instances_max")
         for index in range(maximum if isinstance(maximum, int) else 0):
-            reader = Reader(self.lib, None, {**self.reasons, **_MIG})
+            reader = Reader(self.lib, None, {**self.reasons, **_MIG_REASONS})
             find = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             handle = reader.attempt(find)
             if isinstance(handle, Unavailable):
@@ -175,13 +175,15 @@ class Nvml:
                 else Unavailable("NVML does not report the device")
             )
         return Reader(
-            self.lib, handle, self.reasons if device.parent is None else {**self.reasons, **_MIG}
+            self.lib,
+            handle,
+            self.reasons if device.parent is None else {**self.reasons, **_MIG_REASONS},
         )
 
 
 def _gpu_instance_id(device: DeviceFacts) -> int | None:
-    found = device.fields.get("gpu_instance_id")
-    return found if isinstance(found, int) and device.parent is not None else None
+    number = device.fields.get("gpu_instance_id")
+    return number if isinstance(number, int) and device.parent is not None else None
 
 
 def _pci_address(info: Any) -> str | Unavailable:
@@ -189,5 +191,5 @@ def _pci_address(info: Any) -> str | Unavailable:
     if isinstance(info, Unavailable):
         return info
     text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()
-    domain, _, rest = text.partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
+    domain, _, remainder = text.partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{remainder}"

@@ -1,7 +1,8 @@
 """The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer GPUs.
 
 Activity is the share of the hardware in use; the ``utilization`` of older GPUs is only the share of time in
-which at least one kernel ran. GPM uses the same counters as DCGM, so it is sampled only while it is shown.
+which at least one kernel ran. GPM uses the same counters as DCGM, so it is sampled
+only while activity is shown.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.
 class Activity:
     """The previous sample of one device; ``instance`` is the GPU instance of a MIG device."""
 
-    handle: Any  # of the GPU, also for a MIG instance
+    handle: Any  # handle of the GPU, also for a MIG instance
     instance: int | None = None
     sample: Any = None
 
     def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
         """Take a sample and return the metrics since the previous one, limited to ``names``."""
-        wanted = [field for name, field in METRICS.items() if not names or name in names]
+        selected = [field for name, field in METRICS.items() if not names or name in names]
         support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
         if isinstance(support, Unavailable):
             return support
         if not support.isSupportedDevice:
             return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
-        before, now = self.sample, self._take(reader)
-        if isinstance(now, Unavailable):
-            return now
-        self.sample = now
-        if before is None:
-            return Telemetry(time.time_ns(), {field.name: _FIRST for field in wanted})
-        fields = reader.attempt(lambda: _metrics(reader, wanted, before, now))
-        reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(before))
+        previous, current = self.sample, self._take(reader)
+        if isinstance(current, Unavailable):
+            return current
+        self.sample = current
+        if previous is None:
+            return Telemetry(time.time_ns(), {field.name: _FIRST for field in selected})
+        fields = reader.attempt(lambda: _metrics(reader, selected, previous, current))
+        reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous))
         return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
 
     def _take(self, reader: Reader) -> Any:
@@ -61,19 +62,19 @@ class Activity:
 
 
 def _metrics(
-    reader: Reader, wanted: Collection[FieldInfo], before: Any, now: Any
+    reader: Reader, selected: Collection[FieldInfo], previous: Any, current: Any
 ) -> dict[str, Field]:
     lib = reader.lib
     request = lib.c_nvmlGpmMetricsGet_t()
     request.version = lib.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(wanted)
-    request.sample1, request.sample2 = before, now
-    for metric, field in zip(request.metrics, wanted, strict=False):
+    request.numMetrics = len(selected)
+    request.sample1, request.sample2 = previous, current
+    for metric, field in zip(request.metrics, selected, strict=False):
         metric.metricId = getattr(lib, field.source)
     lib.nvmlGpmMetricsGet(request)
     return {
         field.name: _metric(reader, metric, _MIB if field.unit == "B/s" else 1)
-        for metric, field in zip(request.metrics, wanted, strict=False)
+        for metric, field in zip(request.metrics, selected, strict=False)
     }
 
 

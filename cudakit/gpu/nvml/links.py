@@ -20,21 +20,21 @@ _SWITCH = "switch"
 
 def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     """Yield the link of each pair of GPUs once; ``gpus`` maps NVML indices to handles."""
-    known = {index: handle for index, handle in gpus.items() if handle is not None}
-    ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in known.items()}
-    buses = {index: _pci_address(Reader(lib, handle)) for index, handle in known.items()}
-    for one, other in combinations(sorted(known), 2):
-        pair, peer = Reader(lib, known[one]), known[other]
+    handles = {index: handle for index, handle in gpus.items() if handle is not None}
+    ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in handles.items()}
+    buses = {index: _pci_address(Reader(lib, handle)) for index, handle in handles.items()}
+    for first, second in combinations(sorted(handles), 2):
+        pair, peer = Reader(lib, handles[first]), handles[second]
         read, write, nvlink, atomics = (
-            _named(pair, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
+            _call_named(pair, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
             for capability in _CAPABILITIES
         )
-        count = _shared_links(ends[one], ends[other], buses[one], buses[other])
+        count = _shared_links(ends[first], ends[second], buses[first], buses[second])
         over_nvlink = count if nvlink == P2P_STATES[0] else 0
-        path = _named(pair, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
+        path = _call_named(pair, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
         yield Link(
-            first=one,
-            second=other,
+            first=first,
+            second=second,
             path=f"NV{over_nvlink}" if over_nvlink else path,
             nvlinks=over_nvlink,
             p2p_read=read,
@@ -43,7 +43,7 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
         )
 
 
-def _named(
+def _call_named(
     reader: Reader, function: str, names: Mapping[int, str], *arguments: Any
 ) -> str | Unavailable:
     """Call a function and return the name of its result."""
@@ -77,10 +77,10 @@ def _remote_end(reader: Reader, link: int) -> str:
     return _SWITCH if isinstance(info, Unavailable) else _text(info.busId)
 
 
-def _shared_links(one: list[str], other: list[str], one_bus: str, other_bus: str) -> int:
+def _shared_links(first: list[str], second: list[str], first_bus: str, second_bus: str) -> int:
     """Count the links between two GPUs: direct ones, or those that a switch can join."""
-    direct = min(one.count(other_bus), other.count(one_bus))
-    return direct or min(one.count(_SWITCH), other.count(_SWITCH))
+    direct = min(first.count(second_bus), second.count(first_bus))
+    return direct or min(first.count(_SWITCH), second.count(_SWITCH))
 
 
 def _text(raw: Any) -> str:

@@ -89,6 +89,6 @@ def name_from(names: Mapping[int, str]) -> Callable[[int], str]:
 
 def clock_event_reasons(mask: int) -> tuple[str, ...]:
     """Return the name of each bit that is set: the reasons for the current clocks."""
-    known = [text for bit, text in CLOCK_EVENT_REASONS.items() if mask & bit]
-    unknown = mask & ~sum(CLOCK_EVENT_REASONS)
-    return (*known, f"unknown ({unknown:#x})") if unknown else tuple(known)
+    reasons = [text for bit, text in CLOCK_EVENT_REASONS.items() if mask & bit]
+    unknown_bits = mask & ~sum(CLOCK_EVENT_REASONS)
+    return (*reasons, f"unknown ({unknown_bits:#x})") if unknown_bits else tuple(reasons)

@@ -13,7 +13,7 @@ from cudakit.gpu.api.facts import Process
 from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
-# The functions of current drivers, of 2021 and of earlier: nvidia-ml-py does not choose between them.
+# Suffixes of the functions, newest first: nvidia-ml-py does not choose the one that the driver has.
 _VERSIONS = ("_v3", "_v2", "")
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -30,23 +30,23 @@ _START_TIME = 22 - 3
 
 
 def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, ...] | Unavailable:
-    """Return the processes sorted by kind and pid; Unavailable if NVML refuses every kind."""
-    found: list[tuple[str, Any]] = []
-    refused: list[Unavailable] = []
+    """Return the processes sorted by kind and pid; Unavailable if NVML reports no kind."""
+    entries: list[tuple[str, Any]] = []
+    errors: list[Unavailable] = []
     for kind, function in _KINDS.items():
-        answer = _listed(reader, function)
+        answer = _running_processes(reader, function)
         if isinstance(answer, Unavailable):
-            refused.append(answer)
+            errors.append(answer)
         else:
-            found += ((kind, each) for each in answer)
-    if len(refused) == len(_KINDS):
-        return refused[0]
-    utilization = _sm_utilization(reader) if found else {}
-    listed = (_process(kind, each, utilization, proc) for kind, each in found)
-    return tuple(sorted(listed, key=lambda process: (process.kind, process.pid)))
+            entries += ((kind, entry) for entry in answer)
+    if len(errors) == len(_KINDS):
+        return errors[0]
+    utilization = _sm_utilization(reader) if entries else {}
+    running = (_process(kind, entry, utilization, proc) for kind, entry in entries)
+    return tuple(sorted(running, key=lambda process: (process.kind, process.pid)))
 
 
-def _listed(reader: Reader, function: str) -> Any:
+def _running_processes(reader: Reader, function: str) -> Any:
     answer: Any = Unavailable("this driver does not report processes")
     for version in _VERSIONS:
         call = getattr(reader.lib, function + version, None)
@@ -74,34 +74,34 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
 
 
 def _process(
-    kind: str, found: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
+    kind: str, entry: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
 ) -> Process:
-    place = proc / str(found.pid)
-    used = found.usedGpuMemory
+    directory = proc / str(entry.pid)
+    used = entry.usedGpuMemory
     return Process(
-        pid=found.pid,
+        pid=entry.pid,
         kind=kind,
         used_bytes=_NO_MEMORY if used is None else used,
-        name=_command(place),
-        user=_owner(place),
+        name=_command_line(directory),
+        user=_user_name(directory),
         sm_percent=utilization
         if isinstance(utilization, Unavailable)
-        else utilization.get(found.pid, 0),
-        runtime_s=_runtime(place, proc),
+        else utilization.get(entry.pid, 0),
+        runtime_s=_runtime(directory, proc),
     )
 
 
-def _command(place: Path) -> str | Unavailable:
+def _command_line(directory: Path) -> str | Unavailable:
     try:
-        words = place.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
+        arguments = directory.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return _OTHER_NAMESPACE
-    return " ".join(filter(None, words)) or _OTHER_NAMESPACE
+    return " ".join(filter(None, arguments)) or _OTHER_NAMESPACE
 
 
-def _owner(place: Path) -> str | Unavailable:
+def _user_name(directory: Path) -> str | Unavailable:
     try:
-        number = os.stat(place).st_uid
+        number = os.stat(directory).st_uid
     except OSError:
         return _OTHER_NAMESPACE
     try:
@@ -110,11 +110,11 @@ def _owner(place: Path) -> str | Unavailable:
         return str(number)
 
 
-def _runtime(place: Path, proc: Path) -> float | Unavailable:
+def _runtime(directory: Path, proc: Path) -> float | Unavailable:
     """Return the seconds since a process started."""
     try:
-        # The command in parentheses may contain spaces and parentheses itself.
-        after_command = place.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
+        # The command is in parentheses, and may contain spaces and parentheses.
+        after_command = directory.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
         started = int(after_command.split()[_START_TIME]) / os.sysconf("SC_CLK_TCK")
         return float(proc.joinpath("uptime").read_text().split()[0]) - started
     except (OSError, ValueError, IndexError):

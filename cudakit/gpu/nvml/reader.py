@@ -1,4 +1,4 @@
-"""Read fields from NVML; one call may return several fields, and a failed call affects only its own."""
+"""Read fields from NVML. If a call fails, only the fields of its result are Unavailable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STRUCTURES = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of nvidia-ml-py; arguments that are text are names of its constants."""
+    """A call of nvidia-ml-py; text arguments are names of constants of that module."""
 
     function: str
     arguments: tuple[str | int, ...] = ()
@@ -60,7 +60,7 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    alone: bool = False  # the driver omits it from a batch, so it is read alone
+    alone: bool = False  # the driver omits this value from batches
 
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -70,7 +70,7 @@ Readings: TypeAlias = Mapping[str, tuple[Call | FieldValue, Convert]]
 
 @dataclass(slots=True)
 class Reader:
-    """Calls NVML for one device and keeps the results; a new Reader reads again."""
+    """Calls NVML for one device and caches the results."""
 
     lib: Any  # the module pynvml, or a replacement with the same functions
     handle: Any
@@ -80,11 +80,11 @@ class Reader:
 
     def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
         """Return the fields of a table, limited to ``names``; a missing value is Unavailable."""
-        wanted = {name: pair for name, pair in readings.items() if not names or name in names}
+        selected = {name: pair for name, pair in readings.items() if not names or name in names}
         self._read_values(
-            [source for source, _ in wanted.values() if isinstance(source, FieldValue)]
+            [source for source, _ in selected.values() if isinstance(source, FieldValue)]
         )
-        return {name: self._field(*pair) for name, pair in wanted.items()}
+        return {name: self._field(*pair) for name, pair in selected.items()}
 
     def result(self, call: Call) -> Any:
         """Return the raw result of a call, or Unavailable."""
@@ -93,7 +93,7 @@ class Reader:
         return self._answers[call]
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """Return the result of a function, or Unavailable after an error or if it does not exist."""
+        """Return the result of a function; Unavailable if the call fails or the function is missing."""
         try:
             return call()
         except self.lib.NVMLError as error:
@@ -134,21 +134,25 @@ class Reader:
     def _constant(self, argument: str | int) -> Any:
         return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
-    def _read_values(self, wanted: list[FieldValue]) -> None:
+    def _read_values(self, values: list[FieldValue]) -> None:
         missing = Unavailable("this nvidia-ml-py lacks the field id")
-        self._answers |= dict.fromkeys(wanted, missing)
-        known = [one for one in wanted if hasattr(self.lib, one.identifier)]
-        batched = [one for one in known if not one.alone]
-        for batch in (batched, *([one] for one in known if one.alone)):
+        self._answers |= dict.fromkeys(values, missing)
+        available = [
+            field_value for field_value in values if hasattr(self.lib, field_value.identifier)
+        ]
+        batched = [field_value for field_value in available if not field_value.alone]
+        for batch in (batched, *([field_value] for field_value in available if field_value.alone)):
             if batch:
                 self._read_batch(batch)
 
     def _read_batch(self, batch: list[FieldValue]) -> None:
-        ids = [(getattr(self.lib, one.identifier), one.scope) for one in batch]
+        ids = [
+            (getattr(self.lib, field_value.identifier), field_value.scope) for field_value in batch
+        ]
         values = self.attempt(lambda: self.lib.nvmlDeviceGetFieldValues(self.handle, ids))
-        for index, one in enumerate(batch):
-            refused = isinstance(values, Unavailable)
-            self._answers[one] = values if refused else self._value(values[index])
+        for index, field_value in enumerate(batch):
+            failed = isinstance(values, Unavailable)
+            self._answers[field_value] = values if failed else self._value(values[index])
 
     def _value(self, value: Any) -> Any:
         if value.nvmlReturn:

@@ -19,16 +19,18 @@ _FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 _NOT_AVAILABLE = (2**64 - 1, 2**32 - 1)
 
 
-def cpu_ranges(words: Iterable[int]) -> str:
+def cpu_ranges(masks: Iterable[int]) -> str:
     """Return a set of CPUs, given as 64-bit masks, as ranges: ``0-15,32-47``."""
-    cpus = {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1}
+    cpus = {
+        64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1
+    }
     starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
     ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
     pairs = zip(starts, ends, strict=True)
     return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in pairs)
 
 
-def _unchanged(value: Any) -> Any:
+def _decode_text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -37,7 +39,7 @@ def _divide_by_1000(value: float) -> float:
     return value / 1000
 
 
-def _cluster(raw: Iterable[int]) -> str:
+def _cluster_uuid(raw: Iterable[int]) -> str:
     return str(uuid.UUID(bytes=bytes(byte & 0xFF for byte in raw)))
 
 
@@ -58,7 +60,7 @@ _BY_NAME: Mapping[str, Convert] = {
     "power_source": name_from(names.POWER_SOURCES),
     "nvlink_version": name_from(names.NVLINK_VERSIONS),
     "fabric_state": name_from(names.FABRIC_STATES),
-    "fabric_cluster_uuid": _cluster,
+    "fabric_cluster_uuid": _cluster_uuid,
     "fabric_health_mask": hex,
     "compute_mode": name_from(names.COMPUTE_MODES),
     "virtualization_mode": name_from(names.VIRTUALIZATION_MODES),
@@ -95,20 +97,20 @@ def _call(field: NvmlField) -> Call | FieldValue:
 
 def _conversion(field: NvmlField) -> Convert:
     name, part = field.info.name, field.part
-    convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _unchanged)
+    convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _decode_text)
 
     def read(answer: Any) -> Any:
         # The other members of the structure are valid once the fabric is set up.
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and answer.state != _FABRIC_COMPLETED:
             return Unavailable(f"fabric: {_BY_NAME['fabric_state'](answer.state)}")
-        found = _part(answer, part)
-        return Unavailable("NVML reports no value") if found in _NOT_AVAILABLE else convert(found)
+        value = _result_part(answer, part)
+        return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
 
     return read
 
 
-def _part(answer: Any, part: str) -> Any:
+def _result_part(answer: Any, part: str) -> Any:
     if part.startswith("."):
         return getattr(answer, part[1:])
     return answer[int(part.strip("[]"))] if part else answer

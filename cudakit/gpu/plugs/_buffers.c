@@ -105,7 +105,7 @@ static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t co
     PyObject *handle = handle_of(args[2]);
     PyObject *none = handle ? call(self, name__free, args[0], handle) : NULL;
     Py_XDECREF(handle);
-    if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* counted as an invalid free */
+    if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* already counted as an invalid free */
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -124,7 +124,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* Without members of its own, it can be combined with any other base class. */
+/* The type has no members, so that it can be combined with any other base class. */
 static PyTypeObject calls_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu.plugs._buffers.Calls",
     .tp_basicsize = sizeof(PyObject),

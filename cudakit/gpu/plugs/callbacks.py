@@ -10,7 +10,7 @@ from cudakit.gpu.api.allocator import Allocator
 
 
 class AllocatorByDevice(dict[int, Allocator]):
-    """Allocators by the ordinal of their device. Raises UsageError for a device with none or with two."""
+    """Allocators by the index of their device. Raises UsageError for a device with no allocator, or two."""
 
     def __init__(self, allocators: Iterable[Allocator]) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class AllocatorByDevice(dict[int, Allocator]):
             )
 
     def __missing__(self, device: int) -> Allocator:
-        known = ", ".join(f"cuda:{number}" for number in sorted(self))
+        devices = ", ".join(f"cuda:{number}" for number in sorted(self))
         raise UsageError(
-            f"no allocator was given for cuda:{device}, only for {known}",
+            f"no allocator was given for cuda:{device}, only for {devices}",
             hint=f"add cudakit.CachingAllocator({device})",
         )
 
@@ -50,7 +50,7 @@ def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[in
     """Return a function that allocates a MemoryPointer on the current device and stream, given a size.
 
     Freed memory can be reused by the stream of its allocation at once, as with CuPy's own pool: a program
-    that uses it on another stream synchronizes the two streams, or calls ``record_use``.
+    that uses it on another stream must synchronize the two streams, or call ``record_use``.
     """
     by_device = AllocatorByDevice(allocators)
     current_stream = cupy.cuda.get_current_stream

@@ -23,8 +23,8 @@ except ImportError:  # not compiled
 class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stubs are not marked as such
     """Creates Buffers of cuda.core from an allocator's memory; to be set as ``Device.memory_resource``.
 
-    A Buffer is freed on the stream on which it is closed. If that is another stream than that of its
-    allocation, the memory is reused after all work that was enqueued on that stream before.
+    A Buffer is freed on the stream on which it is closed. If this is not the stream of its
+    allocation, the memory is reused only after the work that was enqueued on this stream before.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -37,7 +37,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
         """The allocator, for statistics, history, snapshots and settings."""
         return self._allocator
 
-    # They replace the abstract methods of MemoryResource.
+    # Replace the abstract methods of MemoryResource.
     allocate = Calls.allocate
     deallocate = Calls.deallocate
 
@@ -51,7 +51,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stu
         return self._device
 
     def statistics(self) -> dict[str, int]:
-        """Return the numbers of torch.cuda.memory_stats."""
+        """Return the statistics of torch.cuda.memory_stats."""
         return self._allocator.statistics()
 
     def snapshot(self) -> dict[str, Any]:

@@ -34,17 +34,17 @@ def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: b
     return manager_of(cuda, source, default_stream_only=default_stream_only)
 
 
-def source_of(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
+def allocator_by_device(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
     """Return a function of a device's ordinal that returns its allocator. Raises UsageError without one."""
     return AllocatorByDevice(allocators).__getitem__
 
 
 def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
     """Return the class, given the module ``numba.cuda``."""
-    at_alloc, at_free = (0, None) if default_stream_only else (UNUSED_STREAM, LEGACY)
+    alloc_stream, free_stream = (0, None) if default_stream_only else (UNUSED_STREAM, LEGACY)
 
     class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc,unused-ignore]
-        """Memory of one context from a cudakit allocator, which is its ``allocator``."""
+        """Allocates the memory of one context from ``allocator``."""
 
         @property
         def interface_version(self) -> int:
@@ -60,8 +60,8 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
         def memalloc(self, size: int) -> Any:
             allocator = self.allocator
-            ptr = allocator.alloc(size, at_alloc)
-            finalizer = partial(allocator.free, ptr, at_free)
+            ptr = allocator.alloc(size, alloc_stream)
+            finalizer = partial(allocator.free, ptr, free_stream)
             context = weakref.proxy(self.context)
             return cuda.MemoryPointer(context, c_void_p(ptr), size, finalizer=finalizer)
 
@@ -72,12 +72,12 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
         def get_ipc_handle(self, memory: Any) -> Any:
             """Return Numba's IPC handle: the handle of the segment and the offset of the memory in it.
 
-            Raises Unsupported in an expandable segment: Numba opens memory only by cuIpcOpenMemHandle.
+            Raises Unsupported for an expandable segment: Numba can only use cuIpcOpenMemHandle.
             """
-            found = self.allocator.ipc_handle(memory.device_pointer_value or 0)
-            source = self.context.device.get_device_identity()
+            handle = self.allocator.ipc_handle(memory.device_pointer_value or 0)
+            identity = self.context.device.get_device_identity()
             return handle_class(cuda)(
-                memory, _driver_handle(found.data), memory.size, source, found.offset_bytes
+                memory, _driver_handle(handle.data), memory.size, identity, handle.offset_bytes
             )
 
     return MemoryManager

@@ -21,7 +21,7 @@ _REASON = (
 
 def pool(upstream: object, options: dict[str, bool]) -> Any:
     """Return a torch.cuda.MemPool whose segments come from the driver; see ``cudakit.torch_pool``."""
-    kind = checked(upstream)
+    kind = upstream_name(upstream)
     library = native_library()
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
@@ -30,28 +30,28 @@ def pool(upstream: object, options: dict[str, bool]) -> Any:
     return pool_of(torch, library, kind, options)
 
 
-def checked(upstream: object) -> str:
+def upstream_name(upstream: object) -> str:
     """Return the name of an upstream. Raises UsageError with the reason for anything else."""
     if isinstance(upstream, str) and upstream in UPSTREAMS:
         return upstream
-    known = ", ".join(UPSTREAMS)
+    names = ", ".join(UPSTREAMS)
     if isinstance(upstream, str):
-        raise UsageError(f"no upstream is named {upstream!r}", hint=f"one of {known}")
+        raise UsageError(f"no upstream is named {upstream!r}", hint=f"one of {names}")
     raise UsageError(
         f"torch cannot use {type(upstream).__name__} as an allocator: {_REASON}",
-        hint=f"give an upstream that runs without Python: {known}",
+        hint=f"give an upstream that runs without Python: {names}",
     )
 
 
 def native_library() -> str:
     """Return the path of the C functions. Raises EnvironmentUnusable if they were not compiled."""
-    found = find_spec("cudakit.gpu.plugs._native")
-    if found is None or found.origin is None:
+    spec = find_spec("cudakit.gpu.plugs._native")
+    if spec is None or spec.origin is None:
         raise EnvironmentUnusable(
             "cudakit was installed without its C extensions, which torch needs",
             hint="install a C compiler, then: pip install --force-reinstall --no-deps cudakit",
         )
-    return found.origin
+    return spec.origin
 
 
 def pool_of(torch: Any, library: str, kind: str, options: dict[str, bool]) -> Any:

@@ -40,18 +40,17 @@ class Probe:
     """Child processes that query the driver in the background."""
 
     environment: Mapping[str, str]
-    children: tuple[
-        subprocess.Popen[str] | str, ...
-    ]  # or the reason why one did not start; the second lists hidden devices
+    # A string is the reason why a child did not start. The second child lists hidden devices.
+    children: tuple[subprocess.Popen[str] | str, ...]
     seconds: float
 
     def answer(self) -> CudaView | Unavailable:
         """Wait for the driver's answer; return Unavailable with the reason if there is none."""
-        answers = [_read(child, self.seconds) for child in self.children]
-        visible, *everything = answers
+        answers = [_read_answer(child, self.seconds) for child in self.children]
+        visible, *unrestricted = answers
         return cuda_view(
             visible,
-            everything[0] if everything else None,
+            unrestricted[0] if unrestricted else None,
             visible_devices=self.environment.get(VISIBLE),
             device_order=self.environment.get(ORDER),
         )
@@ -70,24 +69,26 @@ def start_probe(
     environment = dict(os.environ if environment is None else environment)
     numbers = (str(attribute.number) for attribute in attributes())
     child = command or (sys.executable, "-I", "-S", str(_CHILD))
-    line = [*child, str(max(round(seconds), 1)), *numbers]
-    children = [_start(line, environment)]
+    command_line = [*child, str(max(round(seconds), 1)), *numbers]
+    children = [_start_child(command_line, environment)]
     if VISIBLE in environment:
-        children.append(_start(line, without(environment, VISIBLE)))
+        children.append(_start_child(command_line, without_variables(environment, VISIBLE)))
     return Probe(environment, tuple(children), seconds)
 
 
-def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
+def without_variables(environment: Mapping[str, str], *names: str) -> dict[str, str]:
     """Return a copy of an environment without some variables."""
     return {name: value for name, value in environment.items() if name not in names}
 
 
-def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | str:
+def _start_child(
+    command_line: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[str] | str:
     """Start a child process, or return the reason why it does not start."""
     try:
         return subprocess.Popen(  # noqa: S603 this interpreter, with our script
-            line,
-            env=without(environment, *INJECTIONS),
+            command_line,
+            env=without_variables(environment, *INJECTIONS),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,23 +99,23 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
         return f"cannot start the process that queries the CUDA driver: {error}"
 
 
-def _read(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
+def _read_answer(child: subprocess.Popen[str] | str, seconds: float) -> dict[str, Any] | str:
     """Return the answer of a child process, or the reason why it has none."""
     if isinstance(child, str):
         return child
     try:
         text, stderr = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        _kill(child)
+        _kill_child(child)
         return f"the CUDA driver did not answer within {seconds:g} s"
     try:
-        found = json.loads(text)
+        answer = json.loads(text)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else _exit_reason(child.returncode, stderr)
+        answer = None
+    return answer if isinstance(answer, dict) else _exit_reason(child.returncode, stderr)
 
 
-def _kill(child: subprocess.Popen[str]) -> None:
+def _kill_child(child: subprocess.Popen[str]) -> None:
     child.kill()
     try:
         child.communicate(timeout=1)
@@ -130,13 +131,13 @@ def last_line(stderr: str) -> str:
 
 
 def _exit_reason(code: int, stderr: str) -> str:
-    last = last_line(stderr)
+    detail = last_line(stderr)
     if code == -signal.SIGALRM:
         return "the CUDA driver did not answer in time"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return f"the CUDA driver crashed during the query ({name}){last}"
-    return f"the process that queries the CUDA driver exited with {code}{last}"
+        return f"the CUDA driver crashed during the query ({name}){detail}"
+    return f"the process that queries the CUDA driver exited with {code}{detail}"
 
 
 # --- conversion of the child's JSON to a CudaView --------------------------------------------------
@@ -153,7 +154,7 @@ _VALUE_NAMES: Mapping[str, Mapping[int, str]] = {
 
 def cuda_view(
     visible: dict[str, Any] | str,
-    everything: dict[str, Any] | str | None,
+    unrestricted: dict[str, Any] | str | None,
     *,
     visible_devices: str | None,
     device_order: str | None,
@@ -163,64 +164,70 @@ def cuda_view(
         return Unavailable(visible)
     if "missing" in visible:
         return Unavailable(f"libcuda cannot be loaded: {visible['missing']}")
-    devices = tuple(_devices(visible))
-    seen = {device.uuid for device in devices}
-    rest = tuple(_devices(everything)) if isinstance(everything, dict) else ()
+    devices = tuple(_device_facts(visible))
+    visible_uuids = {device.uuid for device in devices}
+    all_devices = tuple(_device_facts(unrestricted)) if isinstance(unrestricted, dict) else ()
     return CudaView(
         # CUDA_VERSION is 1000 major + 10 minor (cuda.h).
-        driver_version=_field(
+        driver_version=_convert_field(
             visible["version"], lambda number: (number // 1000, number % 1000 // 10)
         ),
         devices=devices,
-        hidden=tuple(replace(device, index=-1) for device in rest if device.uuid not in seen),
-        peer_access=tuple((one, other) for one, other, _ in visible.get("peers", ())),
-        peer_atomics=tuple((one, other) for one, other, full in visible.get("peers", ()) if full),
+        hidden=tuple(
+            replace(device, index=-1) for device in all_devices if device.uuid not in visible_uuids
+        ),
+        peer_access=tuple((device, peer) for device, peer, _ in visible.get("peers", ())),
+        peer_atomics=tuple(
+            (device, peer) for device, peer, atomics in visible.get("peers", ()) if atomics
+        ),
         error=tuple(visible["error"]) if "error" in visible else None,
         libcuda=visible["libcuda"] or Unavailable("not listed in /proc/self/maps"),
         visible_devices=visible_devices,
         device_order=device_order,
-        order=tuple(device.uuid for device in rest or devices if isinstance(device.uuid, str)),
+        order=tuple(
+            device.uuid for device in all_devices or devices if isinstance(device.uuid, str)
+        ),
     )
 
 
-def _devices(found: dict[str, Any]) -> Iterator[DeviceFacts]:
-    for index, device in enumerate(found.get("devices", ())):
+def _device_facts(answer: dict[str, Any]) -> Iterator[DeviceFacts]:
+    for index, device in enumerate(answer.get("devices", ())):
         yield DeviceFacts(
             index=index,
-            uuid=_uuid(device),
-            pci_bus_id=_field(device["pci_bus_id"], str.lower),
-            fields=dict(_fields(device)),
+            uuid=_device_uuid(device),
+            pci_bus_id=_convert_field(device["pci_bus_id"], str.lower),
+            fields=dict(_device_fields(device)),
         )
 
 
-def _fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
+def _device_fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
     raw = device["attributes"]
-    yield "name", _field(device["name"], str)
-    yield "usable_memory_bytes", _field(device["memory"], int)
+    yield "name", _convert_field(device["name"], str)
+    yield "usable_memory_bytes", _convert_field(device["memory"], int)
     major, minor = raw.get("75"), raw.get("76")
     if isinstance(major, int) and isinstance(minor, int):
         capability = Capability(major, minor)
         yield "compute_capability", str(capability)
         yield "architecture", capability.architecture
     for attribute in attributes():
-        yield attribute.name, _attribute(attribute, raw.get(str(attribute.number)))
+        yield attribute.name, _attribute_value(attribute, raw.get(str(attribute.number)))
 
 
-def _attribute(attribute: Attribute, value: Any) -> Field:
+def _attribute_value(attribute: Attribute, value: Any) -> Field:
     if value is None:
         return _UNKNOWN
     match attribute.unit:
         case "bool":
-            return _field(value, bool)
+            return _convert_field(value, bool)
         case "hex":
-            return _field(value, lambda number: f"{number & 0xFFFFFFFF:#010x}")
+            return _convert_field(value, lambda number: f"{number & 0xFFFFFFFF:#010x}")
         case "word":
-            words = _VALUE_NAMES[attribute.name]
-            return _field(value, lambda number: words.get(number, f"unknown ({number})"))
-    return _field(value, int)
+            names = _VALUE_NAMES[attribute.name]
+            return _convert_field(value, lambda number: names.get(number, f"unknown ({number})"))
+    return _convert_field(value, int)
 
 
-def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
+def _convert_field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
     """Convert a value; an error object from the child becomes Unavailable."""
     if not isinstance(value, dict):
         return convert(value)
@@ -228,8 +235,8 @@ def _field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
     return Unavailable(f"{name}: {explanation}" if name else explanation)
 
 
-def _uuid(device: dict[str, Any]) -> str | Unavailable:
+def _device_uuid(device: dict[str, Any]) -> str | Unavailable:
     # The UUID of a MIG instance differs from that of its GPU.
     gpu = device["gpu_uuid"]
     kind = "MIG" if isinstance(gpu, str) and gpu != device["uuid"] else "GPU"
-    return _field(device["uuid"], lambda own: f"{kind}-{uuid.UUID(hex=own)}")
+    return _convert_field(device["uuid"], lambda digits: f"{kind}-{uuid.UUID(hex=digits)}")

@@ -54,7 +54,7 @@ class Driver:
         self.call(name, buffer, device)
         return buffer.raw.hex()
 
-    def memory(self, device: int) -> int:
+    def total_memory_bytes(self, device: int) -> int:
         size = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
         return size.value
@@ -67,9 +67,9 @@ class Driver:
         ]
 
     def _error_text(self, name: str, code: int) -> str:
-        found = ctypes.c_char_p()
-        getattr(self._library, name)(code, ctypes.byref(found))
-        return (found.value or b"unknown error").decode(errors="replace")
+        text = ctypes.c_char_p()
+        getattr(self._library, name)(code, ctypes.byref(text))
+        return (text.value or b"unknown error").decode(errors="replace")
 
 
 def answer(numbers: list[int]) -> dict[str, Any]:
@@ -78,52 +78,52 @@ def answer(numbers: list[int]) -> dict[str, Any]:
         driver = Driver()
     except OSError as error:
         return {"missing": str(error)}
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "version": _value_or_error(driver, driver.number, "cuDriverGetVersion")
     }
     try:
         driver.call("cuInit", 0)
-        found["devices"] = list(_devices(driver, numbers))
-        found["peers"] = list(_peers(driver, len(found["devices"])))
+        result["devices"] = list(_query_devices(driver, numbers))
+        result["peers"] = list(_peer_pairs(driver, len(result["devices"])))
     except DriverError as error:
-        found["error"] = driver.explain(error.code)
-    found["libcuda"] = _mapped_library()
-    return found
+        result["error"] = driver.explain(error.code)
+    result["libcuda"] = _mapped_library()
+    return result
 
 
-def _devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
+def _query_devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
     for ordinal in range(driver.number("cuDeviceGetCount")):
         device = driver.number("cuDeviceGet", ordinal)
-        # For a MIG instance, the first returns the UUID of its GPU, the second its own.
+        # For a MIG instance, cuDeviceGetUuid returns the UUID of its GPU, cuDeviceGetUuid_v2 its own.
         yield {
             "gpu_uuid": _value_or_error(driver, driver.uuid, "cuDeviceGetUuid", device),
             "uuid": _value_or_error(driver, driver.uuid, "cuDeviceGetUuid_v2", device),
             "pci_bus_id": _value_or_error(driver, driver.text, "cuDeviceGetPCIBusId", device),
             "name": _value_or_error(driver, driver.text, "cuDeviceGetName", device),
-            "memory": _value_or_error(driver, driver.memory, device),
-            "attributes": {number: _attribute(driver, number, device) for number in numbers},
+            "memory": _value_or_error(driver, driver.total_memory_bytes, device),
+            "attributes": {number: _attribute_value(driver, number, device) for number in numbers},
         }
 
 
-def _attribute(driver: Driver, number: int, device: int) -> Any:
+def _attribute_value(driver: Driver, number: int, device: int) -> Any:
     try:
         return driver.number("cuDeviceGetAttribute", number, device)
     except DriverError as error:
-        known = error.code != _INVALID_VALUE
-        return {"error": driver.explain(error.code)} if known else None
+        is_supported = error.code != _INVALID_VALUE
+        return {"error": driver.explain(error.code)} if is_supported else None
 
 
-def _peers(driver: Driver, count: int) -> Iterator[list[int]]:
+def _peer_pairs(driver: Driver, count: int) -> Iterator[list[int]]:
     """Yield the pairs with peer access, and 1 if native peer atomics are supported, else 0."""
-    for one in range(count):
-        for other in range(count):
-            if one != other and driver.number("cuDeviceCanAccessPeer", one, other):
-                yield [one, other, _atomics(driver, one, other)]
+    for device in range(count):
+        for peer in range(count):
+            if device != peer and driver.number("cuDeviceCanAccessPeer", device, peer):
+                yield [device, peer, _has_atomics(driver, device, peer)]
 
 
-def _atomics(driver: Driver, one: int, other: int) -> int:
+def _has_atomics(driver: Driver, device: int, peer: int) -> int:
     try:
-        return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, one, other)
+        return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, device, peer)
     except (DriverError, AttributeError):
         return 0
 

@@ -33,12 +33,14 @@ def gather(
 ) -> RunContext:
     """Return the facts that benchmark results record: host, driver, environment, processes on the GPU.
 
-    Call this before opening the device: later its processes would include this one and the child process
-    that queries the driver.
+    Call this before the device is opened: otherwise ``other_processes`` counts this process, and the child
+    process that queries the driver.
     """
-    context = _observe(machine, variables, files)
-    first = [device.uuid for device in context.cuda_devices[:1]]
-    device = next((one for one in context.nvml_devices if one.uuid in first), None)
+    context = _common_facts(machine, variables, files)
+    first_uuid = [device.uuid for device in context.cuda_devices[:1]]
+    device = next(
+        (candidate for candidate in context.nvml_devices if candidate.uuid in first_uuid), None
+    )
     return replace(
         context,
         command=command,
@@ -64,7 +66,7 @@ def gather_all(
     """
     if machine.simulated:
         files, variables, search_path = Files(None), {}, ()
-    context = _observe(machine, variables, files)
+    context = _common_facts(machine, variables, files)
     return replace(
         context,
         driver=read_driver(files, context.variables, context.host.kernel),
@@ -72,13 +74,15 @@ def gather_all(
         limits=_SIMULATED if machine.simulated else attempt(read_limits),
         privileged=is_privileged(files),
         processes=attempt(partial(process_names, files)),
-        telemetry=tuple(attempt(partial(machine.telemetry, one)) for one in context.nvml_devices),
+        telemetry=tuple(
+            attempt(partial(machine.telemetry, device)) for device in context.nvml_devices
+        ),
         self_test=self_test,
     )
 
 
-def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
-    """Return the facts of both functions: host, environment, and the answers of NVML and CUDA."""
+def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
+    """Return the facts that both functions need: host, environment, and the views of NVML and CUDA."""
     nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
     return RunContext(
         simulated=machine.simulated,
@@ -92,15 +96,15 @@ def _observe(machine: Machine, variables: Mapping[str, str], files: Files) -> Ru
 def _effective_variables(
     machine: Machine, cuda: CudaView | Unavailable, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the environment variables; on a simulated machine, with its recorded device selection."""
+    """Return the environment variables; a simulated machine has its recorded device selection."""
     if not machine.simulated or isinstance(cuda, Unavailable):
         return variables
     recorded = {
         "CUDA_VISIBLE_DEVICES": cuda.visible_devices,
         "CUDA_DEVICE_ORDER": cuda.device_order,
     }
-    own = {name: value for name, value in variables.items() if name not in recorded}
-    return own | {name: value for name, value in recorded.items() if value is not None}
+    others = {name: value for name, value in variables.items() if name not in recorded}
+    return others | {name: value for name, value in recorded.items() if value is not None}
 
 
 def _versions(
@@ -119,5 +123,5 @@ def _versions(
 def _count_processes(machine: Machine, device: DeviceFacts | None) -> int | Unavailable:
     if machine.simulated:
         return _SIMULATED
-    found = _NOT_IN_NVML if device is None else machine.processes(device)
-    return found if isinstance(found, Unavailable) else len(found)
+    processes = _NOT_IN_NVML if device is None else machine.processes(device)
+    return processes if isinstance(processes, Unavailable) else len(processes)

@@ -41,8 +41,8 @@ def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driv
 
 def _kernel_module(files: Files) -> KernelModule | None:
     text = files.text("/proc/driver/nvidia/version") or ""
-    found = _MODULE.search(text)
-    return KernelModule(found[1], "Open Kernel Module" in text) if found else None
+    match = _MODULE.search(text)
+    return KernelModule(match[1], "Open Kernel Module" in text) if match else None
 
 
 def _parameters(files: Files) -> dict[str, str] | None:
@@ -57,53 +57,55 @@ def device_nodes(files: Files) -> Iterator[DeviceNode]:
     for name in files.names("/dev"):
         if name.startswith(("nvidia", "nvhost-gpu", "nvmap")) or name == "dxg":
             path = f"/dev/{name}"
-            found = _node(path, files.place(path) or Path(path))
-            if found:
-                yield found
+            node = _device_node(path, files.locate(path) or Path(path))
+            if node:
+                yield node
 
 
-def _node(path: str, place: Path) -> DeviceNode | None:
+def _device_node(path: str, location: Path) -> DeviceNode | None:
     try:
-        mode = place.stat().st_mode
+        mode = location.stat().st_mode
     except OSError as error:
-        return DeviceNode(path, "?", _symbol(error))
+        return DeviceNode(path, "?", _errno_name(error))
     if stat.S_ISDIR(mode):
         return None
-    return DeviceNode(path, stat.filemode(mode), _open_error(place))
+    return DeviceNode(path, stat.filemode(mode), _open_error(location))
 
 
-def _open_error(place: Path) -> str:
+def _open_error(location: Path) -> str:
     try:
-        os.close(os.open(place, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        os.close(os.open(location, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
-        return _symbol(error)
+        return _errno_name(error)
     return ""
 
 
-def _symbol(error: OSError) -> str:
+def _errno_name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, str(error.errno))
 
 
 def _pci_gpus(files: Files) -> Iterator[PciGpu]:
     """Yield the NVIDIA GPUs on the PCI bus by address; sysfs lists them without any driver."""
     for address in files.names(_PCI_DEVICES):
-        place = f"{_PCI_DEVICES}/{address}"
-        kind = files.text(f"{place}/class") or ""
-        if files.text(f"{place}/vendor") == _NVIDIA and kind.startswith(_DISPLAY):
-            bound = files.resolve(f"{place}/driver") if files.exists(f"{place}/driver") else ""
-            gone = files.text(f"{place}/revision") == "0xff"
-            yield PciGpu(address, bound.rpartition("/")[2], gone)
+        directory = f"{_PCI_DEVICES}/{address}"
+        class_code = files.text(f"{directory}/class") or ""
+        if files.text(f"{directory}/vendor") == _NVIDIA and class_code.startswith(_DISPLAY):
+            bound = (
+                files.resolve(f"{directory}/driver") if files.exists(f"{directory}/driver") else ""
+            )
+            is_gone = files.text(f"{directory}/revision") == "0xff"
+            yield PciGpu(address, bound.rpartition("/")[2], is_gone)
 
 
 def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
     """Return the messages in the kernel log buffer."""
-    place = files.place("/dev/kmsg")
-    if place is None:
+    location = files.locate("/dev/kmsg")
+    if location is None:
         return NO_FILES
     try:
-        log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        log = os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return Unavailable(f"the kernel log cannot be read ({_symbol(error)} on /dev/kmsg)")
+        return Unavailable(f"the kernel log cannot be read ({_errno_name(error)} on /dev/kmsg)")
     try:
         return tuple(_messages(log))
     finally:

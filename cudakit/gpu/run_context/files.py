@@ -14,10 +14,10 @@ from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
 
-# 4 MiB, far above the size of any file read here: some files under /proc have no end.
-_MAX_PIECES = 64
+# 4 MiB in total, more than any file read here: some files under /proc have no end.
+_MAX_CHUNKS = 64
 # /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
-_PIECE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Files:
 
     def text(self, path: str) -> str | None:
         """Return the text of a file, without its last newline."""
-        place = self.place(path)
-        if place is None:
+        location = self.locate(path)
+        if location is None:
             return None
         try:
-            with place.open("rb", buffering=0) as file:
-                pieces = takewhile(bool, (file.read(_PIECE_BYTES) for _ in range(_MAX_PIECES)))
-                return b"".join(pieces).decode(errors="replace").rstrip("\n")
+            with location.open("rb", buffering=0) as file:
+                chunks = takewhile(bool, (file.read(_CHUNK_BYTES) for _ in range(_MAX_CHUNKS)))
+                return b"".join(chunks).decode(errors="replace").rstrip("\n")
         except OSError:
             return None
 
@@ -47,35 +47,35 @@ class Files:
 
     def names(self, directory: str) -> tuple[str, ...]:
         """Return the sorted names in a directory, none if it is absent."""
-        place = self.place(directory)
+        location = self.locate(directory)
         with suppress(OSError):
-            return tuple(sorted(os.listdir(place))) if place else ()
+            return tuple(sorted(os.listdir(location))) if location else ()
         return ()
 
     def exists(self, path: str) -> bool:
-        place = self.place(path)
-        return place is not None and os.path.exists(place)
+        location = self.locate(path)
+        return location is not None and os.path.exists(location)
 
     def resolve(self, path: str) -> str:
-        """Follow symbolic links; return a path that does not exist as it is."""
-        place = self.place(path)
-        if place is None or not os.path.exists(place):
+        """Follow symbolic links; return a path that does not exist unchanged."""
+        location = self.locate(path)
+        if location is None or not os.path.exists(location):
             return path
-        real = os.path.realpath(place)
-        top = os.path.realpath(str(self.root))
-        return "/" + os.path.relpath(real, top) if real.startswith(top) else real
+        resolved = os.path.realpath(location)
+        root = os.path.realpath(str(self.root))
+        return "/" + os.path.relpath(resolved, root) if resolved.startswith(root) else resolved
 
-    def place(self, path: str) -> Path | None:
+    def locate(self, path: str) -> Path | None:
         """Return the location of a file, None for a system without files."""
         return None if self.root is None else self.root / path.lstrip("/")
 
 
 SYSTEM = Files(Path("/"))
-NO_FILES = Unavailable("the machine is simulated and has no files")
+NO_FILES = Unavailable("a simulated machine has no files")
 
 
 def attempt(read: Callable[[], _T]) -> _T | Unavailable:
-    """Return the result of a function, or Unavailable with the error: other facts are still read."""
+    """Return the result of a function, or Unavailable if it raises, so that other facts are still read."""
     try:
         return read()
     except Exception as error:  # noqa: BLE001 any error is reported instead of the fact

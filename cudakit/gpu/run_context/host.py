@@ -70,22 +70,24 @@ def _container(files: Files, variables: Mapping[str, str]) -> str:
 def _available_bytes(files: Files) -> int | Unavailable:
     """Read the memory available without swapping (proc_meminfo(5), MemAvailable, in KiB)."""
     lines = files.lines("/proc/meminfo")
-    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
     return (
-        int(words[1]) << 10 if len(words) > 1 else Unavailable("/proc/meminfo has no MemAvailable")
+        int(fields[1]) << 10
+        if len(fields) > 1
+        else Unavailable("/proc/meminfo has no MemAvailable")
     )
 
 
 def _shared_memory_bytes(files: Files) -> int | Unavailable:
     """Return the size of the file system for POSIX shared memory."""
-    place = files.place(SHARED_MEMORY)
-    if place is None:
+    location = files.locate(SHARED_MEMORY)
+    if location is None:
         return NO_FILES
     try:
-        found = os.statvfs(place)
+        stats = os.statvfs(location)
     except OSError as error:
         return Unavailable(f"{SHARED_MEMORY}: {error.strerror}")
-    return found.f_frsize * found.f_blocks
+    return stats.f_frsize * stats.f_blocks
 
 
 def read_limits() -> Limits:

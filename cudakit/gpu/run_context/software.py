@@ -24,7 +24,7 @@ from cudakit.units import Unavailable
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(?:'([\d.]+)'|\"([\d.]+)\"|None)", re.MULTILINE)
 # cupy-cuda13x, jax-cuda13-plugin.
 _BUILDS = re.compile(r"(?:cupy-cuda(\d\d)x?|jax-cuda(\d\d)-plugin)")
-# The loader's last directories; the multiarch names are Debian's.
+# The directories that the loader searches last; the multiarch names are Debian's.
 _SYSTEM = (
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -47,11 +47,11 @@ def read_software(
 ) -> Software:
     """Read packages, builds, libraries and toolkits; a list that cannot be read is Unavailable."""
     distributions = attempt(lambda: tuple(installed(search_path)))
-    known = () if isinstance(distributions, Unavailable) else distributions
+    packages = () if isinstance(distributions, Unavailable) else distributions
     return Software(
         distributions=distributions,
-        builds=attempt(lambda: tuple(builds(known))),
-        libraries=attempt(lambda: tuple(libraries(files, variables, known))),
+        builds=attempt(lambda: tuple(builds(packages))),
+        libraries=attempt(lambda: tuple(libraries(files, variables, packages))),
         toolkits=tuple(toolkits(files)),
         nccl_conf=_nccl_conf(files),
         missing_extensions=tuple(_missing_extensions()),
@@ -63,23 +63,23 @@ def read_software(
 
 def installed(search_path: Iterable[str]) -> Iterator[Distribution]:
     """List the packages on a search path such as sys.path, in its order."""
-    for place in dict.fromkeys(os.path.abspath(part) for part in search_path):
+    for directory in dict.fromkeys(os.path.abspath(part) for part in search_path):
         try:
-            names = sorted(os.listdir(place))
+            names = sorted(os.listdir(directory))
         except OSError:
             continue
         for name in names:
             stem, dot, kind = name.rpartition(".")
             if dot and kind in ("dist-info", "egg-info"):
-                title, _, rest = stem.partition("-")
-                version = rest.partition("-py")[0] or _metadata_version(place, name)
-                yield Distribution(_normalized(title), version, place)
+                package, _, version_part = stem.partition("-")
+                version = version_part.partition("-py")[0] or _metadata_version(directory, name)
+                yield Distribution(_normalized(package), version, directory)
 
 
-def _metadata_version(place: str, name: str) -> str:
-    """Read the version of a source tree, whose egg-info has it inside only."""
+def _metadata_version(directory: str, name: str) -> str:
+    """Read the version from PKG-INFO: the directory name of a source tree lacks the version."""
     with suppress(OSError):
-        for line in Path(place, name, "PKG-INFO").read_text(encoding="utf-8").splitlines():
+        for line in Path(directory, name, "PKG-INFO").read_text(encoding="utf-8").splitlines():
             if line.startswith("Version: "):
                 return line.removeprefix("Version: ")
     return ""
@@ -93,29 +93,29 @@ def builds(distributions: Iterable[Distribution]) -> Iterator[Build]:
     """Return the CUDA versions that torch, CuPy and JAX were built for."""
     for distribution in distributions:
         name, version = distribution.name, distribution.version
-        other = _BUILDS.fullmatch(name)
+        match = _BUILDS.fullmatch(name)
         if name == "torch":
             yield Build("torch", version, _torch_cuda(distribution))
-        elif other:
-            yield Build(name, version, (int(other[1] or other[2]), None))
+        elif match:
+            yield Build(name, version, (int(match[1] or match[2]), None))
 
 
 def _torch_cuda(distribution: Distribution) -> tuple[int, int | None] | None:
     try:
-        text = Path(distribution.place, "torch", "version.py").read_text(encoding="utf-8")
+        text = Path(distribution.directory, "torch", "version.py").read_text(encoding="utf-8")
     except OSError:
         return _local_version(distribution.version)
-    found = _TORCH_CUDA.search(text)
-    if not found or not found.lastindex:
+    match = _TORCH_CUDA.search(text)
+    if not match or not match.lastindex:
         return None
-    major, _, minor = (found[1] or found[2]).partition(".")
+    major, _, minor = (match[1] or match[2]).partition(".")
     return int(major), int(minor.partition(".")[0]) if minor else None
 
 
 def _local_version(version: str) -> tuple[int, int | None] | None:
-    """Read the CUDA of a version such as 2.11.0+cu130; the last digit is the minor number."""
-    found = re.search(r"\+cu(\d+)(\d)$", version)
-    return (int(found[1]), int(found[2])) if found else None
+    """Return the CUDA version of a local version such as 2.11.0+cu130."""
+    match = re.search(r"\+cu(\d+)(\d)$", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 # --- libraries and toolkits ------------------------------------------------------------------------
@@ -125,9 +125,13 @@ def libraries(
     files: Files, variables: Mapping[str, str], distributions: Iterable[Distribution]
 ) -> Iterator[Library]:
     """List the copies of the driver's and CUDA's libraries, in the order of the loader."""
-    wheels = {one.place for one in distributions if one.name.startswith("nvidia-")}
+    wheels = {
+        distribution.directory
+        for distribution in distributions
+        if distribution.name.startswith("nvidia-")
+    }
     for source, directories in (
-        ("LD_LIBRARY_PATH", search_path(variables)),
+        ("LD_LIBRARY_PATH", ld_library_path(variables)),
         ("package", _wheel_directories(files, sorted(wheels))),
         ("system", (*_ld_so_conf_directories(files), *_SYSTEM)),
         ("toolkit", _toolkit_libraries(files, variables)),
@@ -139,20 +143,20 @@ def libraries(
                     yield Library(name, path, files.resolve(path), source)
 
 
-def search_path(variables: Mapping[str, str]) -> tuple[str, ...]:
+def ld_library_path(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the absolute directories of LD_LIBRARY_PATH."""
     parts = re.split("[:;]", variables.get("LD_LIBRARY_PATH", ""))
     return tuple(os.path.normpath(part) for part in parts if part.startswith("/"))
 
 
-def _wheel_directories(files: Files, places: Iterable[str]) -> Iterator[str]:
-    for place in places:
-        for package in files.names(f"{place}/nvidia"):
-            yield f"{place}/nvidia/{package}/lib"
+def _wheel_directories(files: Files, directories: Iterable[str]) -> Iterator[str]:
+    for directory in directories:
+        for package in files.names(f"{directory}/nvidia"):
+            yield f"{directory}/nvidia/{package}/lib"
 
 
 def _ld_so_conf_directories(files: Files) -> Iterator[str]:
-    """List the directories of /etc/ld.so.conf.d, which precede the loader's own."""
+    """List the directories of /etc/ld.so.conf.d, which precede the default directories."""
     for name in files.names("/etc/ld.so.conf.d"):
         for line in files.lines(f"/etc/ld.so.conf.d/{name}"):
             directory = line.partition("#")[0].strip()
@@ -161,26 +165,26 @@ def _ld_so_conf_directories(files: Files) -> Iterator[str]:
 
 
 def _toolkit_libraries(files: Files, variables: Mapping[str, str]) -> Iterator[str]:
-    named = (variables.get(name, "") for name in ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX"))
-    for place in (*filter(None, named), *toolkit_directories(files)):
-        yield f"{place}/lib64"
-        yield f"{place}/lib"
+    roots = (variables.get(name, "") for name in ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX"))
+    for root in (*filter(None, roots), *toolkit_directories(files)):
+        yield f"{root}/lib64"
+        yield f"{root}/lib"
 
 
 def toolkit_directories(files: Files) -> tuple[str, ...]:
     """Return the CUDA toolkits under /usr/local, with links resolved."""
-    found = (f"/usr/local/{name}" for name in files.names("/usr/local") if name.startswith("cuda"))
-    return tuple(dict.fromkeys(files.resolve(place) for place in found))
+    paths = (f"/usr/local/{name}" for name in files.names("/usr/local") if name.startswith("cuda"))
+    return tuple(dict.fromkeys(files.resolve(path) for path in paths))
 
 
 def toolkits(files: Files) -> Iterator[Toolkit]:
     """Return the toolkits whose version.json gives the version of CUDA."""
-    for place in toolkit_directories(files):
+    for directory in toolkit_directories(files):
         with suppress(ValueError, KeyError, TypeError):
-            content = json.loads(files.text(f"{place}/version.json") or "")
-            found = re.match(r"(\d+)\.(\d+)", content["cuda"]["version"])
-            if found:
-                yield Toolkit(place, (int(found[1]), int(found[2])))
+            content = json.loads(files.text(f"{directory}/version.json") or "")
+            match = re.match(r"(\d+)\.(\d+)", content["cuda"]["version"])
+            if match:
+                yield Toolkit(directory, (int(match[1]), int(match[2])))
 
 
 def _nccl_conf(files: Files) -> dict[str, str]:

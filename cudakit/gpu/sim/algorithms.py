@@ -19,9 +19,9 @@ from cudakit.units import format_bytes
 # cublasLtReductionScheme_t: partial sums are added to D in arrival order, or in the workspace.
 _IN_PLACE, _IN_WORKSPACE = 1, 2
 _COUNTER_BYTES = 4
-_REDUCTION_COST = 0.02  # per partial sum in the heuristic, relative to the GEMM
-_MEMORY_OVERHEAD = 1 / 8  # of a memory-bound GEMM, relative to a copy
-_K_STEP = 32  # elements of k per step of an SM
+_REDUCTION_COST = 0.02  # estimated cost of a partial sum, relative to the GEMM
+_MEMORY_OVERHEAD = 1 / 8  # overhead of a memory-bound GEMM, relative to a copy
+_K_STEP = 32  # elements of k that an SM processes per step
 
 
 class Tile(NamedTuple):
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     efficiency: float  # relative to the peak rate of the SM
 
 
-# By cublasLtMatmulTile_t.
+# Tiles by their value of cublasLtMatmulTile_t.
 TILES = {
     10: Tile(64, 8, 0.45),
     15: Tile(64, 64, 0.55),
@@ -60,16 +60,21 @@ _ALGORITHMS = (
 def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
     """Return the algorithms that can compute a GEMM, with their workspace sizes."""
     fitting = (
-        each for each in _ALGORITHMS if each.split_k == 1 or gemm.k >= each.split_k * _K_STEP
+        algorithm
+        for algorithm in _ALGORITHMS
+        if algorithm.split_k == 1 or gemm.k >= algorithm.split_k * _K_STEP
     )
-    return tuple(replace(each, workspace_bytes=_workspace_bytes(gemm, each)) for each in fitting)
+    return tuple(
+        replace(algorithm, workspace_bytes=_workspace_bytes(gemm, algorithm))
+        for algorithm in fitting
+    )
 
 
 def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
     """Return the reason why settings exclude an algorithm, or ""."""
     if algorithm.workspace_bytes > settings.workspace_bytes:
-        needed, most = algorithm.workspace_bytes, settings.workspace_bytes
-        return f"needs {format_bytes(needed)} of workspace, {format_bytes(most)} is allowed"
+        needed, allowed = algorithm.workspace_bytes, settings.workspace_bytes
+        return f"needs {format_bytes(needed)} of workspace, {format_bytes(allowed)} is allowed"
     if settings.deterministic and algorithm.reduction == _IN_PLACE:
         return "is not deterministic: the order of its additions varies"
     return ""
@@ -79,7 +84,7 @@ def sort_by_estimate(
     gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates
 ) -> tuple[Algorithm, ...]:
     """Sort by estimated duration; the estimate ignores idle SMs, so that the first is not always fastest."""
-    return tuple(sorted(candidates, key=lambda each: _estimate(gemm, each, rates)))
+    return tuple(sorted(candidates, key=lambda algorithm: _estimate(gemm, algorithm, rates)))
 
 
 def count_blocks(gemm: Gemm, algorithm: Algorithm) -> int:

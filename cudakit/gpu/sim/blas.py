@@ -28,10 +28,10 @@ from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.refusals import (
     CHOOSES_ITSELF,
-    TAKE_CUBLASLT,
-    closed,
-    refuse_for_cublas,
-    refuse_for_cublaslt,
+    USE_CUBLASLT,
+    check_for_cublas,
+    check_for_cublaslt,
+    closed_error,
 )
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.algorithms import (
@@ -44,10 +44,10 @@ from cudakit.gpu.sim.algorithms import (
 from cudakit.gpu.sim.costs import capability, rates_of
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
-from cudakit.gpu.sim.product import Products
+from cudakit.gpu.sim.product import ResultCache
 from cudakit.units import Unavailable, format_bytes
 
-_NO_CHOICE = f"cuBLAS {CHOOSES_ITSELF}"
+_SELECTS_INTERNALLY = f"cuBLAS {CHOOSES_ITSELF}"
 _CHOOSE_ANOTHER = "let the library choose, or tune again"
 _THREADS = 256
 # Minimum compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8: cuBLAS Library,
@@ -79,7 +79,7 @@ class SimBlas:
             )
         self.library = library
         self._context, self._memory, self._kernels = memory.context, memory, kernels
-        self._products = Products()
+        self._cache = ResultCache()
         self._closed = False
         self._check_open()
 
@@ -92,14 +92,14 @@ class SimBlas:
             chosen = self._find(gemm, settings, algorithm)
         else:
             chosen = self._by_estimate(gemm, settings)[0]
-        shown = Unavailable(_NO_CHOICE) if self.library == "cublas" else chosen
-        described = _describe_settings(settings, chosen, given=algorithm is not None)
-        return SimGemm(self._memory, self._kernels, self._products, gemm, chosen, shown, described)
+        reported = Unavailable(_SELECTS_INTERNALLY) if self.library == "cublas" else chosen
+        applied = _describe_settings(settings, chosen, by_user=algorithm is not None)
+        return SimGemm(self._memory, self._kernels, self._cache, gemm, chosen, reported, applied)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
         """Return at most ``limit`` algorithms by estimated duration; the first is not always the fastest."""
         self._check(gemm)
-        self._check_choice()
+        self._check_can_select()
         return self._by_estimate(gemm, settings)[:limit]
 
     def algorithms(
@@ -107,7 +107,7 @@ class SimBlas:
     ) -> Iterator[Algorithm]:
         """Yield every algorithm that the settings allow."""
         self._check(gemm)
-        self._check_choice()
+        self._check_can_select()
         return takewhile(lambda _: not is_over(), self._allowed(gemm, settings))
 
     def close(self) -> None:
@@ -115,35 +115,37 @@ class SimBlas:
         self._closed = True
 
     def _allowed(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
-        return tuple(each for each in algorithms(gemm) if not rejection_reason(each, settings))
+        return tuple(
+            candidate for candidate in algorithms(gemm) if not rejection_reason(candidate, settings)
+        )
 
     def _by_estimate(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
         rates = rates_of(self._context.facts, gemm.dtype)
         return sort_by_estimate(gemm, self._allowed(gemm, settings), rates)
 
-    def _find(self, gemm: Gemm, settings: GemmSettings, wanted: Algorithm) -> Algorithm:
+    def _find(self, gemm: Gemm, settings: GemmSettings, requested: Algorithm) -> Algorithm:
         """Return the algorithm with these parameters, ignoring their workspace size."""
-        self._check_choice()
-        for each in algorithms(gemm):
-            if replace(each, workspace_bytes=wanted.workspace_bytes) == wanted:
-                if reason := rejection_reason(each, settings):
-                    raise Unsupported(f"algorithm {each.id} {reason}", hint=_CHOOSE_ANOTHER)
-                return each
-        raise Unsupported(f"no such algorithm for this GEMM: {wanted}", hint=_CHOOSE_ANOTHER)
+        self._check_can_select()
+        for candidate in algorithms(gemm):
+            if replace(candidate, workspace_bytes=requested.workspace_bytes) == requested:
+                if reason := rejection_reason(candidate, settings):
+                    raise Unsupported(f"algorithm {candidate.id} {reason}", hint=_CHOOSE_ANOTHER)
+                return candidate
+        raise Unsupported(f"no such algorithm for this GEMM: {requested}", hint=_CHOOSE_ANOTHER)
 
     def _check(self, gemm: Gemm) -> None:
         self._check_open()
-        _refuse_unsupported(gemm, self.library, self._context.facts)
+        _check_supported(gemm, self.library, self._context.facts)
 
-    def _check_choice(self) -> None:
+    def _check_can_select(self) -> None:
         if self.library == "cublas":
-            raise Unsupported(_NO_CHOICE, hint=TAKE_CUBLASLT)
+            raise Unsupported(_SELECTS_INTERNALLY, hint=USE_CUBLASLT)
 
     def _check_open(self) -> None:
         if self._context.closed:
-            raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self._context.name} was closed")
+            raise cuda_error(Status.CONTEXT_IS_DESTROYED, detail=f"{self._context.name} was closed")
         if self._closed:
-            raise closed(self.library)
+            raise closed_error(self.library)
 
 
 class SimGemm:
@@ -156,18 +158,18 @@ class SimGemm:
         self,
         memory: SimMemory,
         kernels: SimKernels,
-        products: Products,
+        cache: ResultCache,
         gemm: Gemm,
         chosen: Algorithm,
-        shown: Algorithm | Unavailable,
+        reported: Algorithm | Unavailable,
         settings: Mapping[str, str],
     ) -> None:
-        self.algorithm = shown
+        self.algorithm = reported
         self.settings = MappingProxyType({**settings})
         self._memory, self._kernels = memory, kernels
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
-        self._products = products
+        self._cache = cache
         self._grid = (count_blocks(gemm, chosen), 1, 1)
         rates = rates_of(memory.context.facts, gemm.dtype)
         self._busy_ns = extra_ns(gemm, chosen, rates, memory.context.costs.memory_bytes_per_s)
@@ -180,7 +182,7 @@ class SimGemm:
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises the errors of a launch, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
         if self._closed:
-            raise closed(self._name)
+            raise closed_error(self._name)
         addresses = (operands.a, operands.b, operands.d, operands.bias)
         block = (_THREADS, 1, 1)
         self._kernels.launch_host_kernel(
@@ -196,18 +198,20 @@ class SimGemm:
     def _multiply(self, launch: Launch, a: Ptr, b: Ptr, d: Ptr, bias: Ptr) -> None:
         gemm = self._gemm
         launch.write(self._workspace, np.uint8, self._workspace_bytes)
-        added: Bits | None = launch.read(bias, gemm.bias.bits, gemm.m) if gemm.has_bias else None
+        bias_bits: Bits | None = (
+            launch.read(bias, gemm.bias.bits, gemm.m) if gemm.has_bias else None
+        )
         factors = _read(launch, a, gemm.a), _read(launch, b, gemm.b)
-        result = launch.write(d, *_columns(gemm.d), step_bytes=_step_bytes(gemm.d))
-        result["column"][:] = self._products.multiply(gemm, *factors, added)
+        result = launch.write(d, *_column_layout(gemm.d), step_bytes=_step_bytes(gemm.d))
+        result["column"][:] = self._cache.multiply(gemm, *factors, bias_bits)
         launch.busy(self._busy_ns)
 
 
 def _read(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
-    return launch.read(address, *_columns(matrix), step_bytes=_step_bytes(matrix))["column"]
+    return launch.read(address, *_column_layout(matrix), step_bytes=_step_bytes(matrix))["column"]
 
 
-def _columns(matrix: Matrix) -> tuple[np.dtype[Any], int]:
+def _column_layout(matrix: Matrix) -> tuple[np.dtype[Any], int]:
     """Return the dtype of one column as an array element, and the number of columns in the batch."""
     column = np.dtype([("column", matrix.element.bits, (matrix.rows,))], align=True)
     return column, matrix.columns * matrix.batch
@@ -218,26 +222,26 @@ def _step_bytes(matrix: Matrix) -> int:
 
 
 def _describe_settings(
-    settings: GemmSettings, chosen: Algorithm, *, given: bool
+    settings: GemmSettings, chosen: Algorithm, *, by_user: bool
 ) -> Mapping[str, str]:
-    used, most = format_bytes(chosen.workspace_bytes), format_bytes(settings.workspace_bytes)
+    used, allowed = format_bytes(chosen.workspace_bytes), format_bytes(settings.workspace_bytes)
     not_simulated = "not simulated: every sum is rounded once"
     return {
-        "chosen_by": "the user" if given else "the simulator's heuristics",
-        "workspace": f"{used} used, {most} at most",
+        "chosen_by": "the user" if by_user else "the simulator's heuristics",
+        "workspace": f"{used} used, {allowed} at most",
         "deterministic": "yes" if settings.deterministic else "no",
         "reduced_precision": not_simulated,
         "fast_accumulate": not_simulated,
     }
 
 
-def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
+def _check_supported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
     """Raise Unsupported if the library cannot compute a GEMM on this device."""
     _check_device(gemm, facts)
     if library == "cublas":
-        refuse_for_cublas(gemm)
+        check_for_cublas(gemm)
     else:
-        refuse_for_cublaslt(gemm, capability(facts))
+        check_for_cublaslt(gemm, capability(facts))
     if gemm.dtype.startswith("fp8"):
         _check_alignment(gemm, _FP8_ALIGNMENT_BYTES)
     if gemm.dtype == "int8":
@@ -245,12 +249,14 @@ def _refuse_unsupported(gemm: Gemm, library: Library, facts: DeviceFacts) -> Non
 
 
 def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
-    have, minimum = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
-    if have < minimum:
+    available, minimum = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
+    if available < minimum:
         name = facts.fields.get("name")
-        possible = [dtype for dtype in DATA_TYPES if have >= _MIN_CAPABILITY.get(dtype, (0, 0))]
+        possible = [
+            dtype for dtype in DATA_TYPES if available >= _MIN_CAPABILITY.get(dtype, (0, 0))
+        ]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {minimum}, {name} has {have}",
+            f"{gemm.dtype} needs compute capability {minimum}, {name} has {available}",
             hint=f"supported here: {', '.join(possible)}",
         )
 

@@ -60,7 +60,7 @@ class Context:
     def enter(self, call: str) -> None:
         """Begin a driver call: advance the clock, run due tasks, and raise injected or sticky errors."""
         if self.closed:
-            raise cuda_error(Status.CONTEXT_IS_DESTROYED, seen=f"{self.name} was closed")
+            raise cuda_error(Status.CONTEXT_IS_DESTROYED, detail=f"{self.name} was closed")
         self.clock.advance(self.costs.call_ns)
         self.schedule.run_due()
         self.raise_fault()
@@ -118,7 +118,7 @@ class Context:
         if not 0 <= ordinal < len(devices):
             raise cuda_error(
                 Status.INVALID_DEVICE,
-                seen=f"device {ordinal} requested, {self.name} has {len(devices)}",
+                detail=f"device {ordinal} requested, {self.name} has {len(devices)}",
             )
         return devices[ordinal]
 
@@ -142,12 +142,12 @@ class Context:
             self._spool.close()
 
 
-class _Part(Protocol):
+class _Component(Protocol):
     @property
     def context(self) -> Context: ...
 
 
-_Self = TypeVar("_Self", bound=_Part)
+_Self = TypeVar("_Self", bound=_Component)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -158,12 +158,12 @@ def driver_call(
     """Wrap a method as a driver call: serialized, and rejected if the context is closed or has failed."""
 
     @wraps(method)
-    def call(part: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        context = part.context
+    def call(component: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        context = component.context
         with context.lock:
             context.enter(method.__name__)
             try:
-                return method(part, *args, **kwargs)
+                return method(component, *args, **kwargs)
             finally:
                 context.recorder.flush()
 

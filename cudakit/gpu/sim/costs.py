@@ -69,7 +69,7 @@ _RELATIVE_TO_FP16 = {
     "fp8_e4m3": 2.0,
     "fp8_e5m2": 2.0,
 }
-# Operations per cycle and SM without tensor cores; fp64 includes them if they support it (CUDA C++
+# Operations per cycle and SM without tensor cores; fp64 with tensor cores that support fp64 (CUDA C++
 # Programming Guide, "Arithmetic Instructions").
 _FP32, _FP32_64_LANES = 256, 128
 _64_LANE_CAPABILITIES = ((7, 5), (8, 0))
@@ -89,16 +89,16 @@ class Rates:
 
 def rates_of(facts: DeviceFacts, dtype: str) -> Rates:
     """Return the peak throughput, from the number of SMs, their clock and the compute capability."""
-    clock_hz = 1e3 * _positive(facts, "clock_rate_khz", _CLOCK_KHZ)
-    multiprocessors = _positive(facts, "multiprocessor_count", _MULTIPROCESSORS)
+    clock_hz = 1e3 * _positive_fact(facts, "clock_rate_khz", _CLOCK_KHZ)
+    multiprocessors = _positive_fact(facts, "multiprocessor_count", _MULTIPROCESSORS)
     return Rates(multiprocessors, clock_hz * _operations_per_clock(facts, dtype))
 
 
 def capability(facts: DeviceFacts) -> Capability:
     """Return the compute capability; 0.0 if unknown."""
     major, _, minor = str(facts.fields.get("compute_capability")).partition(".")
-    known = major.isdigit() and minor.isdigit()
-    return Capability(int(major), int(minor)) if known else Capability(0, 0)
+    is_known = major.isdigit() and minor.isdigit()
+    return Capability(int(major), int(minor)) if is_known else Capability(0, 0)
 
 
 def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:
@@ -107,11 +107,11 @@ def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:
         return _FP64.get(version, _FP64_DEFAULT)
     if dtype == "fp32":
         return _FP32_64_LANES if version in _64_LANE_CAPABILITIES else _FP32
-    halved = "GeForce" in str(facts.fields.get("name"))
-    matrix = _TENSOR.get(version, _TENSOR_DEFAULT) * _RELATIVE_TO_FP16[dtype]
-    return matrix * _GEFORCE_FACTOR if halved else matrix
+    is_geforce = "GeForce" in str(facts.fields.get("name"))
+    operations = _TENSOR.get(version, _TENSOR_DEFAULT) * _RELATIVE_TO_FP16[dtype]
+    return operations * _GEFORCE_FACTOR if is_geforce else operations
 
 
-def _positive(facts: DeviceFacts, name: str, default: int) -> int:
+def _positive_fact(facts: DeviceFacts, name: str, default: int) -> int:
     value = facts.fields.get(name)
     return value if isinstance(value, int) and value > 0 else default

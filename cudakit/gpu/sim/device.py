@@ -1,4 +1,4 @@
-"""One simulated device, composed of its parts."""
+"""One simulated device, composed of its components."""
 
 from __future__ import annotations
 
@@ -99,10 +99,11 @@ class Sim(Device):
 
         Further errors for the same name are raised in order. Raises UsageError for an unknown call.
         """
-        parts = (self, self.streams, self.graphs, self.kernels, self.peers)
+        components = (self, self.streams, self.graphs, self.kernels, self.peers)
         memory = (self.memory, self.virtual, self.ipc)
         if not any(
-            hasattr(getattr(type(part), call, None), "__wrapped__") for part in (*parts, *memory)
+            hasattr(getattr(type(component), call, None), "__wrapped__")
+            for component in (*components, *memory)
         ):
             raise UsageError(f"the simulated device has no call {call!r} that can fail")
         self.context.fail_next(call, error)
@@ -110,7 +111,7 @@ class Sim(Device):
     def close(self) -> None:
         """Complete all work and reject later calls. Has no effect the second time."""
         self.context.close()
-        for part in (self.streams, self.graphs, self.kernels, self.peers, self.memory):
-            part.close()
+        for component in (self.streams, self.graphs, self.kernels, self.peers, self.memory):
+            component.close()
         self.virtual.close()
         self.ipc.close()

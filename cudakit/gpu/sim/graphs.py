@@ -25,7 +25,7 @@ class _Executable:
     graph: int
     nodes: Nodes
     last: tuple[Task, ...] = ()
-    uploaded: tuple[Task, ...] = ()  # the next upload also waits for this one
+    uploaded: tuple[Task, ...] = ()  # the last upload, which the next upload waits for
 
 
 class SimGraphs:
@@ -41,11 +41,11 @@ class SimGraphs:
     def capture_begin(self, stream: Stream) -> None:
         if stream == LEGACY:
             raise cuda_error(
-                Status.STREAM_CAPTURE_UNSUPPORTED, seen="the legacy default stream cannot capture"
+                Status.STREAM_CAPTURE_UNSUPPORTED, detail="the legacy default stream cannot capture"
             )
         queue = self._streams.checked_queue(stream)
         if queue.capture:
-            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {stream} is already capturing")
+            raise cuda_error(Status.ILLEGAL_STATE, detail=f"stream {stream} is already capturing")
         capture = self._graphs.make(
             lambda number: Capture(number, self.context.thread, queue.number)
         )
@@ -64,7 +64,7 @@ class SimGraphs:
             self._graphs.remove(capture.graph)
             unjoined = Status.STREAM_CAPTURE_UNJOINED
             status = Status.STREAM_CAPTURE_INVALIDATED if capture.invalidated else unjoined
-            raise cuda_error(status, seen=f"the capture of stream {stream}")
+            raise cuda_error(status, detail=f"the capture of stream {stream}")
         return Graph(capture.graph)
 
     @driver_call
@@ -76,7 +76,7 @@ class SimGraphs:
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         target, nodes = self._executables[executable], tuple(self._graphs[graph].nodes)
         if reason := update_error(target.nodes, nodes):
-            raise cuda_error(Status.GRAPH_EXEC_UPDATE_FAILURE, seen=reason)
+            raise cuda_error(Status.GRAPH_EXEC_UPDATE_FAILURE, detail=reason)
         # Launches in flight keep the old nodes.
         target.graph, target.nodes = graph, nodes
 
@@ -119,13 +119,13 @@ class SimGraphs:
 
     @driver_call
     def capture_id(self, stream: Stream) -> int | None:
-        capture = _active(self._streams.queue_of(stream))
+        capture = _valid_capture(self._streams.queue_of(stream))
         return capture.graph if capture else None
 
     @driver_call
     def capture_dependencies(self, stream: Stream) -> tuple[GraphNode, ...]:
         queue = self._streams.queue_of(stream)
-        capture = _active(queue)
+        capture = _valid_capture(queue)
         return _node_ids(capture.graph, queue.nodes) if capture else ()
 
     @driver_call
@@ -142,15 +142,15 @@ class SimGraphs:
         """Return the capture of a stream. Raises a CudaError if it may not end here."""
         capture = queue.capture
         if capture is None:
-            raise cuda_error(Status.ILLEGAL_STATE, seen=f"stream {queue.number} is not capturing")
+            raise cuda_error(Status.ILLEGAL_STATE, detail=f"stream {queue.number} is not capturing")
         if capture.origin != queue.number:
             capture.invalidated = True
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNMATCHED,
-                seen=f"the capture began in stream {capture.origin}",
+                detail=f"the capture began in stream {capture.origin}",
             )
         if capture.thread != self.context.thread:
-            raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, seen=f"stream {queue.number}")
+            raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, detail=f"stream {queue.number}")
         return capture
 
     def _release(self, capture: Capture) -> None:
@@ -165,7 +165,7 @@ class SimGraphs:
         begin = (*self._streams.queues.dependencies_of(queue), *executable.last)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
-            after = [tasks[before] for before in node.dependencies] or begin
+            after = [tasks[dependency] for dependency in node.dependencies] or begin
             delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(tasks)
             tasks[node] = self.context.schedule.add(
                 node.job, after, delay_ns=delay_ns, priority=queue.priority
@@ -178,14 +178,16 @@ class SimGraphs:
         """Append the nodes of a launched graph to the captured graph."""
         begin, copies = queue.nodes, dict[Node, Node]()
         for node in executable.nodes:
-            before = tuple(copies[each] for each in node.dependencies) or begin
+            before = tuple(copies[dependency] for dependency in node.dependencies) or begin
             copies[node] = self._streams.append(capture, node.job, before)
-        waited_for = {each for node in executable.nodes for each in node.dependencies}
-        ends = tuple(copies[node] for node in executable.nodes if node not in waited_for)
+        with_dependents = {
+            dependency for node in executable.nodes for dependency in node.dependencies
+        }
+        ends = tuple(copies[node] for node in executable.nodes if node not in with_dependents)
         queue.nodes = ends or begin
 
 
-def _active(queue: Queue) -> Capture | None:
+def _valid_capture(queue: Queue) -> Capture | None:
     return queue.capture if queue.capture and not queue.capture.invalidated else None
 
 

@@ -48,8 +48,7 @@ class _Handle:
 class IpcRegistry:
     """The processes of one simulated machine and the handles that they exported.
 
-    ``boot`` keeps processes and handles of machines in other Python processes distinct from those of this
-    one.
+    ``boot`` distinguishes the processes and handles from those of machines in other Python processes.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class IpcRegistry:
 
 
 class SimIpc:
-    """The allocations that one simulated process exports, and its mappings of others."""
+    """Exported allocations of one simulated process, and mapped allocations of other processes."""
 
     def __init__(
         self,
@@ -94,22 +93,22 @@ class SimIpc:
         self._streams, self._heap, self._memory, self._virtual = streams, heap, memory, virtual
         self._process = registry.start_process()
         self._handle_kinds = handle_kinds
-        self._handles: dict[int, bytes] = {}  # by own allocation
-        self._open_counts: Counter[int] = Counter()  # by mapping
+        self._handles: dict[int, bytes] = {}  # handle of each exported allocation, by address
+        self._open_counts: Counter[int] = Counter()  # number of opens of each mapping, by address
         memory.on_free = self._invalidate_handle
 
     @property
     def process(self) -> ProcessId:
-        """The simulated process."""
+        """The id of the simulated process."""
         return self._process
 
     @driver_call
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         region = self._memory.allocated.get(ptr)
         if region is None or not region.live:
-            seen = f"no allocation of {self.context.name} begins at {ptr:#x}"
-            raise cuda_error(Status.INVALID_VALUE, seen=seen)
+            detail = f"no allocation of {self.context.name} begins at {ptr:#x}"
+            raise cuda_error(Status.INVALID_VALUE, detail=detail)
         if ptr not in self._handles:
             with self.registry.lock:
                 handle = self.registry.handle("ipc", next(self.registry.numbers))
@@ -119,16 +118,18 @@ class SimIpc:
 
     @driver_call
     def ipc_open(self, handle: bytes) -> Ptr:
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         exported_handle = self.registry.handles.get(handle)
         if exported_handle is None:
-            seen = (
+            detail = (
                 "unknown handle; the exporting process may have freed the memory or ended, and simulated"
                 " devices of another Python process cannot be opened"
             )
-            raise cuda_error(Status.INVALID_VALUE, seen=seen)
+            raise cuda_error(Status.INVALID_VALUE, detail=detail)
         if exported_handle.process == self._process:
-            raise cuda_error(Status.INVALID_CONTEXT, seen="this process exported the memory itself")
+            raise cuda_error(
+                Status.INVALID_CONTEXT, detail="this process exported the memory itself"
+            )
         for begin, (opened, _) in self.opened.items():
             if opened == handle:
                 self._open_counts[begin] += 1
@@ -137,7 +138,7 @@ class SimIpc:
 
     @driver_call
     def ipc_close(self, ptr: Ptr) -> None:
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         regions = {begin: region for begin, (_, region) in self.opened.items()}
         region = pop_allocation(regions, ptr, "no open mapping")
         self.context.wait_for_all()
@@ -177,17 +178,17 @@ class SimIpc:
     @driver_call
     def import_backing(self, exported: ShareableHandle) -> Backing:
         if isinstance(exported, FabricHandle):
-            there = self.registry.fabric.get(exported.data)
-            if there is None or not there.references:
+            physical = self.registry.fabric.get(exported.data)
+            if physical is None or not physical.references:
                 raise cuda_error(
-                    Status.INVALID_VALUE, seen="the exporting process has freed the memory"
+                    Status.INVALID_VALUE, detail="the exporting process has freed the memory"
                 )
-            return self._virtual.backing_of(there)
+            return self._virtual.backing_of(physical)
         if exported.process not in self.registry.alive:
-            raise file_descriptors.ended(exported.process)
+            raise file_descriptors.ended_error(exported.process)
         physical = self.registry.descriptors.get(exported)
         if physical is None:
-            raise file_descriptors.revoked(exported)
+            raise file_descriptors.closed_error(exported)
         return self._virtual.backing_of(physical)
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ class SimKernels:
         if name not in signatures:
             raise cuda_error(
                 Status.NOT_FOUND,
-                seen=f'kernel {name}; declare it extern "C" to keep its name unmangled',
+                detail=f'kernel {name}; declare it extern "C" to keep its name unmangled',
             )
         return Kernel(self._kernels.add(_LoadedKernel(module, name, signatures[name])))
 
@@ -129,13 +129,13 @@ class SimKernels:
         self._modules.clear()
 
     def _host_kernel(self, name: str) -> HostKernel:
-        found = self._own_host_kernels.get(name) or registered().get(name)
-        if found is None:
+        host_kernel = self._own_host_kernels.get(name) or registered().get(name)
+        if host_kernel is None:
             raise UsageError(
                 f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",
                 hint=f'implement it in numpy and register it with @host_kernel("{name}")',
             )
-        return found
+        return host_kernel
 
     def _enqueue(
         self, queue: Queue, shape: _LaunchShape, host_kernel: HostKernel, args: Sequence[Any]
@@ -155,11 +155,11 @@ class SimKernels:
             raise
         except Exception as error:
             raise cuda_error(
-                Status.LAUNCH_FAILED, seen=f"the host kernel of {launch.name} raised {error!r}"
+                Status.LAUNCH_FAILED, detail=f"the host kernel of {launch.name} raised {error!r}"
             ) from error
         launch.finish()
-        moved = sum(access.hi - access.lo for access in launch.accesses)
-        duration_ns = self.context.costs.in_memory_ns(moved) + launch.busy_ns
+        accessed_bytes = sum(access.hi - access.lo for access in launch.accesses)
+        duration_ns = self.context.costs.in_memory_ns(accessed_bytes) + launch.busy_ns
         return Outcome(duration_ns, tuple(launch.accesses), launch.poll_loop)
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
@@ -176,4 +176,4 @@ class SimKernels:
             or not 0 <= shared_bytes <= limits["max_shared_memory_per_block_optin_bytes"]
         ):
             shape = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
-            raise cuda_error(Status.INVALID_VALUE, seen=shape)
+            raise cuda_error(Status.INVALID_VALUE, detail=shape)

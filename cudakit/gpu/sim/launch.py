@@ -27,8 +27,8 @@ class SimLaunch:
     block: Dim3
     shared_bytes: int
     span: Callable[[int, int, str], Span]
-    begin_ns: int = 0  # in virtual time
-    clock_khz: int = 1_000_000  # of the SMs
+    begin_ns: int = 0  # virtual time
+    clock_khz: int = 1_000_000  # SM clock
     busy_ns: int = 0
     poll_loop: Poll | None = None
     accesses: list[Access] = field(default_factory=list)
@@ -85,13 +85,13 @@ class SimLaunch:
             return np.empty(0, dtype)
         step = step_bytes or dtype.itemsize
         if ptr % dtype.alignment or step % dtype.alignment:
-            seen = f"{self.name} uses {ptr:#x} as {dtype}, step {step}"
-            raise cuda_error(Status.MISALIGNED_ADDRESS, seen=seen)
+            detail = f"{self.name} uses {ptr:#x} as {dtype}, step {step}"
+            raise cuda_error(Status.MISALIGNED_ADDRESS, detail=detail)
         size_bytes = step * (count - 1) + dtype.itemsize
-        found = self.span(ptr, size_bytes, self.name)
-        content = found.gather()
-        if len(found.parts) > 1 and mode != Mode.READ:
-            self._copies.append((found, content))
+        span = self.span(ptr, size_bytes, self.name)
+        content = span.gather()
+        if len(span.parts) > 1 and mode != Mode.READ:
+            self._copies.append((span, content))
         strided = step != dtype.itemsize
         self.accesses.append(
             Access(

@@ -61,9 +61,8 @@ class SimMemory:
     def __init__(self, context: Context, streams: SimStreams, heap: Heap, peers: SimPeers) -> None:
         self.context = context
         self.allocated: dict[int, Region] = {}
-        self.on_free: Callable[[int], None] = (
-            _ignore  # called with the address of a freed allocation
-        )
+        # Called with the address of a freed allocation.
+        self.on_free: Callable[[int], None] = _ignore
         self._streams, self._heap, self._peers = streams, heap, peers
         self._host_allocations: dict[int, Region] = {}
         self._registered: set[int] = set()
@@ -83,8 +82,8 @@ class SimMemory:
             self.context.emit(facts.Alloc(region.begin, size_bytes))
         else:
             self._streams.enqueue(queue, Job(Work.ALLOC, lambda: self._make_live(region)))
-            how = How.STREAM_ORDERED
-            self.context.emit(facts.Alloc(region.begin, size_bytes, how, queue.number))
+            kind = How.STREAM_ORDERED
+            self.context.emit(facts.Alloc(region.begin, size_bytes, kind, queue.number))
         return Ptr(region.begin)
 
     @driver_call
@@ -103,14 +102,14 @@ class SimMemory:
     @driver_call
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
         check_size(size_bytes)
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         try:
             region = self._heap.add(
                 new_bytes(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
         except (OSError, OverflowError):
-            seen = f"{format_bytes(size_bytes)} of host memory requested, less is available"
-            raise cuda_error(Status.OUT_OF_MEMORY, seen=seen) from None
+            detail = f"{format_bytes(size_bytes)} of host memory requested, less is available"
+            raise cuda_error(Status.OUT_OF_MEMORY, detail=detail) from None
         self._host_allocations[region.begin] = region
         if pinned:
             self.context.emit(facts.Alloc(region.begin, size_bytes, How.PINNED))
@@ -118,11 +117,11 @@ class SimMemory:
 
     @driver_call
     def host_free(self, ptr: Ptr) -> None:
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         if ptr in self._registered:
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"the memory at {ptr:#x} is registered: unregister it first",
+                detail=f"the memory at {ptr:#x} is registered: unregister it first",
             )
         region = pop_allocation(self._host_allocations, ptr, "no host allocation")
         self.context.wait_for_all()
@@ -135,9 +134,9 @@ class SimMemory:
         region = self._host_allocations.get(ptr)
         if region is None or region.host is not HostMemory.PAGEABLE:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no pageable host allocation begins at {ptr:#x}"
+                Status.INVALID_VALUE, detail=f"no pageable host allocation begins at {ptr:#x}"
             )
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         region.host = HostMemory.PINNED
         self._registered.add(region.begin)
         self.context.emit(facts.Alloc(region.begin, len(region.data), How.PINNED))
@@ -146,9 +145,9 @@ class SimMemory:
     def host_unregister(self, ptr: Ptr) -> None:
         if ptr not in self._registered:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"no registered host allocation begins at {ptr:#x}"
+                Status.INVALID_VALUE, detail=f"no registered host allocation begins at {ptr:#x}"
             )
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         self.context.wait_for_all()
         region = self._host_allocations[ptr]
         region.host = HostMemory.PAGEABLE
@@ -161,16 +160,16 @@ class SimMemory:
         if region is None or not 0 <= size_bytes <= len(region.data):
             raise cuda_error(
                 Status.INVALID_VALUE,
-                seen=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
+                detail=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
             )
         return region.data[:size_bytes].data
 
     @driver_call
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         queue = self._streams.checked_queue(stream)
-        seen = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
-        target = self._heap.check_allocated(dst, size_bytes, seen)
-        source = self._heap.check_allocated(src, size_bytes, seen)
+        detail = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
+        target = self._heap.check_allocated(dst, size_bytes, detail)
+        source = self._heap.check_allocated(src, size_bytes, detail)
         if size_bytes == 0:
             return
         route = self._route(target[0], source[0], size_bytes)
@@ -190,14 +189,14 @@ class SimMemory:
     def fill(self, ptr: Ptr, value: int, size_bytes: int, stream: Stream) -> None:
         if not 0 <= value <= 255:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"fill value {value} is not a byte (0 to 255)"
+                Status.INVALID_VALUE, detail=f"fill value {value} is not a byte (0 to 255)"
             )
         queue = self._streams.checked_queue(stream)
         regions = self._heap.check_allocated(
             ptr, size_bytes, f"{format_bytes(size_bytes)} at {ptr:#x}"
         )
         if any(region.host is HostMemory.PAGEABLE for region in regions):
-            raise cuda_error(Status.INVALID_VALUE, seen=f"{ptr:#x} is pageable host memory")
+            raise cuda_error(Status.INVALID_VALUE, detail=f"{ptr:#x} is pageable host memory")
         if size_bytes == 0:
             return
         job = Job(
@@ -216,12 +215,12 @@ class SimMemory:
 
     def _allocation_queue(self, stream: Stream | None) -> Queue | None:
         if stream is None:
-            self._streams.refuse_in_capture()
+            self._streams.reject_in_capture()
             return None
         queue = self._streams.checked_queue(stream)
         if queue.capture:
             raise cuda_error(
-                Status.NOT_SUPPORTED, seen="simulated graphs cannot contain allocations or frees"
+                Status.NOT_SUPPORTED, detail="simulated graphs cannot contain allocations or frees"
             )
         return queue
 

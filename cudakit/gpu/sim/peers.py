@@ -35,7 +35,7 @@ class SimPeers:
     def enable_peer(self, ordinal: int) -> None:
         if ordinal == self.context.ordinal:
             raise cuda_error(
-                Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
+                Status.INVALID_DEVICE, detail=f"device {ordinal} is not a peer of itself"
             )
         self.check_access_from(ordinal)
         self.enabled.add(ordinal)
@@ -49,13 +49,13 @@ class SimPeers:
         ):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
-                seen=f"access from device {ordinal} to memory of device {self.context.ordinal}",
+                detail=f"access from device {ordinal} to memory of device {self.context.ordinal}",
             )
 
     @driver_call
     def peer_malloc(self, ordinal: int, size_bytes: int) -> Ptr:
         check_size(size_bytes)
-        self._streams.refuse_in_capture()
+        self._streams.reject_in_capture()
         self._charge_peer(ordinal, size_bytes)
         region = self._heap.add(new_bytes(size_bytes), peer=ordinal)
         self._peer_allocations[region.begin] = region
@@ -64,8 +64,12 @@ class SimPeers:
 
     @driver_call
     def peer_free(self, ordinal: int, ptr: Ptr) -> None:
-        self._streams.refuse_in_capture()
-        of_peer = {at: one for at, one in self._peer_allocations.items() if one.peer == ordinal}
+        self._streams.reject_in_capture()
+        of_peer = {
+            address: allocation
+            for address, allocation in self._peer_allocations.items()
+            if allocation.peer == ordinal
+        }
         region = pop_allocation(of_peer, ptr, f"no allocation of device {ordinal}")
         self.context.wait_for_all()
         del self._peer_allocations[ptr]
@@ -81,7 +85,7 @@ class SimPeers:
         if isinstance(view, Unavailable):
             return 0
         uuids = {self.context.facts_of(number).uuid for number in (self.context.ordinal, ordinal)}
-        pair = {one.index for one in view.devices if one.uuid in uuids}
+        pair = {device.index for device in view.devices if device.uuid in uuids}
         counts = [link.nvlinks for link in view.links if {link.first, link.second} == pair]
         return next((count for count in counts if isinstance(count, int)), 0)
 
@@ -92,14 +96,14 @@ class SimPeers:
     def _charge_peer(self, ordinal: int, size_bytes: int) -> None:
         if ordinal == self.context.ordinal:
             raise cuda_error(
-                Status.INVALID_DEVICE, seen=f"device {ordinal} is not a peer of itself"
+                Status.INVALID_DEVICE, detail=f"device {ordinal} is not a peer of itself"
             )
         fact = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
         capacity_bytes = fact if isinstance(fact, int) else DEFAULT_CAPACITY_BYTES
         free_bytes = capacity_bytes - self._used_bytes_of[ordinal]
         if rounded(size_bytes) > free_bytes:
-            seen = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
+            detail = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
             raise cuda_error(
-                Status.OUT_OF_MEMORY, seen=f"{format_bytes(size_bytes)} requested, {seen}"
+                Status.OUT_OF_MEMORY, detail=f"{format_bytes(size_bytes)} requested, {detail}"
             )
         self._used_bytes_of[ordinal] += rounded(size_bytes)

@@ -66,13 +66,15 @@ def round_to(values: Floats, element: Element) -> Bits:
         return values.astype(np.int64).astype(np.int32)
     if element is FP16:
         return values.astype(np.float16).view(np.uint16)
-    singles = values.astype(np.float32)
+    fp32_values = values.astype(np.float32)
     if element is FP32:
-        return singles
+        return fp32_values
     if element is BF16:
-        return (_truncate_mantissa(singles, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(np.uint16)
-    bits = encode(np.nan_to_num(singles), element)
-    bits[np.isnan(singles)] = _FP8_NAN
+        return (_truncate_mantissa(fp32_values, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(
+            np.uint16
+        )
+    bits = encode(np.nan_to_num(fp32_values), element)
+    bits[np.isnan(fp32_values)] = _FP8_NAN
     return bits
 
 
@@ -91,18 +93,18 @@ def _sums(a: Floats, b: Floats, layout: str) -> Floats:
     return product
 
 
-def _truncate_mantissa(singles: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
+def _truncate_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
     """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
     dropped = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
-    bits = singles.view(np.uint32)
+    bits = fp32_values.view(np.uint32)
     odd = (bits >> dropped) & np.uint32(1)
     below_half = (np.uint32(1) << (dropped - np.uint32(1))) - np.uint32(1)
     quiet_nan = bits | np.uint32(1 << (_FP32_MANTISSA_BITS - 1))
-    rounded = np.where(np.isnan(singles), quiet_nan, bits + below_half + odd)
+    rounded = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + odd)
     return (rounded >> dropped) << dropped
 
 
-class Products:
+class ResultCache:
     """A cache of GEMM results by operand bits: a benchmark repeats the same GEMM hundreds of times."""
 
     def __init__(self, capacity_bytes: int = _CACHE_BYTES) -> None:

@@ -61,14 +61,14 @@ class Capture:
 
     def is_joined(self, end: Nodes) -> bool:
         """Return whether the last nodes of the origin stream depend, transitively, on every node."""
-        seen: set[Node] = set()
-        left = list(end)
-        while left:
-            node = left.pop()
-            if node not in seen:
-                seen.add(node)
-                left += node.dependencies
-        return len(seen) == len(self.nodes)
+        visited: set[Node] = set()
+        pending = list(end)
+        while pending:
+            node = pending.pop()
+            if node not in visited:
+                visited.add(node)
+                pending += node.dependencies
+        return len(visited) == len(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +137,7 @@ class EventState:
 
 def _prune_finished(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """Return the unfinished tasks and the finished task that ended last."""
-    left = dict.fromkeys(tasks)
-    done = [task for task in left if task.done]
-    last = max(done, key=lambda task: task.end_ns, default=None)
-    return tuple(task for task in left if not task.done or task is last)
+    distinct = dict.fromkeys(tasks)
+    finished = [task for task in distinct if task.done]
+    last = max(finished, key=lambda task: task.end_ns, default=None)
+    return tuple(task for task in distinct if not task.done or task is last)

@@ -30,16 +30,16 @@ class Recorder:
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
-        self._waiting: deque[tuple[Event, Sources]] = deque()
+        self._queued: deque[tuple[Event, Sources]] = deque()
 
     def record(self, event: Event, sources: Sources) -> None:
         if self._sink is not None:
-            self._waiting.append((event, sources))
+            self._queued.append((event, sources))
 
     def flush(self, *, force: bool = False) -> None:
         """Pass on the events whose accesses are known, or all events with ``force``."""
-        while self._sink and self._waiting and (force or _are_known(self._waiting[0][1])):
-            event, sources = self._waiting.popleft()
+        while self._sink and self._queued and (force or _are_known(self._queued[0][1])):
+            event, sources = self._queued.popleft()
             self._sink(event)
             for node, task in sources.items():
                 for access in task.accesses:
@@ -55,7 +55,7 @@ SPOOL_VARIABLE = "CUDAKIT_SPOOL"
 PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 
 _PACKAGE = str(Path(__file__).parent.parent)
-_MOST_FRAMES = 128
+_MAX_FRAMES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ class StackNumbers:
     def __init__(self, number: Callable[[Stack], int]) -> None:
         self._number = number
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._code_objects: list[
-            CodeType
-        ] = []  # kept alive, so that ids of code objects stay unique
+        self._code_objects: list[CodeType] = []  # kept alive, so that their ids stay unique
 
     def __call__(self) -> int:
         """Return the number of the caller's stack, without frames of this package."""
@@ -98,14 +96,14 @@ class StackNumbers:
 
 def _frames() -> list[FrameType]:
     """Return the frames outside this package, innermost first."""
-    found: list[FrameType] = []
+    frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    while frame and len(found) < _MOST_FRAMES:
-        found.append(frame)
+    while frame and len(frames) < _MAX_FRAMES:
+        frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _to_frame(frame: FrameType) -> Frame:

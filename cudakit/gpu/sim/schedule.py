@@ -106,7 +106,9 @@ class Schedule:
         self._end_ns = 0  # the latest end of all tasks that ran
         self._engines: dict[Engine, int] = {}
         self._unfinished: dict[int, Task] = {}
-        self._polling: dict[Task, tuple[Poll, Outcome]] = {}  # by running task
+        self._polling: dict[
+            Task, tuple[Poll, Outcome]
+        ] = {}  # the poll and outcome of each running task
 
     @property
     def begin_ns(self) -> int:
@@ -256,8 +258,8 @@ class RandomOrder:
         self._tasks.append(task)
 
     def pop(self) -> Task:
-        at = self._random.randrange(len(self._tasks))
-        self._tasks[at], self._tasks[-1] = self._tasks[-1], self._tasks[at]
+        index = self._random.randrange(len(self._tasks))
+        self._tasks[index], self._tasks[-1] = self._tasks[-1], self._tasks[index]
         return self._tasks.pop()
 
     def is_due(self, now_ns: int) -> bool:  # noqa: ARG002 tasks run at any time

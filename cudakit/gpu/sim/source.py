@@ -64,8 +64,10 @@ def image_of(source: str) -> bytes:
             "NVRTC_ERROR_COMPILATION",
             "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
         )
-    types = _types(text)
-    kernels = {name: _sizes(parameters, types) for name, parameters in _KERNEL.findall(text)}
+    types = _type_sizes(text)
+    kernels = {
+        name: _parameter_sizes(parameters, types) for name, parameters in _KERNEL.findall(text)
+    }
     return _MAGIC + json.dumps(kernels).encode()
 
 
@@ -73,41 +75,47 @@ def signatures_of(image: bytes) -> Signatures:
     """Return the signatures of an image. Raises CUDA_ERROR_INVALID_IMAGE for other images."""
     if not image.startswith(_MAGIC):
         raise cuda_error(
-            Status.INVALID_IMAGE, seen="a simulated device only loads images that it compiled"
+            Status.INVALID_IMAGE, detail="a simulated device only loads images that it compiled"
         )
     kernels = json.loads(image.removeprefix(_MAGIC))
     return {name: None if sizes is None else tuple(sizes) for name, sizes in kernels.items()}
 
 
 def _looks_like_cuda(text: str) -> bool:
-    balanced = all(text.count(one) == text.count(other) for one, other in ("()", "[]", "{}"))
-    return balanced and (not text.strip() or any(state in text for state in ("{", ";")))
+    balanced = all(
+        text.count(opening) == text.count(closing) for opening, closing in ("()", "[]", "{}")
+    )
+    return balanced and (not text.strip() or any(mark in text for mark in ("{", ";")))
 
 
-def _types(text: str) -> dict[str, int]:
+def _type_sizes(text: str) -> dict[str, int]:
     types = dict(_TYPE_BYTES)
-    for meaning, name in _TYPEDEF.findall(text):
-        size = _POINTER_BYTES if "*" in meaning else types.get(_plain(meaning))
+    for definition, name in _TYPEDEF.findall(text):
+        size = _POINTER_BYTES if "*" in definition else types.get(_base_type(definition))
         if size is not None:
             types[name] = size
     return types
 
 
-def _sizes(parameters: str, types: Mapping[str, int]) -> list[int] | None:
-    listed = [each.strip() for each in parameters.split(",") if each.strip() not in ("", "void")]
-    sizes = [_size(parameter, types) for parameter in listed]
-    known = [size for size in sizes if size is not None]
-    return known if len(known) == len(sizes) else None
+def _parameter_sizes(parameters: str, types: Mapping[str, int]) -> list[int] | None:
+    declarations = [
+        parameter.strip()
+        for parameter in parameters.split(",")
+        if parameter.strip() not in ("", "void")
+    ]
+    sizes = [_parameter_size(parameter, types) for parameter in declarations]
+    known_sizes = [size for size in sizes if size is not None]
+    return known_sizes if len(known_sizes) == len(sizes) else None
 
 
-def _size(parameter: str, types: Mapping[str, int]) -> int | None:
+def _parameter_size(parameter: str, types: Mapping[str, int]) -> int | None:
     if "*" in parameter:
         return _POINTER_BYTES
-    return types.get(_plain(parameter), types.get(_plain(parameter.rpartition(" ")[0])))
+    return types.get(_base_type(parameter), types.get(_base_type(parameter.rpartition(" ")[0])))
 
 
-def _plain(words: str) -> str:
-    remaining = [word for word in words.split() if word not in _QUALIFIERS]
+def _base_type(declaration: str) -> str:
+    remaining = [word for word in declaration.split() if word not in _QUALIFIERS]
     # "short int" is "short"; "signed" alone is "int".
     if len(remaining) > 1 and remaining[-1] == "int" and remaining[-2] != "unsigned":
         remaining.pop()

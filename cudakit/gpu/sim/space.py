@@ -21,8 +21,8 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 # Low addresses stay unallocated, so that null pointers with an offset are detected.
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _GAP_BYTES = 512
-# Larger memory is mapped lazily by the operating system.
-_LAZY_BYTES = 1 << 20
+# Memory of this size or more is mapped lazily by the operating system.
+_MIN_LAZY_BYTES = 1 << 20
 _MAP_NORESERVE = 0x4000  # Linux; the simulated device may have more memory than the host
 _INITIAL_BYTE = 0xC5  # fills small allocations, so that reads of uninitialized memory are visible
 # Granularity of sizes and addresses.
@@ -39,7 +39,7 @@ class Region:
     data: Bytes
     live: bool = True  # allocated and not freed, at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
-    peer: int | None = None  # the ordinal of the other device that owns it
+    peer: int | None = None  # the ordinal of the owner, if it is another device
 
     @property
     def end(self) -> int:
@@ -79,15 +79,15 @@ class Space:
 
     def regions_covering(self, begin: int, size_bytes: int) -> list[Region] | None:
         """Return the adjacent regions that cover a range; None if there is a gap."""
-        found: list[Region] = []
-        place = begin
-        while place < begin + size_bytes:
-            region = self.at(place)
+        regions: list[Region] = []
+        address = begin
+        while address < begin + size_bytes:
+            region = self.at(address)
             if region is None:
                 return None
-            found.append(region)
-            place = region.end
-        return found
+            regions.append(region)
+            address = region.end
+        return regions
 
     def is_empty(self, begin: int, size_bytes: int) -> bool:
         """Return whether no region overlaps a range."""
@@ -107,10 +107,10 @@ class Span:
 
     def scatter(self, content: Bytes) -> None:
         """Write bytes back."""
-        at = 0
+        offset = 0
         for part in self.parts:
-            part[:] = content[at : at + len(part)]
-            at += len(part)
+            part[:] = content[offset : offset + len(part)]
+            offset += len(part)
 
 
 def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
@@ -125,8 +125,8 @@ def span(regions: list[Region], begin: int, size_bytes: int) -> Span:
 
 
 def new_bytes(size_bytes: int) -> Bytes:
-    """Return new bytes; large sizes use host memory only when touched."""
-    if size_bytes < _LAZY_BYTES:
+    """Return new bytes; large ones use host memory only when written."""
+    if size_bytes < _MIN_LAZY_BYTES:
         return np.full(size_bytes, _INITIAL_BYTE, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return np.frombuffer(mmap.mmap(-1, size_bytes, flags=flags), np.uint8)
@@ -138,7 +138,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class Heap:
-    """The memory that a device can address, and the number of its own bytes in use."""
+    """The memory that a device can address, and the bytes of device memory in use."""
 
     def __init__(self, context: Context, capacity_bytes: int | None) -> None:
         self.space = Space()
@@ -164,8 +164,8 @@ class Heap:
             self._context.wait_for_all()  # completes stream-ordered frees
         if rounded(size_bytes) > self.free_bytes:
             free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-            seen = f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self._context.name}"
-            raise cuda_error(Status.OUT_OF_MEMORY, seen=seen)
+            detail = f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self._context.name}"
+            raise cuda_error(Status.OUT_OF_MEMORY, detail=detail)
         self._used_bytes += rounded(size_bytes)
 
     def uncharge(self, size_bytes: int) -> None:
@@ -192,7 +192,7 @@ class Heap:
             kind = "pageable host memory, or memory of a device without peer access"
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                seen=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {kind}",
+                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {kind}",
             )
         return span(regions, ptr, size_bytes)
 
@@ -200,12 +200,12 @@ class Heap:
         """Return the bytes that a copy or fill accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
         return span(self._live_regions(ptr, size_bytes, accessor), ptr, size_bytes)
 
-    def check_allocated(self, ptr: int, size_bytes: int, seen: str) -> list[Region]:
+    def check_allocated(self, ptr: int, size_bytes: int, detail: str) -> list[Region]:
         """Return the regions of a range at enqueue time. Raises CUDA_ERROR_INVALID_VALUE for a gap."""
         regions = self.space.regions_covering(ptr, max(size_bytes, 1))
         if size_bytes < 0 or regions is None:
             raise cuda_error(
-                Status.INVALID_VALUE, seen=f"{seen}: not all of the range is allocated"
+                Status.INVALID_VALUE, detail=f"{detail}: not all of the range is allocated"
             )
         return regions
 
@@ -214,7 +214,7 @@ class Heap:
         if regions is None or not all(region.live for region in regions):
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                seen=f"{accessor}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
+                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
             )
         return regions
 

@@ -16,8 +16,8 @@ from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import StreamFlag, Work
 
-# The highest priority has the least number (CUDA Driver API, cuCtxGetStreamPriorityRange).
-_HIGHEST, _LOWEST = -5, 0
+# The highest priority has the lowest number (CUDA Driver API, cuCtxGetStreamPriorityRange).
+_HIGHEST_PRIORITY, _LOWEST_PRIORITY = -5, 0
 _EMPTY_JOB = Job(Work.EMPTY)
 
 
@@ -37,7 +37,9 @@ class SimStreams:
     @driver_call
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         flag = StreamFlag.BLOCKING if blocking else StreamFlag.NON_BLOCKING
-        return Stream(self._new_queue(flag, max(_HIGHEST, min(_LOWEST, priority))).number)
+        return Stream(
+            self._new_queue(flag, max(_HIGHEST_PRIORITY, min(_LOWEST_PRIORITY, priority))).number
+        )
 
     @driver_call
     def priority(self, stream: Stream) -> int:
@@ -46,7 +48,7 @@ class SimStreams:
     @driver_call
     def destroy_stream(self, stream: Stream) -> None:
         if stream in (LEGACY, PER_THREAD):
-            raise cuda_error(Status.INVALID_HANDLE, seen="a default stream cannot be destroyed")
+            raise cuda_error(Status.INVALID_HANDLE, detail="a default stream cannot be destroyed")
         queue = self._streams.remove(stream)
         if queue.capture:
             queue.capture.invalidated = True
@@ -98,7 +100,7 @@ class SimStreams:
             queue.capture.invalidated = True
             raise cuda_error(
                 Status.STREAM_CAPTURE_ISOLATION,
-                seen=f"event {event} was not recorded in the capture of stream {stream}",
+                detail=f"event {event} was not recorded in the capture of stream {stream}",
             )
         elif state.task:
             queue.tail = (*self.queues.dependencies_of(queue), state.task)
@@ -123,7 +125,7 @@ class SimStreams:
         first, last = self._timed_task(begin), self._timed_task(end)
         if not self.context.schedule.are_complete((first, last)):
             raise cuda_error(
-                Status.NOT_READY, seen=f"events {begin} and {end} must both be complete"
+                Status.NOT_READY, detail=f"events {begin} and {end} must both be complete"
             )
         self.context.emit(facts.EventQueryOk(begin))
         self.context.emit(facts.EventQueryOk(end))
@@ -144,9 +146,9 @@ class SimStreams:
     def checked_queue(self, stream: Stream) -> Queue:
         """Return the queue of a stream for new work. LEGACY invalidates captures of blocking streams."""
         queue = self.queue_of(stream)
-        invalid = self.queues.captures() if queue is self.queues.legacy else []
-        if invalid:
-            raise _invalidated(invalid, Status.STREAM_CAPTURE_IMPLICIT)
+        captures = self.queues.captures() if queue is self.queues.legacy else []
+        if captures:
+            raise _invalidate_captures(captures, Status.STREAM_CAPTURE_IMPLICIT)
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:
@@ -160,10 +162,10 @@ class SimStreams:
         return self._per_thread_queues[self.context.thread]
 
     def uncaptured_queue(self, stream: Stream) -> Queue:
-        """Return the queue of a stream that is not capturing; a capture is invalidated and raised."""
+        """Return the queue of a stream. Raises if the stream is capturing, and invalidates the capture."""
         queue = self.checked_queue(stream)
         if queue.capture:
-            raise _invalidated([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
+            raise _invalidate_captures([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
         return queue
 
     def submit(self, queue: Queue, job: Job) -> Task | None:
@@ -176,7 +178,7 @@ class SimStreams:
     def append(self, capture: Capture, job: Job, before: Nodes) -> Node:
         """Append a node to the captured graph. Raises if the capture was invalidated."""
         if capture.invalidated:
-            raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, seen=f"stream {capture.origin}")
+            raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
         node = capture.add(job, before)
         self.context.emit(facts.GraphNode(capture.graph, node.number, job.work, job.name))
         for access in job.accesses:
@@ -193,8 +195,8 @@ class SimStreams:
         queue.tail = (task,)
         return task
 
-    def refuse_in_capture(self) -> None:
-        """Raise and invalidate the captures of this thread, unless it has none or is in relaxed mode."""
+    def reject_in_capture(self) -> None:
+        """Raise if this thread has captures and is not in relaxed mode; the captures become invalid."""
         if self.context.thread not in self._relaxed:
             self._invalidate_own_captures()
 
@@ -204,8 +206,10 @@ class SimStreams:
         self._events.clear()
 
     def _invalidate_own_captures(self) -> None:
-        if own := [each for each in self.captures if each.thread == self.context.thread]:
-            raise _invalidated(own, Status.STREAM_CAPTURE_UNSUPPORTED)
+        if captures := [
+            capture for capture in self.captures if capture.thread == self.context.thread
+        ]:
+            raise _invalidate_captures(captures, Status.STREAM_CAPTURE_UNSUPPORTED)
 
     def _new_queue(self, flag: StreamFlag, priority: int = 0) -> Queue:
         queue = self._streams.make(lambda number: Queue(number, flag, priority))
@@ -218,34 +222,34 @@ class SimStreams:
         state = self._events[event]
         if state.capture:
             state.capture.invalidated = True
-            raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {event}")
-        self.refuse_in_capture()
+            raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {event}")
+        self.reject_in_capture()
         return state
 
     def _timed_task(self, event: Event) -> Task:
         state = self._uncaptured_event(event)
         if not state.timing:
             raise cuda_error(
-                Status.INVALID_HANDLE, seen=f"event {event} was created with timing=False"
+                Status.INVALID_HANDLE, detail=f"event {event} was created with timing=False"
             )
         if state.task is None:
-            raise cuda_error(Status.INVALID_HANDLE, seen=f"event {event} was never recorded")
+            raise cuda_error(Status.INVALID_HANDLE, detail=f"event {event} was never recorded")
         return state.task
 
 
-def _invalidated(captures: list[Capture], status: Status) -> CudaError:
+def _invalidate_captures(captures: list[Capture], status: Status) -> CudaError:
     for capture in captures:
         capture.invalidated = True
-    return cuda_error(status, seen=f"stream {captures[0].origin} is capturing")
+    return cuda_error(status, detail=f"stream {captures[0].origin} is capturing")
 
 
 def _join_capture(queue: Queue, capture: Capture, state: EventState) -> None:
     """Add a stream to the capture in which an event was recorded."""
     if capture.ended:
-        raise cuda_error(Status.CAPTURED_EVENT, seen=f"event {state.number}")
+        raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {state.number}")
     if queue.capture not in (None, capture):
         raise cuda_error(
-            Status.STREAM_CAPTURE_MERGE, seen=f"event {state.number}, stream {queue.number}"
+            Status.STREAM_CAPTURE_MERGE, detail=f"event {state.number}, stream {queue.number}"
         )
     queue.capture = capture
     queue.nodes = tuple(dict.fromkeys((*queue.nodes, *state.nodes)))

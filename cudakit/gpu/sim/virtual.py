@@ -26,13 +26,12 @@ class Physical:
     """Physical memory, alive while it has references or mappings."""
 
     data: Bytes
-    ordinal: int  # of the owning device
+    ordinal: int  # index of the owning device
     handle: HandleKind | None
     released: deque[int]  # ``Heap.released`` of the owning device
     references: int = 0
-    lock: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # shared by devices of several threads
+    # Devices in several threads can share the memory.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def retain(self) -> None:
         with self.lock:
@@ -145,7 +144,7 @@ class SimVirtualMemory:
         """Return the begin of the mapping that contains an address. Raises CUDA_ERROR_INVALID_VALUE."""
         region = self._heap.space.at(ptr)
         if region is None or region.begin not in self.mapped:
-            raise cuda_error(Status.INVALID_VALUE, seen=f"nothing is mapped at {ptr:#x}")
+            raise cuda_error(Status.INVALID_VALUE, detail=f"nothing is mapped at {ptr:#x}")
         return region.begin
 
     def _is_reserved(self, ptr: int, size_bytes: int) -> bool:
@@ -156,21 +155,21 @@ class SimVirtualMemory:
 
     def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, Physical]]:
         """Yield the mappings of a range. Raises CUDA_ERROR_INVALID_VALUE if it cuts a mapping."""
-        place, end = ptr, ptr + size_bytes
-        while place < end:
-            if place not in self.mapped or self.mapped[place][0].end > end:
+        address, end = ptr, ptr + size_bytes
+        while address < end:
+            if address not in self.mapped or self.mapped[address][0].end > end:
                 raise _range_error(ptr, size_bytes, "not mapped, or part of a larger mapping")
-            yield self.mapped[place]
-            place = self.mapped[place][0].end
+            yield self.mapped[address]
+            address = self.mapped[address][0].end
 
 
 def _check_size(size_bytes: int) -> None:
     if size_bytes <= 0 or size_bytes % _GRANULARITY_BYTES:
         raise cuda_error(
             Status.INVALID_VALUE,
-            seen=f"{size_bytes} bytes requested; sizes are positive multiples of {_GRANULARITY_BYTES}",
+            detail=f"{size_bytes} bytes requested; sizes are positive multiples of {_GRANULARITY_BYTES}",
         )
 
 
-def _range_error(ptr: int, size_bytes: int, why: str) -> CudaError:
-    return cuda_error(Status.INVALID_VALUE, seen=f"{size_bytes} bytes at {ptr:#x}: {why}")
+def _range_error(ptr: int, size_bytes: int, reason: str) -> CudaError:
+    return cuda_error(Status.INVALID_VALUE, detail=f"{size_bytes} bytes at {ptr:#x}: {reason}")

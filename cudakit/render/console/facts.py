@@ -42,13 +42,19 @@ def facts_lines(facts: Facts, width: int) -> list[Text]:
 
 
 def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
-    labels = [cut(escape(label), width // 2) for label, _ in rows]
-    indent = max(map(cell_len, labels), default=0) + _GAP
+    labels = [cut(escape(label), width) for label, _ in rows]
+    fitting = [size for size in map(cell_len, labels) if size <= width // 2]
+    indent = max(fitting, default=width // 2) + _GAP
     lines = []
     for label, (_, value) in zip(labels, rows, strict=True):
+        head = Text(label, theme.FAINT)
         first, *rest = _value_lines(value, width - indent)
-        head = (label, theme.FAINT)
-        lines.append(Text.assemble(head, " " * (indent - cell_len(label)), first))
+        if cell_len(label) + _GAP > indent:
+            # A long label has a line of its own, because a cut name could not be copied.
+            lines.append(head)
+            rest.insert(0, first)
+        else:
+            lines.append(Text.assemble(head, " " * (indent - cell_len(label)), first))
         lines += [Text(" " * indent).append_text(line) for line in rest]
     return lines
 

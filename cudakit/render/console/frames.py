@@ -15,6 +15,7 @@ from cudakit.render.values import NO_STACK, format_frame, leaf, site
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
+_LEAST_LEAF = 12  # cells; fewer do not tell functions apart
 _MOST_CALLERS = 12  # more than fit on a line
 
 
@@ -53,11 +54,7 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
         return _cut(Text(NO_STACK, theme.FAINT), width)
-    line = _cut(Text(_shorten_site(site(stack), width)), width)
-    left = width - line.cell_len
-    line.append(
-        next((form for form in format_leaf(stack) if cell_len(form) <= left), ""), theme.PLAIN
-    )
+    line = _cut(Text(_site_and_leaf(stack, width)), width)
     for caller in callers(stack) if with_callers else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
@@ -65,13 +62,20 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     return line
 
 
-def _shorten_site(frame: Frame, width: int) -> str:
-    words = escape(format_frame(frame))
-    if cell_len(words) <= width:
-        return words
-    # Drop the directory, the least important part.
+def _site_and_leaf(stack: Stack, width: int) -> str:
+    """Return the longest form that fits; the directory of the call site is dropped last."""
+    frame = site(stack)
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    return escape(format_frame(Frame(frame.name, file, frame.line)))
+    whole, short = (
+        escape(format_frame(form)) for form in (frame, Frame(frame.name, file, frame.line))
+    )
+    leaves = format_leaf(stack) or ("",)
+    forms = (*(whole + leaf for leaf in leaves), *(short + leaf for leaf in leaves[1:]))
+    if found := next((form for form in forms if cell_len(form) <= width), ""):
+        return found
+    if cell_len(short) + min(cell_len(leaves[-1]), _LEAST_LEAF) <= width:
+        return short + leaves[-1]  # the end is cut
+    return whole if cell_len(whole) <= width else short
 
 
 def _cut(line: Text, width: int) -> Text:

@@ -19,6 +19,10 @@ from cudakit.units import Unavailable
 LIMIT = 600
 
 # Python counts these as printable, but they change the width or the look of the character before them.
+_PROSE = 40  # the least width of a line of sentences
+# A unit after a number, with the punctuation that may follow.
+_UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
+
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
@@ -67,17 +71,47 @@ def cut(text: str, width: int) -> str:
 
 def _break_lines(text: str, width: int) -> Iterator[str]:
     line = ""
-    for word in text.split():
+    for word in _words(text, width):
         joined = f"{line} {word}" if line else word
         if cell_len(joined) <= width:
             line = joined
             continue
         if line:
             yield line
-        # chop_cells returns nothing for a word of zero width, such as combining marks.
-        *whole, line = chop_cells(word, width) or [word]
+        *whole, line = _chop(word, width)
         yield from whole
     yield line
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    """Yield the words of a text; except in narrow cells, a number and its unit are one word."""
+    if width < _PROSE:
+        yield from text.split()
+        return
+    number = ""
+    for word in text.split():
+        if number and _UNIT.fullmatch(word):
+            yield f"{number} {word}"
+            number = ""
+            continue
+        if number:
+            yield number
+        number = word if word[-1].isdigit() else ""
+        if not number:
+            yield word
+    if number:
+        yield number
+
+
+def _chop(word: str, width: int) -> list[str]:
+    """Cut a word into pieces of at most ``width`` cells, after slashes where possible."""
+    pieces = []
+    while cell_len(word) > width:
+        head = chop_cells(word, width)[0]
+        head = head[: head.rfind("/") + 1] or head
+        pieces.append(head)
+        word = word[len(head) :]
+    return [*pieces, word]
 
 
 def format_value(value: Value) -> str:

@@ -68,4 +68,4 @@ def _range(values: Array) -> tuple[float, float] | None:
 
 def _key(series: Series, node: Chart) -> PlotKey:
     y_range = _range(finite(series.y))
-    return PlotKey(series.name, f"peak {format_y(node, y_range[1])}" if y_range else "no data")
+    return PlotKey(series.name, f"max {format_y(node, y_range[1])}" if y_range else "no data")

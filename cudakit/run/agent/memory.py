@@ -1,7 +1,7 @@
 """Record torch's CUDA memory history; save snapshots at the first out-of-memory error and at exit.
 
-Recording begins when torch initializes CUDA. This module never imports torch: an import hook waits for the
-program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
+Recording begins when torch initializes CUDA. This module never imports torch: ``torch_import`` waits for
+the program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
 """
 
 import atexit
@@ -10,9 +10,7 @@ import sys
 
 TYPE_CHECKING = False  # as in typing, which is not imported for it
 if TYPE_CHECKING:
-    from _frozen_importlib import ModuleSpec
-    from collections.abc import Callable, Sequence
-    from types import ModuleType
+    from collections.abc import Callable
     from typing import Any, Protocol
 
     class Spool(Protocol):
@@ -47,16 +45,13 @@ class History:
         self._recording = 0
         self._out_of_memory_in = 0
 
-    def await_torch(self) -> None:
+    def await_torch(self, after_torch_import: "Callable[[Callable[[], None]], None]") -> None:
         """Begin recording when torch initializes CUDA."""
         atexit.register(self._at_exit)
-        if torch := sys.modules.get("torch"):
-            self._imported(torch)
-        else:
-            sys.meta_path.insert(0, _ImportHook("torch", self._imported))
+        after_torch_import(self._torch_imported)
 
-    def _imported(self, torch: "ModuleType") -> None:
-        self._torch = torch
+    def _torch_imported(self) -> None:
+        self._torch = sys.modules["torch"]
         # torch calls it when CUDA is initialized, or now if it already is.
         self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialized))
 
@@ -113,37 +108,3 @@ class History:
         except FileExistsError:
             return False
         return True
-
-
-class _ImportHook:
-    """An import hook that calls back once, after the import of one module, and then removes itself."""
-
-    def __init__(self, name: str, imported: "Callable[[ModuleType], None]") -> None:
-        self._name = name
-        self._imported = imported
-
-    def find_spec(
-        self,
-        name: str,
-        path: "Sequence[str] | None" = None,
-        target: "ModuleType | None" = None,
-    ) -> "ModuleSpec | None":
-        """Find the module with the other finders, and arrange the callback after its execution."""
-        if name != self._name:
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        spec = next(filter(None, (other.find_spec(name, path, target) for other in others)), None)
-        if spec and spec.loader:
-            self._call_back_after(spec.loader)
-        return spec
-
-    def _call_back_after(self, loader: "Any") -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: "ModuleType") -> None:
-            del loader.exec_module
-            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-            execute(module)
-            self._imported(module)
-
-        loader.exec_module = exec_module

@@ -104,6 +104,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
     recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
+    spool.attempt(lambda: attribute_backward(recorder, spool))
     import atexit
 
     atexit.register(delete_if_abandoned, settings["spool"])
@@ -114,6 +115,12 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
+
+
+def attribute_backward(recorder: "Any", spool: "Spool") -> None:
+    """Give the work of autograd's threads a call stack, once the program imports torch."""
+    torch = _torch_import()
+    torch.after_torch_import(lambda: spool.attempt(lambda: torch.attribute_backward(recorder)))
 
 
 def delete_if_abandoned(directory: str) -> None:
@@ -138,13 +145,24 @@ def delete_if_abandoned(directory: str) -> None:
 
 def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:
     """Record the memory of torch if the program imports it."""
-    path = os.path.join(os.path.dirname(__file__), "memory.py")
-    spec = spec_from_file_location("_cudakit_memory", path)
+    memory = _module("_cudakit_memory", "memory.py")
+    history = memory.History(settings["memory"], spool, settings["supervisor"])
+    history.await_torch(_torch_import().after_torch_import)
+
+
+def _torch_import() -> "Any":
+    return _module("_cudakit_torch_import", "../../gpu/capture/torch_import.py")
+
+
+def _module(name: str, path: str) -> "Any":
+    """Load a module of cudakit by its path, relative to this file."""
+    path = os.path.join(os.path.dirname(__file__), path)
+    spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded")
-    memory = module_from_spec(spec)
-    spec.loader.exec_module(memory)
-    memory.History(settings["memory"], spool, settings["supervisor"]).await_torch()
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _mapped(name: bytes) -> str:

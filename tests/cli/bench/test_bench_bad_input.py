@@ -33,7 +33,7 @@ def error_of(cli: Cli, *arguments: str | Path) -> str:
         ("--budget", "inf", "--budget is inf"),
         ("--timeout", "nan", "--timeout is nan"),
         ("--precision", "0", "--precision is 0"),
-        ("--precision", "-1%", "not a ratio"),
+        ("--precision", "-1%", "is not a percentage or a ratio"),
         ("--warmup", "-1", "--warmup is -1; it must be from 0 to 3,600"),
         ("--warmup", "inf", "--warmup is inf"),
         ("--warmup", "nan", "--warmup is nan"),

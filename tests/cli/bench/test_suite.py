@@ -35,7 +35,7 @@ def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: P
 def test_unknown_suffix_is_rejected_before_measurement(
     cli: Cli,
 ) -> None:
-    run = cli(*QUICK, "-o", "health.txt")
+    run = cli(*QUICK, "-o", "health.pdf")
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
-    assert "health.txt" in run.stderr
+    assert "health.pdf" in run.stderr

@@ -137,12 +137,12 @@ def test_case_without_time_is_ambiguous_with_reason() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"environment": machine(gpu="NVIDIA H100")}, "GPU: NVIDIA H200 and NVIDIA H100"),
+        ({"environment": machine(gpu="NVIDIA H100")}, "GPU: NVIDIA H200 before, NVIDIA H100 after"),
         ({"environment": machine(versions={**VERSIONS, "driver": "1"})}, "driver:"),
         ({"environment": machine(versions={**VERSIONS, "cublas": "1"})}, "cublas:"),
         ({"environment": machine(simulated=True)}, "simulated:"),
-        ({"method": Method("isolated", "hot")}, "cache: rotate and hot"),
-        ({"method": Method("graph", "rotate")}, "mode: isolated and graph"),
+        ({"method": Method("isolated", "hot")}, "cache: rotate before, hot after"),
+        ({"method": Method("graph", "rotate")}, "mode: isolated before, graph after"),
     ],
 )
 def test_different_runs_are_rejected_without_force(changes: dict[str, Any], words: str) -> None:

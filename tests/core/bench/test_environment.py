@@ -57,11 +57,11 @@ def test_unread_energy_is_unavailable() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gpu": "NVIDIA H100"}, "GPU: NVIDIA H200 and NVIDIA H100"),
-        ({"simulated": True}, "simulated: false and true"),
-        ({"versions": {**VERSIONS, "driver": "1"}}, "driver: 580.159.04 and 1"),
-        ({"versions": {**VERSIONS, "torch": "2"}}, "torch: not recorded and 2"),
-        ({"multiprocessors": 66}, "SMs: 132 and 66"),
+        ({"gpu": "NVIDIA H100"}, "GPU: NVIDIA H200 before, NVIDIA H100 after"),
+        ({"simulated": True}, "simulated: false before, true after"),
+        ({"versions": {**VERSIONS, "driver": "1"}}, "driver: 580.159.04 before, 1 after"),
+        ({"versions": {**VERSIONS, "torch": "2"}}, "torch: not recorded before, 2 after"),
+        ({"multiprocessors": 66}, "SMs: 132 before, 66 after"),
     ],
 )
 def test_differences_of_machines_are_named(changes: dict[str, Any], words: str) -> None:

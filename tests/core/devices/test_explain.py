@@ -5,7 +5,7 @@ import pytest
 from cudakit.core.devices.diagnose.checks import checks_by_id
 from cudakit.core.devices.diagnose.xids import known_xids
 from cudakit.core.devices.explain import Topic, explain, report
-from cudakit.document import Facts, Note, Section, Text
+from cudakit.document import Facts, Section, Text
 from cudakit.errors import UsageError
 
 ERRORS = tuple(
@@ -110,11 +110,13 @@ def test_report_has_meaning_causes_and_action() -> None:
     }
 
 
-def test_report_of_check_has_one_note_per_paragraph() -> None:
+def test_report_of_check_labels_its_paragraphs() -> None:
     document = report(explain("CK001", ERRORS))
 
     assert document.title == "CK001: the NVIDIA driver is loaded"
-    assert len([node for node in document.nodes if isinstance(node, Note)]) == 2
+    (facts,) = document.nodes
+    assert isinstance(facts, Facts)
+    assert [label for label, _ in facts.rows] == ["purpose", "background", "what to do", "source"]
 
 
 def test_report_of_several_meanings_has_a_section_for_each() -> None:

@@ -17,7 +17,7 @@ from core.memory.history import History, Lifetime
 from cudakit.torch_rules.actions import Action
 
 SMALLEST_BLOCK = 512
-MOST_SMALL = MIB  # larger requests come from the large pool
+MAX_SMALL_BYTES = MIB  # larger requests come from the large pool
 OWN_SEGMENT = 10 * MIB  # larger requests get their own segment
 ROUND_SEGMENT = 2 * MIB
 OVERSIZE_SLACK = 20 * MIB
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def small(self) -> bool:
-        return self.size <= MOST_SMALL
+        return self.size <= MAX_SMALL_BYTES
 
     def served_by(self, area: Area) -> bool:
         own = (self.stream, self.pool, self.small)
@@ -400,7 +400,7 @@ class Allocator:
 
 
 def _segment_size(size: int) -> int:
-    if size <= MOST_SMALL:
+    if size <= MAX_SMALL_BYTES:
         return SMALL_SEGMENT
     if size < OWN_SEGMENT:
         return LARGE_SEGMENT

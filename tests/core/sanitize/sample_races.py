@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cudakit.core.sanitize.names import call_site_index
+from cudakit.core.sanitize.names import BACKWARD_FRAME, call_site_index
 from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
@@ -32,7 +32,7 @@ READABLE = {
 
 # Numbers of the streams and of the call stacks below.
 DEFAULT, SIDE, OTHER, OWN = 1, 7, 9, 11
-PREFETCH, STEP, RECORD, WAIT, MADE = 1, 2, 3, 4, 5
+PREFETCH, STEP, RECORD, WAIT, MADE, IN_BACKWARD = 1, 2, 3, 4, 5, 6
 
 STREAMS: Mapping[int, StreamFlag] = {
     DEFAULT: StreamFlag.LEGACY,
@@ -67,6 +67,12 @@ STACKS: Sequence[Stack] = (
     (
         Frame("buffers", "/home/user/train/loader.py", 12),
         Frame("<module>", "/home/user/train/train.py", 71),
+    ),
+    (
+        Frame(BACKWARD_FRAME, "", 0),
+        Frame("backward", f"{_TORCH}/autograd/__init__.py", 364),
+        Frame("step", "/home/user/train/train.py", 46),
+        Frame("<module>", "/home/user/train/train.py", 80),
     ),
 )
 

@@ -99,21 +99,24 @@ def test_unrelated_records_are_ignored() -> None:
 
 def test_engine_counts_coverage() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.MERGED))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY), Accessed())
     s.given(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
     s.fill(1, "x")
     s.call(GraphLaunch(1, 1, 1))
     assert s.engine.coverage == Coverage(
-        launches=3,
+        launches=4,
         launches_unknown=1,
-        launches_exact=1,
+        launches_exact=2,
+        launches_whole_tensor=1,
         launches_assumed=1,
         copies=1,
         fills=1,
-        accesses_exact=1,
+        accesses_exact=2,
         accesses_summary=1,
+        accesses_merged=1,
         accesses_assumed=2,
         graph_launches=1,
     )
@@ -146,6 +149,15 @@ def test_accesses_of_launch_may_span_batches() -> None:
     s.fill(1, "y")
     assert s.feed([Event(Accessed(), seq=s.seq)]) == []
     assert s.engine.coverage.launches_exact == 0
+
+
+def test_coverage_counts_launches_without_call_site() -> None:
+    s = Scene()
+    launches = (Event(Launch(1, "k"), seq=seq, site=site) for seq, site in ((5, 0), (6, 1), (7, 0)))
+    s.engine.feed(records_of(*launches, Event(Fill(1, X, 4), seq=8)), [""])
+
+    assert s.engine.coverage.launches == 3
+    assert s.engine.coverage.launches_without_call_site == 2
 
 
 def test_coverage_reports_peak_memory_of_recording() -> None:

@@ -9,6 +9,7 @@ import pytest
 from core.sanitize.sample_races import (
     DEFAULT,
     EVENT,
+    IN_BACKWARD,
     OTHER,
     OWN,
     PREFETCH,
@@ -72,7 +73,7 @@ seen = partial(kernel, known=Known.EXACT)
             RaceKind.USE_AFTER_FREE,
             work(Kind.FREE),
             seen("add"),
-            "the free on stream 7 frees 1.00 KiB that kernel add on the legacy default stream may "
+            "the free on stream 7 releases 1.00 KiB that kernel add on the legacy default stream may "
             "still be using",
         ),
         (
@@ -243,6 +244,15 @@ def test_assumed_access_is_not_stated_as_fact(
     assert sentence.endswith(words)
 
 
+def test_work_of_autograd_thread_names_the_start_of_the_backward_pass() -> None:
+    made = found(race(previous=kernel(stream=SIDE, site=IN_BACKWARD)))
+
+    assert made.hint == (
+        "record an event on stream 7 after the kernel (backward pass started at train.py:46) and "
+        "make the legacy default stream wait for it before the kernel (train.py:44)"
+    )
+
+
 def test_stream_constants_match_the_stream_table() -> None:
     names = [side(work(stream=stream)).stream for stream in (DEFAULT, SIDE, OTHER, OWN)]
 
@@ -250,7 +260,7 @@ def test_stream_constants_match_the_stream_table() -> None:
         "the legacy default stream",
         "stream 7 (non-blocking)",
         "stream 9",
-        "the per-thread default stream of thread 140001",
+        "per-thread default stream 11",
     ]
 
 

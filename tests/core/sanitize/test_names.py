@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.names import SHORT, call_site, call_site_index, short_kernel, stream_name
+from cudakit.core.sanitize.names import (
+    BACKWARD_FRAME,
+    SHORT,
+    call_site,
+    call_site_index,
+    short_kernel,
+    stream_name,
+)
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
@@ -82,12 +89,12 @@ def test_short_kernel_name_is_bounded_for_any_input(name: str, longest: int) -> 
         (1, StreamFlag.LEGACY, "the legacy default stream"),
         (7, StreamFlag.NON_BLOCKING, "stream 7 (non-blocking)"),
         (9, StreamFlag.BLOCKING, "stream 9"),
-        (11, StreamFlag.PER_THREAD, "the per-thread default stream of thread 5"),
+        (11, StreamFlag.PER_THREAD, "per-thread default stream 11"),
         (13, None, "stream 13"),
     ],
 )
 def test_stream_name_uses_cuda_terms(number: int, flag: StreamFlag | None, name: str) -> None:
-    assert stream_name(number, flag, thread=5) == name
+    assert stream_name(number, flag) == name
 
 
 @pytest.mark.parametrize(
@@ -121,3 +128,12 @@ def test_call_site_of_library_only_stack_is_its_innermost_frame() -> None:
 
 def test_call_site_of_empty_stack_is_empty() -> None:
     assert (call_site_index(()), call_site(())) == (0, "")
+
+
+def test_call_site_of_backward_pass_is_its_start() -> None:
+    synthetic = Frame(BACKWARD_FRAME, "", 0)
+    torch = Frame("backward", "/v/site-packages/torch/_tensor.py", 9)
+
+    assert call_site((synthetic, torch, Frame("step", "/home/u/train.py", 7))) == "train.py:7"
+    assert call_site((synthetic, torch)) == "_tensor.py:9"
+    assert call_site_index((synthetic,)) == 0

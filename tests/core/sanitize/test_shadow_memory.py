@@ -178,26 +178,27 @@ def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lo", "hi", "confidence"),
-    [
+    ("known", "partly"),
+    [(Known.MERGED, Confidence.POSSIBLE), (Known.SUMMARY, Confidence.LIKELY)],
+)
+def test_race_with_merged_ranges_or_whole_tensor_is_certain_only_if_all_bytes_are_accessed(
+    known: Known, partly: Confidence
+) -> None:
+    for lo, hi, confidence in (
         (X, X + 8, Confidence.CERTAIN),
         (X - 4, X + 12, Confidence.CERTAIN),
-        (X, X + 4, Confidence.POSSIBLE),
-        (X + 4, X + 12, Confidence.POSSIBLE),
-    ],
-)
-def test_race_with_merged_ranges_is_certain_only_if_all_their_bytes_are_accessed(
-    lo: int, hi: int, confidence: Confidence
-) -> None:
-    s = Scene(report_possible=True)
-    s.kernel(1, Access(X, X + 8, WRITE, Known.SUMMARY))
-    (race,) = s.R(2, lo, size=hi - lo)
-    assert race.confidence is confidence
+        (X, X + 4, partly),
+        (X + 4, X + 12, partly),
+    ):
+        s = Scene(report_possible=True)
+        s.kernel(1, Access(X, X + 8, WRITE, known))
+        (race,) = s.R(2, lo, size=hi - lo)
+        assert race.confidence is confidence
 
 
 def test_merged_ranges_and_strided_rows_race_only_possibly() -> None:
     s = Scene(report_possible=True)
-    s.kernel(1, Access(X, X + 32 * COUNT, WRITE, Known.SUMMARY))
+    s.kernel(1, Access(X, X + 32 * COUNT, WRITE, Known.MERGED))
     (race,) = s.kernel(2, column(1, READ))
     assert race.confidence is Confidence.POSSIBLE
 

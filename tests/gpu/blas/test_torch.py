@@ -10,7 +10,7 @@ import pytest
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import LAYOUTS, Gemm, GemmSettings
-from cudakit.gpu.blas.frameworks import View, attribute, run_with, views
+from cudakit.gpu.blas.frameworks import View, attribute_setting, run_with, views
 from cudakit.gpu.blas.torch import _framework_settings
 from cudakit.gpu.blas.torch_calls import TensorSet, choose_call
 
@@ -121,7 +121,7 @@ def test_setting_is_restored_after_failure() -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        run_with([attribute(Holder, "value", 2)], fail)
+        run_with([attribute_setting(Holder, "value", 2)], fail)
     assert Holder.value == 1
 
 

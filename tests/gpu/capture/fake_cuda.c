@@ -1,8 +1,10 @@
 /* A fake driver and Sanitizer API. Each function below makes the callbacks of one CUDA call, in the order
  * observed with the real ones. Built and used by test_recorder.py. */
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "fake_device.h"
 #include "hooks/driver_api.h"
@@ -480,4 +482,29 @@ void launch_often(void *context, void *stream, kernel *function, void **paramete
 {
     for (int i = 0; i < times; i++)
         launch(context, stream, function, parameters, NULL);
+}
+
+/* --- a thread without Python ------------------------------------------------------------------ */
+
+typedef struct {
+    const char *name;
+    void *context, *stream;
+    kernel *function;
+} launch_job;
+
+static void *launch_job_main(void *argument)
+{
+    launch_job *job = argument;
+    prctl(PR_SET_NAME, job->name);
+    launch(job->context, job->stream, job->function, NULL, NULL);
+    return NULL;
+}
+
+/* Launch a kernel on a new thread with this name, as a thread of autograd does, and wait for its end. */
+void launch_on_thread(const char *name, void *context, void *stream, kernel *function)
+{
+    launch_job job = {name, context, stream, function};
+    pthread_t thread;
+    if (!pthread_create(&thread, NULL, launch_job_main, &job))
+        pthread_join(thread, NULL);
 }

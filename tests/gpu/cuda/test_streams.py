@@ -44,8 +44,8 @@ def test_foreign_stream_is_used_by_handle(gpu: Cuda, handle: int) -> None:
     gpu.sync_event(event)
 
     assert gpu.query_stream(stream)
-    assert gpu.streams.borrowed(handle) == gpu.stream_address(stream) == handle
-    assert gpu.streams.borrowed(0) == LEGACY
+    assert gpu.streams.external(handle) == gpu.stream_address(stream) == handle
+    assert gpu.streams.external(0) == LEGACY
 
 
 def test_own_streams_are_handles_and_foreign_ones_are_not_destroyed(gpu: Cuda, handle: int) -> None:

@@ -18,9 +18,9 @@ from cudakit.errors import CudakitError, MissingDependency, UsageError
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.plugs.numba import (
     UNUSED_STREAM,
+    allocator_by_device,
     manager_of,
     memory_manager,
-    source_of,
     unpickle_handle,
 )
 
@@ -70,7 +70,9 @@ CUDA = SimpleNamespace(
 
 
 def manager(*allocators: Allocating, device: int = 0, default_stream_only: bool = False) -> Any:
-    made = manager_of(CUDA, source_of(allocators), default_stream_only=default_stream_only)
+    made = manager_of(
+        CUDA, allocator_by_device(allocators), default_stream_only=default_stream_only
+    )
     context = Context(device)
     found = made(context=context)
     found.kept = context  # Numba keeps it
@@ -168,5 +170,5 @@ def test_without_numba_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "numba", None)
 
     with pytest.raises(MissingDependency) as caught:
-        memory_manager(source_of([Allocating()]), default_stream_only=False)
+        memory_manager(allocator_by_device([Allocating()]), default_stream_only=False)
     assert caught.value.hint == "pip install 'numba-cuda[cu13]'"

@@ -10,7 +10,7 @@ import pytest
 from gpu.plugs.allocating import Allocating
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
-from cudakit.gpu.plugs.torch import UPSTREAMS, checked, native_library, pool, pool_of
+from cudakit.gpu.plugs.torch import UPSTREAMS, native_library, pool, pool_of, upstream_name
 
 
 def library() -> str:
@@ -58,13 +58,13 @@ def test_python_allocator_is_refused_with_the_reason() -> None:
     with pytest.raises(
         UsageError, match=r"cannot use Allocating .* holding its own lock"
     ) as caught:
-        checked(Allocating())
+        upstream_name(Allocating())
     assert caught.value.hint.endswith("driver, managed, async")
 
 
 def test_unknown_upstream_is_refused_with_the_known_names() -> None:
     with pytest.raises(UsageError, match="no upstream is named 'pinned'") as caught:
-        checked("pinned")
+        upstream_name("pinned")
     assert caught.value.hint == "one of driver, managed, async"
 
 

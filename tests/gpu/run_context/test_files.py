@@ -41,7 +41,7 @@ def test_files_without_root_are_absent() -> None:
     assert nothing.names("/") == ()
     assert not nothing.exists("/")
     assert nothing.resolve("/lib") == "/lib"
-    assert nothing.place("/dev/kmsg") is None
+    assert nothing.locate("/dev/kmsg") is None
 
 
 def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from cudakit.gpu.run_context.files import Files
 from cudakit.gpu.run_context.software import (
     builds,
     installed,
+    ld_library_path,
     libraries,
-    search_path,
     toolkit_directories,
 )
 
@@ -139,8 +139,8 @@ def test_links_of_libraries_are_resolved(tmp_path: Path) -> None:
 
 
 def test_relative_and_empty_parts_of_search_path_are_ignored() -> None:
-    assert search_path({"LD_LIBRARY_PATH": "/a/:lib::/b/../c"}) == ("/a", "/c")
-    assert search_path({}) == ()
+    assert ld_library_path({"LD_LIBRARY_PATH": "/a/:lib::/b/../c"}) == ("/a", "/c")
+    assert ld_library_path({}) == ()
 
 
 def test_linked_toolkits_are_listed_once(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def test_copy_beyond_end_is_refused_without_effect(desk: SimBench, size_bytes: i
 
 
 def test_injected_failures_are_raised_once_and_in_order(desk: SimBench) -> None:
-    desk.gpu.fail_next("malloc", cuda_error(Status.OUT_OF_MEMORY, seen="on request"))
+    desk.gpu.fail_next("malloc", cuda_error(Status.OUT_OF_MEMORY, detail="on request"))
     desk.gpu.fail_next("malloc", cuda_error(Status.NOT_PERMITTED))
 
     desk.gpu.memory_info()

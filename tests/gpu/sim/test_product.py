@@ -25,7 +25,7 @@ from cudakit.gpu.api.elements import (
 )
 from cudakit.gpu.api.gemm import DATA_TYPES, EPILOGUES, LAYOUTS, Gemm, GemmSettings
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.product import Products, multiply, round_to
+from cudakit.gpu.sim.product import ResultCache, multiply, round_to
 
 INF, NAN = float("inf"), float("nan")
 
@@ -155,7 +155,7 @@ def test_gelu_is_tanh_form() -> None:
 def test_computed_products_are_kept_within_limit() -> None:
     gemm = Gemm(dtype="fp32", m=4, n=4, k=4)
     first, second = (np.full((4, 4), value, np.float32) for value in (1, 2))
-    roomy, narrow = Products(1 << 10), Products(gemm.d.size_bytes)
+    roomy, narrow = ResultCache(1 << 10), ResultCache(gemm.d.size_bytes)
     for products in (roomy, narrow):
         once = products.multiply(gemm, first, first)
         assert products.multiply(gemm, first.copy(), first.copy()) is once
@@ -164,7 +164,7 @@ def test_computed_products_are_kept_within_limit() -> None:
 
 
 def test_cached_product_depends_on_gemm() -> None:
-    products, bits = Products(), np.arange(16, dtype=np.float32).reshape(4, 4)
+    products, bits = ResultCache(), np.arange(16, dtype=np.float32).reshape(4, 4)
     plain = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
     turned = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)
 

@@ -23,7 +23,8 @@ def test_stack_line_has_call_site_and_innermost_frame_as_far_as_they_fit() -> No
     assert line(STACK, 66) == f"{site} (torch/nn/functional.py:5560 linear)"
     assert line(STACK, 65) == f"{site} (functional.py:5560 linear)"
     assert line(STACK, 56) == f"{site} (linear)"
-    assert line(STACK, 37) == site
+    assert line(STACK, 37) == "attention.py:97 forward (linear)"
+    assert line(STACK, 31) == site
 
 
 def test_path_of_an_installed_package_begins_at_the_package() -> None:

@@ -89,7 +89,7 @@ def test_columns_left_out_are_named() -> None:
     row = (Bytes(8 << 30), Ratio(0.5), *(Count(10**7 + i) for i in range(4)), SITE)
     assert drawn(Table(columns, (row,)), 60)[2:] == [
         "8.00 GiB  10,000,000  10,000,001  attention.py:97 forward",
-        "Too narrow to show: share, count 2, count 3.",
+        "Columns hidden at this width: share, count 2, count 3.",
     ]
 
 

@@ -20,7 +20,7 @@ from cudakit.core.allocator.streams import PendingFrees
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, PoolId
 from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import (
-    MOST_SMALL,
+    MAX_SMALL_BYTES,
     SEGMENT_STEP,
     SMALL_SEGMENT,
     UNLIMITED,
@@ -115,7 +115,7 @@ class BestFitSizes:
         return rounded(size_bytes)
 
     def segment_bytes(self, size: int) -> int:
-        if size <= MOST_SMALL:
+        if size <= MAX_SMALL_BYTES:
             return SMALL_SEGMENT
         return -(-size // SEGMENT_STEP) * SEGMENT_STEP
 
@@ -195,7 +195,7 @@ class HostPool:
 
     def of_size(self, size: int) -> BlockPool:
         """Return the pool whose segments serve a size."""
-        return self.small if size <= MOST_SMALL else self.large
+        return self.small if size <= MAX_SMALL_BYTES else self.large
 
     def free_blocks(self) -> Iterator[Block]:
         """Iterate over the free blocks."""

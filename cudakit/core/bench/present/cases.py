@@ -90,7 +90,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
     return [
         _CaseColumn("bench", lambda case: Text(case.name), "text", lambda _: several),
         _CaseColumn("shape", _shape, "text", lambda case: "shape" in case.settings),
-        _CaseColumn("library", lambda case: Text(case.library), "text", lambda _: has_baselines),
+        _CaseColumn("library", _library, "text", lambda _: has_baselines),
         _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
         _CaseColumn("±", lambda case: cell(lambda summary: Ratio(summary.noise), case.statistics)),
         _CaseColumn("rate", rate, has_value=lambda case: bool(case.amount)),
@@ -120,7 +120,7 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 
 def _caption(cases: Sequence[CaseResult]) -> str:
     common = describe_common_axes(cases)
-    lines = [f"All with {common}."] if common else []
+    lines = [f"All cases: {common}."] if common else []
     lines.append("±: half of the 95% CI of the median time.")
     if others := measured_baselines(cases):
         names = " and ".join(f"vs {name}" for name in others)
@@ -154,6 +154,12 @@ def _has_datasheet_peak(case: CaseResult) -> bool:
     limit = case.limit
     is_known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
     return is_known and bool(case.operations)
+
+
+def _library(case: CaseResult) -> Value:
+    """Return the library that ran a case; for cudakit's own call, the library that it called."""
+    called = str(case.settings.get("library", "")).split()
+    return Text(called[0] if case.library == CUDAKIT and called else case.library)
 
 
 def _shape(case: CaseResult) -> Value:
@@ -223,12 +229,13 @@ def _step_time(case: CaseResult | None) -> Value:
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
     common = describe_common_axes(cases)
-    lines = [f"Time of each step, with {common}." if common else "Time of each step."]
+    lines = [
+        f"Median time of each step. All cases: {common}." if common else "Median time of each step."
+    ]
     noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
     if noise:
-        usual, highest = format_ratio(median(noise)), format_ratio(max(noise))
-        rest = f", at most {highest}" if highest != usual else ""
-        lines.append(f"Half of the 95% CI: ± {usual}{rest}.")
+        low, high = format_ratio(min(noise)), format_ratio(max(noise))
+        lines.append(f"±: {low if low == high else f'{low} to {high}'} (half of the 95% CI).")
     clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
     if clocks:
         low, high = f"{min(clocks):.0f}", f"{max(clocks):.0f}"

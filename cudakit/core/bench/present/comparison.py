@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict, label
+from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict
 from cudakit.core.bench.present.cases import cell
-from cudakit.core.bench.present.labels import count_cases, first_few
+from cudakit.core.bench.present.labels import (
+    count_cases,
+    describe_common_axes,
+    first_few,
+    short_labels,
+)
 from cudakit.document import Column, Document, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
@@ -43,19 +48,21 @@ def _headline(comparison: Comparison) -> Note:
 
 def _table(comparison: Comparison) -> Table:
     cases = comparison.cases
+    common = describe_common_axes(cases) if len(cases) > 1 else ""
     return Table(
         _COLUMNS,
-        tuple(map(_row, cases)),
-        caption="Change of the median time with its 95% CI; in cycles: the change of time x SM clock.",
+        tuple(map(_row, cases, short_labels(cases))),
+        caption=(f"All cases: {common}. " if common else "")
+        + "Change of the median time with its 95% CI. In cycles: the change of time x SM clock.",
         faint=frozenset(at for at, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
 
 
-def _row(case: CaseComparison) -> tuple[Value, ...]:
+def _row(case: CaseComparison, label: str) -> tuple[Value, ...]:
     interval = case.change_interval
     low, high = (interval,) * 2 if isinstance(interval, Unavailable) else interval
     return (
-        Text(label(case)),
+        Text(label),
         cell(Seconds, case.before_s),
         cell(Seconds, case.after_s),
         cell(_signed, case.change),
@@ -73,23 +80,24 @@ def _signed(change: float) -> Value:
 def _notes(comparison: Comparison) -> Iterator[Note]:
     for difference in comparison.differences:
         yield Note("warn", f"The runs differ: {difference}.")
+    labels = dict(zip(map(id, comparison.cases), short_labels(comparison.cases), strict=True))
     reasons: dict[tuple[str, str], list[CaseComparison]] = {}
     for case in comparison.cases:
         if case.reason:
             reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
     for (reason, direction), cases in reasons.items():
-        titles = first_few([label(case) for case in cases], separator="; ")
+        titles = first_few([labels[id(case)] for case in cases], separator="; ")
         yield Note("warn", f"{titles}: {reason}{_clock_change(direction, cases)}.")
     missing: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
-            missing.setdefault(case.cycles_change.reason, []).append(label(case))
-    for reason, labels in missing.items():
-        titles = first_few(labels, separator="; ")
+            missing.setdefault(case.cycles_change.reason, []).append(labels[id(case)])
+    for reason, names in missing.items():
+        titles = first_few(names, separator="; ")
         yield Note("info", f"No change in cycles for {titles}: {reason}.")
-    for run, names in (("earlier", comparison.only_before), ("later", comparison.only_after)):
-        if names:
-            yield Note("info", f"Only in the {run} run: {first_few(names, separator='; ')}.")
+    for run, only in (("BEFORE", comparison.only_before), ("AFTER", comparison.only_after)):
+        if only:
+            yield Note("info", f"Only in {run}: {first_few(only, separator='; ')}.")
 
 
 def _clock_direction(case: CaseComparison) -> str:

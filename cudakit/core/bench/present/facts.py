@@ -18,7 +18,7 @@ _MODES = {
     "batch": "{n} per sample, timed by CUDA events",
     "graph": "a CUDA graph of {n} per sample, timed by CUDA events",
     "host": "host time until the GPU has finished",
-    "call": "host time until the call returns",
+    "call": "host time of the call",
 }
 _CACHES = {
     "rotate": "L2 cold, {sets} buffer sets in rotation",
@@ -95,7 +95,8 @@ def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> st
     """
     first = methods[0]
     warmup = _range(
-        [method.warmup_s for method in methods], lambda s: format_seconds(s) if s else "0 s"
+        [method.warmup_s for method in methods],
+        lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
     executions = _range([method.executions for method in methods], str)
     parts = [

@@ -10,7 +10,7 @@ from cudakit.core.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
 
-_GRAPH = (Column("topology", "text"), Column("kind", "text"))
+_GRAPH = (Column("topology", "text"), Column("node type", "text"))
 _STEPS = (
     *_GRAPH,
     Column("step", "text"),
@@ -26,12 +26,13 @@ _BREAK_EVENS = (
     Column("break-even", "number"),
 )
 _STEPS_CAPTION = (
-    "Fit: time of a step = fixed + per node * nodes. Max error: the largest relative deviation of a measured "
-    "graph from the fit."
+    "Fit: time of a step = fixed + per node x number of nodes. Max error: the largest relative deviation of "
+    "a measured time from the fit."
 )
 _BREAK_EVENS_CAPTION = (
-    "Creation: capture and instantiate. Saved per replay: compared with eager launches of the same nodes, "
-    "interleaved. Break-even: the number of replays that save the time of creation; - if a replay saves none."
+    "Creation: the time to capture and instantiate. Saved per replay: compared with eager launches of the "
+    "same nodes; samples are interleaved. Break-even: the number of replays that save the creation time; - "
+    "if a replay saves no time."
 )
 
 _DECIMALS = 12  # shorter times than a picosecond are rounding errors of a subtraction

@@ -22,8 +22,8 @@ _EXPECTED = (Column("expected", "number"), Column("of expected", "number"))
 _PEAK = (Column("% of peak", "number"),)
 _VERDICT = (Column("verdict", "text"), Column("source", "text"))
 _CAPTION = (
-    "Source of the expected value: measured on another GPU of this model, derived as a share of the peak, or "
-    "bound, a time that no healthy machine exceeds."
+    "Source of the expected value: measured (on another GPU of this model), derived (a fraction of the "
+    "theoretical peak), or bound (a time that no healthy machine exceeds)."
 )
 _NEXT_STEPS = (
     "look for other load on the GPU and the host: cudakit devices",

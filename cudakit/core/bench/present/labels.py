@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from cudakit.core.bench.case import CUDAKIT
-from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.workload import Axis
 from cudakit.document import Bytes, Text, Value
 from cudakit.units import format_bytes
@@ -14,14 +14,27 @@ from cudakit.units import format_bytes
 DIMENSIONS = ("m", "n", "k")
 # Axes whose name is the unit of their value: "8 nodes".
 _COUNTED = ("nodes",)
+# The axis "kind" of a graph.
+_TITLES = {"kind": "node type"}
 
 
-def axis_names(cases: Sequence[CaseResult]) -> list[str]:
+class Labelled(Protocol):
+    """A case that a label can name: a result, or a comparison of two results."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def axes(self) -> Mapping[str, Axis]: ...
+    @property
+    def library(self) -> str: ...
+
+
+def axis_names(cases: Sequence[Labelled]) -> list[str]:
     """Return the axes of all cases, in the order of first appearance."""
     return list(dict.fromkeys(name for case in cases for name in case.axes))
 
 
-def varying_axes(cases: Sequence[CaseResult]) -> list[str]:
+def varying_axes(cases: Sequence[Labelled]) -> list[str]:
     """Return the axes whose values differ between cases; all axes of a single case."""
     names = axis_names(cases)
     if len(cases) < 2:
@@ -29,7 +42,7 @@ def varying_axes(cases: Sequence[CaseResult]) -> list[str]:
     return [name for name in names if len({case.axes.get(name) for case in cases}) > 1]
 
 
-def describe_common_axes(cases: Sequence[CaseResult]) -> str:
+def describe_common_axes(cases: Sequence[Labelled]) -> str:
     """Return the axes that have one value in all cases: ``dtype bf16, layout nn``."""
     varying = set(varying_axes(cases))
     return ", ".join(
@@ -40,7 +53,7 @@ def describe_common_axes(cases: Sequence[CaseResult]) -> str:
 
 
 def short_labels(
-    cases: Sequence[CaseResult], *, without: Collection[str] = (), library: bool = True
+    cases: Sequence[Labelled], *, without: Collection[str] = (), library: bool = True
 ) -> list[str]:
     """Return for each case a label of the axes that vary: ``bf16 8192³ by torch``.
 
@@ -55,7 +68,7 @@ def short_labels(
     return [_label(case, names, named=several, library=library) for case in cases]
 
 
-def describe_some(some: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
+def describe_some(some: Sequence[Labelled], cases: Sequence[Labelled]) -> str:
     """Return the labels of the first of some cases and the number of others, or ``all 18 cases``."""
     if len(some) == len(cases) > 1:
         return f"all {len(cases)} cases"
@@ -74,7 +87,7 @@ def count_cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
-def is_square(case: CaseResult) -> bool:
+def is_square(case: Labelled) -> bool:
     """Return whether m, n and k of a GEMM are equal."""
     sizes = [case.axes.get(name) for name in DIMENSIONS]
     return sizes[0] is not None and len(set(sizes)) == 1
@@ -97,10 +110,10 @@ def format_axis(name: str, value: Axis | None) -> str:
 
 def axis_title(name: str) -> str:
     """Return the title of an axis: its name without the unit."""
-    return name.removesuffix("_bytes").replace("_", " ")
+    return _TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
 
 
-def _label(case: CaseResult, shown: Sequence[str], *, named: bool, library: bool) -> str:
+def _label(case: Labelled, shown: Sequence[str], *, named: bool, library: bool) -> str:
     words = [case.name] if named else []
     for name in shown:
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
@@ -112,7 +125,7 @@ def _label(case: CaseResult, shown: Sequence[str], *, named: bool, library: bool
     return " ".join(words) or case.name
 
 
-def _format_dimensions(case: CaseResult) -> str:
+def _format_dimensions(case: Labelled) -> str:
     if is_square(case):
         return f"{case.axes['m']}³"
     return "×".join(str(case.axes[name]) for name in DIMENSIONS)

@@ -86,7 +86,9 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
         return
     not_run = sum(case.is_unsupported for case in cases)
     without = len(cases) - verified - not_run
-    others = [f"{not_run} not run"] * bool(not_run) + [f"{without} without values"] * bool(without)
+    others = [f"{not_run} not run"] * bool(not_run) + [
+        f"{without} without results to verify"
+    ] * bool(without)
     yield Note(
         "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(others)})."
     )

@@ -124,7 +124,7 @@ def _axis(cases: list[_Case]) -> Axis:
 def _lane(case: _Case, axis: Axis) -> Lane:
     inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
     beyond = len(inside) - int(inside.sum())
-    remark = f"{format_seconds(case.median_s)}, {len(inside):,} samples" + (
+    remark = f"{format_seconds(case.median_s, pad=True)}, {len(inside):,} samples" + (
         f", {beyond:,} beyond" if beyond else ""
     )
     parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_draw_medians(case, axis))

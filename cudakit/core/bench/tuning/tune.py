@@ -24,7 +24,7 @@ from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, Untu
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
-from cudakit.gpu.api.facts import NOT_ASKED
+from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -38,7 +38,7 @@ _UNBLOCKED = (
     "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
 _NOT_REPORTED = Unavailable("the device does not report it")
-_NO_FINAL = Unavailable("no other algorithm reached the final")
+_NO_FINAL = Unavailable("no other algorithm was fast enough to be measured again")
 _TOO_FEW = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
 
@@ -56,8 +56,8 @@ def tuning_machine(gpu: Gpu, run_context: RunContext) -> TunedMachine:
             compute_capability=capability,
             library=blas.library,
             library_version=blas.version,
-            driver=versions.get("driver", NOT_ASKED),
-            cudakit=versions.get("cudakit", NOT_ASKED),
+            driver=versions.get("driver", NOT_QUERIED),
+            cudakit=versions.get("cudakit", NOT_QUERIED),
         )
 
 

@@ -12,12 +12,12 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits, StopReason
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
-from cudakit.gpu.api.facts import NOT_ASKED
+from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
-_HINT = "write one with: cudakit bench gemm --tune -o tuned.json"
+_HINT = "give a file that --tune wrote: cudakit bench gemm --tune -o tuned.json"
 
 # Identifies a search. The settings restrict the algorithms.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
@@ -31,8 +31,8 @@ class TunedMachine:
     compute_capability: str | Unavailable
     library: Library
     library_version: str
-    driver: str | Unavailable = NOT_ASKED
-    cudakit: str | Unavailable = NOT_ASKED
+    driver: str | Unavailable = NOT_QUERIED
+    cudakit: str | Unavailable = NOT_QUERIED
 
     def unlike(self, other: TunedMachine) -> Iterator[str]:
         """Yield the differences that invalidate the algorithms or their ranking."""

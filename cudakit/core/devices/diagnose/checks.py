@@ -30,7 +30,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
         Check("CK009", "the driver is new enough for the packages", packages.driver_version),
         Check("CK010", "the installed builds support the GPUs", packages.architectures),
         Check("CK011", "the frameworks are built for CUDA", packages.framework_builds),
-        Check("CK012", "LD_LIBRARY_PATH hides no CUDA library", packages.shadowed_libraries),
+        Check("CK012", "LD_LIBRARY_PATH shadows no CUDA library", packages.shadowed_libraries),
         Check("CK013", "no two packages install the same module", packages.module_conflicts),
     ),
     "Visibility": (

@@ -331,7 +331,7 @@ def _installed_twice(context: RunContext) -> Iterator[Finding]:
             yield warn(
                 f"{name} is installed {len(same_name)} times: {' and '.join(versions)}",
                 {
-                    f"{name} {distribution.version}": distribution.place
+                    f"{name} {distribution.version}": distribution.directory
                     for distribution in same_name
                 },
                 f"pip uninstall {name}, until one copy is left",
@@ -356,7 +356,7 @@ def shadowed_libraries(context: RunContext) -> Finding:
     packaged = [library for library in libraries if not library.soname.startswith(_DRIVER)]
     return combine(
         _shadowed(packaged),
-        otherwise=ok("LD_LIBRARY_PATH hides no CUDA library of a package", _by_source(packaged))
+        otherwise=ok("LD_LIBRARY_PATH shadows no CUDA library of a package", _by_source(packaged))
         if packaged
         else ok("no CUDA library is on the loader's path"),
     )

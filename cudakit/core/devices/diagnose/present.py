@@ -37,15 +37,19 @@ _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
 }
 
 
-def report(result: DoctorResult, *, show_all: bool = False) -> Document:
-    """Return the problems and a summary; with ``show_all`` also every other check by theme."""
+def report(result: DoctorResult, *, show_all: bool = False, selected: bool = False) -> Document:
+    """Return the problems and a summary; with ``show_all`` also every other check by theme.
+
+    ``selected``: the user named the checks, so that each of them is shown, with the reason if it is unknown.
+    """
     nodes: list[Node] = [node for check in _problems(result) for node in _problem(check)]
-    if show_all:
+    if show_all or selected:
         nodes += _passed_by_theme(result)
+    if show_all:
         nodes += _variables_section(result.variables)
     else:
         nodes += _variables_line(result.variables)
-    return Document(_title(result), (*nodes, _summary(result, show_all=show_all)))
+    return Document(_title(result), (*nodes, _summary(result, show_all=show_all or selected)))
 
 
 def paste(result: DoctorResult) -> Document:
@@ -75,7 +79,7 @@ def _title(result: DoctorResult) -> str:
         parts += [count_of(warned, "warning")] if warned else []
         return f"{label}{', '.join(parts)}"
     if result.is_unknown:
-        return f"{label}nothing could be checked"
+        return f"{label}no check could be performed"
     return f"{label}no problems found"
 
 

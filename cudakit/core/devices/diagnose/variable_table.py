@@ -45,7 +45,7 @@ _TABLE = """
 [CUDA | CUDA Programming Guide, CUDA Environment Variables]
 CUDA_VISIBLE_DEVICES the devices that CUDA programs see, by index or UUID, in this order
 CUDA_DEVICE_ORDER FASTEST_FIRST (default) or PCI_BUS_ID: how CUDA numbers the devices
-CUDA_MANAGED_FORCE_DEVICE_ALLOC managed memory is allocated on the GPU also with several GPUs
+CUDA_MANAGED_FORCE_DEVICE_ALLOC managed memory is always on a GPU; all GPUs in use need peer access
 CUDA_CACHE_DISABLE !CK020 kernels compiled from PTX are not cached: every process compiles them again
 CUDA_CACHE_PATH directory of the cache of kernels compiled from PTX
 CUDA_CACHE_MAXSIZE size limit in bytes of the cache of kernels compiled from PTX
@@ -53,25 +53,28 @@ CUDA_FORCE_PTX_JIT !CK020 machine code is ignored: every kernel is compiled from
 CUDA_FORCE_JIT !CK020 machine code is ignored: every kernel is compiled from PTX at start
 CUDA_DISABLE_PTX_JIT !CK020 kernels that exist only as PTX fail to load
 CUDA_DISABLE_JIT !CK020 kernels that exist only as PTX fail to load
-CUDA_FORCE_PRELOAD_LIBRARIES the PTX compiler libraries are loaded at start
+CUDA_FORCE_PRELOAD_LIBRARIES the PTX and NVVM compiler libraries are loaded when the driver starts
 CUDA_LAUNCH_BLOCKING !CK020 every kernel launch waits until the kernel has finished
-CUDA_DEVICE_MAX_CONNECTIONS number of hardware queues for work from the host (default 8)
-CUDA_DEVICE_MAX_COPY_CONNECTIONS number of hardware queues for copies
+CUDA_DEVICE_MAX_CONNECTIONS number of hardware queues for kernels and copies (default 8)
+CUDA_DEVICE_MAX_COPY_CONNECTIONS number of hardware queues for copies (default 8)
 CUDA_SCALE_LAUNCH_QUEUES size of the launch queue relative to the default: 0.25x to 4x
-CUDA_AUTO_BOOST automatic clock boost on or off
+CUDA_AUTO_BOOST automatic clock boost on or off (deprecated)
 CUDA_MODULE_LOADING LAZY (default) or EAGER: when kernels are loaded onto the GPU
 CUDA_MODULE_DATA_LOADING LAZY or EAGER: when data of modules is loaded onto the GPU
 CUDA_BINARY_LOADER_THREAD_COUNT number of CPU threads that load device code
-CUDA_GRAPHS_USE_NODE_PRIORITY graph nodes keep the priority of their stream
+CUDA_GRAPHS_USE_NODE_PRIORITY graph nodes run with their own priorities, not with that of the launch stream
 CUDA_DEVICE_WAITS_ON_EXCEPTION !CK020 the GPU halts at an error and waits for a debugger
-CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT share of L2 set aside for persisting accesses
+CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT share of L2 set aside under MPS
 CUDA_DISABLE_PERF_BOOST the driver does not raise the clocks while CUDA runs
 CUDA_LOG_FILE file for the driver's error log messages
+
+[CUDA | cuda.h, CUDA_ERROR_FABRIC_NOT_READY]
+CUDA_FABRIC_INIT_TIMEOUT_MS time that the driver waits for the GPU fabric (NVSwitch) at start
 
 [CUDA | CUDA-GDB, GPU core dump support]
 CUDA_ENABLE_COREDUMP_ON_EXCEPTION !CK020 a GPU error writes the GPU's memory to a file
 CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION a GPU error also writes a core dump of the process
-CUDA_ENABLE_LIGHTWEIGHT_COREDUMP GPU core dumps leave out memory contents
+CUDA_ENABLE_LIGHTWEIGHT_COREDUMP until CUDA 12: GPU core dumps leave out memory contents
 CUDA_ENABLE_USER_TRIGGERED_COREDUMP writing to a pipe triggers a GPU core dump
 CUDA_COREDUMP_FILE file name of GPU core dumps
 CUDA_COREDUMP_PIPE name of the pipe that triggers a GPU core dump
@@ -84,7 +87,7 @@ CUDA_MPS_LOG_DIRECTORY directory of the logs of the MPS daemon
 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE share of the SMs that this MPS client may use
 CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING the share of SMs is set per context
 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT limit on device memory per MPS client
-CUDA_MPS_CLIENT_PRIORITY priority of this MPS client
+CUDA_MPS_CLIENT_PRIORITY priority of this MPS client: 0 is normal, 1 is below normal
 
 [CUDA | CUPTI User's Guide; NVTX documentation]
 CUDA_INJECTION64_PATH !CK025 the driver loads this tool into every CUDA program
@@ -92,14 +95,20 @@ CUDA_INJECTION32_PATH !CK025 the driver loads this tool into every 32-bit CUDA p
 NVTX_INJECTION64_PATH !CK025 NVTX ranges go to this tool
 NVTX_INJECTION32_PATH !CK025 NVTX ranges of 32-bit programs go to this tool
 
-[CUDA toolkit | CUDA Installation Guide; nvcc documentation]
+[CUDA toolkit | torch/utils/cpp_extension.py; CuPy documentation, Environment variables]
 CUDA_HOME directory of the CUDA toolkit
 CUDA_PATH directory of the CUDA toolkit
-CUDA_ROOT directory of the CUDA toolkit, for CMake
-CUDA_VERSION CUDA version of the container image; information only
+
+[CUDA toolkit | nvcc documentation, NVCC Environment Variables]
 NVCC_PREPEND_FLAGS options that nvcc puts before its own
 NVCC_APPEND_FLAGS options that nvcc puts after its own
 NVCC_CCBIN host compiler of nvcc
+
+[CUDA toolkit | jax/_src/lib/__init__.py]
+CUDA_ROOT directory of the CUDA toolkit, for JAX
+
+[Container | NVIDIA CUDA container images]
+CUDA_VERSION CUDA version of the container image; information only
 
 [Container | NVIDIA Container Toolkit, Specialized Configurations with Docker]
 NVIDIA_VISIBLE_DEVICES GPUs that the container gets; read when it starts
@@ -113,52 +122,69 @@ NVIDIA_MIG_MONITOR_DEVICES MIG devices that the container may monitor
 CUBLAS_WORKSPACE_CONFIG workspace sizes; :4096:8 or :16:8 makes results deterministic
 CUBLAS_LOGINFO_DBG !CK023 cuBLAS writes a log line for every call
 CUBLAS_LOGDEST_DBG destination of cuBLAS's log
-CUBLASLT_LOG_LEVEL !CK023 cuBLASLt writes log lines for every call
-CUBLASLT_LOG_MASK !CK023 cuBLASLt writes log lines for every call
+CUBLASLT_LOG_LEVEL !CK023 cuBLASLt writes log lines: 1 for errors only, 5 for every call
+CUBLASLT_LOG_MASK !CK023 cuBLASLt writes log lines of the selected kinds; 16 is every call
 CUBLASLT_LOG_FILE file of cuBLASLt's log
 CUBLASLT_HEURISTICS_CACHE_CAPACITY number of cached algorithm choices
-CUBLAS_EMULATE_SINGLE_PRECISION float32 GEMMs are computed with lower-precision tensor cores
+CUBLAS_EMULATE_SINGLE_PRECISION float32 GEMMs are computed with BF16 tensor cores
 CUBLAS_EMULATE_DOUBLE_PRECISION float64 GEMMs are computed with integer tensor cores
-CUBLAS_EMULATION_STRATEGY when cuBLAS uses floating-point emulation
+CUBLAS_EMULATION_STRATEGY when cuBLAS uses floating-point emulation: performant or eager
+CUBLAS_FIXEDPOINT_EMULATION_MANTISSA_BIT_COUNT number of mantissa bits of emulated float64 GEMMs
 
 [cuBLAS | NVIDIA blog, Accelerating AI Training with TF32 Tensor Cores]
-NVIDIA_TF32_OVERRIDE 0 disables TF32 in all NVIDIA libraries; 1 allows it
+NVIDIA_TF32_OVERRIDE 0 disables TF32 in all NVIDIA libraries
 
 [cuDNN | cuDNN documentation, Error Reporting and API Logging]
-CUDNN_LOGINFO_DBG !CK023 cuDNN writes log lines for every call
-CUDNN_LOGLEVEL_DBG !CK023 cuDNN writes log lines for every call
-CUDNN_LOGWARN_DBG cuDNN logs warnings
-CUDNN_LOGERR_DBG cuDNN logs errors
+CUDNN_LOGINFO_DBG !CK023 cuDNN writes log lines for every call (deprecated)
+CUDNN_LOGLEVEL_DBG !CK023 cuDNN writes log lines: 1 for errors only, 3 for every call
+CUDNN_LOGWARN_DBG cuDNN logs warnings (deprecated)
+CUDNN_LOGERR_DBG cuDNN logs errors (deprecated)
 CUDNN_LOGDEST_DBG destination of cuDNN's log
+
+[cuDNN | cuDNN frontend documentation, Debugging]
 CUDNN_FRONTEND_LOG_INFO !CK023 the cuDNN frontend logs every call
 CUDNN_FRONTEND_LOG_FILE file of the cuDNN frontend's log
+
+[cuDNN | PyTorch documentation, CUDA Environment Variables]
 CUDNN_CONV_WSCAP_DBG limit in MiB on the workspace of convolutions
 CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
 
 [PyTorch | PyTorch documentation, CUDA Environment Variables]
 PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every tensor is a cudaMalloc and a synchronizing cudaFree
-PYTORCH_CUDA_ALLOC_CONF settings of the CUDA caching allocator; the older name, which wins
+PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; wins for the settings that only CUDA has
 PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
 TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
 TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
-TORCH_CUDNN_V8_API_DEBUG !CK020 cuDNN plans are checked and logged
+TORCH_CUDNN_V8_API_DEBUG PyTorch warns which cuDNN API its convolutions use
 TORCH_ALLOW_TF32_CUBLAS_OVERRIDE 1 makes float32 GEMMs use TF32
+TORCH_CUBLAS_WORKSPACE_CACHE cuBLAS workspaces are kept per handle and stream
 CUBLASLT_WORKSPACE_SIZE workspace of cuBLASLt in KiB
 
 [PyTorch | c10/core/AllocatorConfig.h]
-PYTORCH_ALLOC_CONF settings of the caching allocator
+PYTORCH_ALLOC_CONF settings of the caching allocator; wins for the settings that all devices share
 
-[PyTorch | c10/cuda/CUDADeviceAssertionHost.h]
+[PyTorch | c10/cuda/CUDACachingAllocator.cpp]
+TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC 0: expandable segments cannot be shared between processes
+
+[PyTorch | c10/cuda/CUDADeviceAssertionHost.cpp]
 PYTORCH_USE_CUDA_DSA device-side assertions report the failing kernel launch
-PYTORCH_CUDA_DSA_STACKTRACING !CK020 every kernel launch records a stack trace
+PYTORCH_CUDA_DSA_STACKTRACING !CK020 with PYTORCH_USE_CUDA_DSA: every kernel launch records a stack trace
 
 [PyTorch | aten/src/ATen/Context.h]
 TORCH_BLAS_PREFER_CUBLASLT GEMMs use cuBLASLt instead of cuBLAS
 TORCH_LINALG_PREFER_CUSOLVER linear algebra uses cuSOLVER
-TORCH_LINALG_PREFER_MAGMA linear algebra uses MAGMA
+
+[PyTorch | aten/src/ATen/native/ConvUtils.h]
+TORCH_CUDNN_USE_HEURISTIC_MODE_B cuDNN chooses convolution algorithms with its heuristic mode B
+
+[PyTorch | torch/backends/cudnn/__init__.py]
+PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK the version of cuDNN is not checked
+
+[PyTorch | torch/cuda/__init__.py]
+TORCH_CUDA_CHECK_STRAY_CONTEXT warn or error, if the process has a CUDA context on another device
 
 [PyTorch | aten/src/ATen/cuda/CublasHandlePool.cpp]
-TORCH_CUBLASLT_UNIFIED_WORKSPACE cuBLASLt shares the workspace of cuBLAS
+TORCH_CUBLASLT_UNIFIED_WORKSPACE cuBLASLt shares the workspace of cuBLAS (if it is cached)
 
 [PyTorch | aten/src/ATen/native/cuda/jit_utils.cpp]
 USE_PYTORCH_KERNEL_CACHE 0 disables the cache of kernels compiled at run time
@@ -182,19 +208,47 @@ PYTORCH_TUNABLEOP_ROTATING_BUFFER_SIZE size of the rotated buffers in MiB
 [PyTorch | torch/utils/cpp_extension.py]
 TORCH_CUDA_ARCH_LIST compute capabilities that extensions are compiled for
 TORCH_EXTENSIONS_DIR directory of compiled extensions
+MAX_JOBS number of parallel compiler processes for extensions
 
 [PyTorch | torch/cuda/_sanitizer.py]
 TORCH_CUDA_SANITIZER !CK020 PyTorch's CUDA sanitizer checks every operation for races
 
-[PyTorch | torch/_inductor/config.py]
+[PyTorch | torch/_inductor/runtime/cache_dir_utils.py]
 TORCHINDUCTOR_CACHE_DIR directory of the cache of torch.compile
+
+[PyTorch | torch/compiler/config.py]
 TORCHINDUCTOR_FORCE_DISABLE_CACHES !CK020 torch.compile compiles everything again
+
+[PyTorch | torch/_dynamo/config.py]
+TORCH_COMPILE_DISABLE !CK020 torch.compile compiles nothing
+
+[PyTorch | torch/_inductor/config.py]
 TORCHINDUCTOR_FX_GRAPH_CACHE cache of compiled graphs on or off
 TORCHINDUCTOR_MAX_AUTOTUNE torch.compile measures several kernels and takes the fastest
-TORCHINDUCTOR_MAX_AUTOTUNE_GEMM the same for GEMMs only
-TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS kernel sources for GEMMs: ATEN, TRITON, CUTLASS
+TORCHINDUCTOR_MAX_AUTOTUNE_GEMM torch.compile measures several kernels for GEMMs only
+TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS kernel sources for GEMMs: ATEN, TRITON, CUTLASS, CUTEDSL, NVGEMM, CPP
+TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_SEARCH_SPACE DEFAULT or EXHAUSTIVE: number of GEMM kernels to measure
+TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE torch.compile measures several pointwise and reduction kernels
+TORCHINDUCTOR_AUTOTUNE_IN_SUBPROC kernels are measured in another process
+TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE remote cache of measured kernel parameters on or off
 TORCHINDUCTOR_COORDINATE_DESCENT_TUNING torch.compile searches the parameters of Triton kernels
 TORCHINDUCTOR_COMPILE_THREADS number of processes that compile kernels
+TORCHINDUCTOR_CUDAGRAPHS compiled code runs as CUDA graphs
+TORCHINDUCTOR_CUDAGRAPH_OR_ERROR raise an error if part of a graph cannot run as a CUDA graph
+TORCHINDUCTOR_CPP_WRAPPER compiled code calls its kernels from C++ instead of Python
+TORCHINDUCTOR_DETERMINISTIC no measurements that change numerical results
+TORCHINDUCTOR_BATCH_INVARIANT results do not depend on the batch size; implies deterministic
+TORCHINDUCTOR_USE_FAST_MATH Triton kernels use a faster exponential that flushes denormals to 0
+TORCHINDUCTOR_NAN_ASSERTS !CK020 compiled code checks its tensors for NaN
+TORCHINDUCTOR_SIZE_ASSERTS 0: compiled code does not check tensor sizes
+TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER kernels are launched without Triton's launcher
+TORCHINDUCTOR_ENABLE_PDL kernels use programmatic dependent launch
+ENABLE_PERSISTENT_TMA_MATMUL GEMM templates include persistent TMA kernels
+TORCHINDUCTOR_MULTI_KERNEL several variants of a reduction kernel are measured at run time
+TORCHINDUCTOR_SKIP_L1 loads of buffers that are used once bypass the L1 cache
+TORCHINDUCTOR_BENCHMARK_KERNEL generated code includes a benchmark of each kernel
+TORCHINDUCTOR_PROFILE bandwidth of kernels is measured and printed
+TORCHINDUCTOR_CUTLASS_DIR directory of CUTLASS
 
 [PyTorch | third_party/kineto/libkineto]
 KINETO_LOG_LEVEL log level of the profiler
@@ -203,7 +257,7 @@ KINETO_USE_DAEMON the profiler listens to a daemon (dynolog)
 TEARDOWN_CUPTI the profiler releases CUPTI after each use
 DISABLE_CUPTI_LAZY_REINIT CUPTI stays attached between profiles
 
-[PyTorch | PyTorch documentation, ProcessGroupNCCL Environment Variables]
+[PyTorch | torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp]
 TORCH_NCCL_ASYNC_ERROR_HANDLING what happens after a failed or timed-out collective
 TORCH_NCCL_HIGH_PRIORITY collectives run on high-priority streams
 TORCH_NCCL_BLOCKING_WAIT !CK022 the host waits for every collective
@@ -212,23 +266,36 @@ TORCH_NCCL_DESYNC_DEBUG a timeout reports the ranks that are out of step
 TORCH_NCCL_ENABLE_TIMING !CK022 every collective records start events
 TORCH_NCCL_ENABLE_MONITORING a thread ends the process if NCCL hangs
 TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC seconds without progress until that thread ends the process
-TORCH_NCCL_TRACE_BUFFER_SIZE number of collectives in the flight recorder
-TORCH_FR_BUFFER_SIZE number of collectives in the flight recorder
-TORCH_NCCL_TRACE_CPP_STACK the flight recorder includes C++ stacks
+TORCH_NCCL_TRACE_BUFFER_SIZE older name of TORCH_FR_BUFFER_SIZE
+TORCH_NCCL_TRACE_CPP_STACK older name of TORCH_FR_CPP_STACK
 TORCH_NCCL_COORD_CHECK_MILSEC interval of checks for timeouts on other ranks
 TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC time to write the dump after a timeout
 TORCH_NCCL_DEBUG_INFO_TEMP_FILE file prefix of the flight recorder's dumps
 TORCH_NCCL_DEBUG_INFO_PIPE_FILE pipe that triggers a dump
 TORCH_NCCL_NAN_CHECK !CK022 inputs of every collective are checked for NaN
-TORCH_NCCL_AVOID_RECORD_STREAMS tensors of collectives are kept alive without record_stream
+TORCH_NCCL_AVOID_RECORD_STREAMS older PyTorch: tensors of collectives are kept alive without record_stream
 TORCH_NCCL_USE_COMM_NONBLOCKING communicators are created without blocking
 TORCH_NCCL_NONBLOCKING_TIMEOUT timeout of nonblocking communicators
 TORCH_NCCL_CUDA_EVENT_CACHE CUDA events of collectives are reused
 TORCH_NCCL_RETHROW_CUDA_ERRORS CUDA errors of the watchdog thread are raised
 TORCH_NCCL_PROPAGATE_ERROR errors are sent to the other ranks
+TORCH_NCCL_TEARDOWN_ON_TIMEOUT a timeout ends the process
+TORCH_NCCL_RANKS_PER_ROOT number of ranks per root when a communicator is created
+TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK allocated tensors are registered with NCCL
+TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN C++ stacks are logged when a process ends abnormally
+
+[PyTorch | torch/csrc/distributed/c10d/FlightRecorder.hpp]
+TORCH_FR_BUFFER_SIZE number of collectives in the flight recorder
+TORCH_FR_CPP_STACK the flight recorder includes C++ stacks
+TORCH_FR_DUMP_ON_TIMEOUT a timeout writes the recorded collectives to files
+TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC time limit for writing the recorded collectives
+TORCH_INCLUDE_STACK_TRACE 0: the flight recorder's dumps leave out stacks
+TORCH_INCLUDE_ONLY_ACTIVE the flight recorder's dumps list unfinished collectives only
+
+[PyTorch | PyTorch documentation, torch.distributed, Debugging]
 TORCH_DISTRIBUTED_DEBUG OFF, INFO or DETAIL: DETAIL checks every collective
 
-[PyTorch | PyTorch 2.1, before ProcessGroupNCCL's variables got the prefix TORCH_]
+[PyTorch | torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, deprecated names]
 NCCL_BLOCKING_WAIT former name of TORCH_NCCL_BLOCKING_WAIT
 NCCL_ASYNC_ERROR_HANDLING former name of TORCH_NCCL_ASYNC_ERROR_HANDLING
 NCCL_DESYNC_DEBUG former name of TORCH_NCCL_DESYNC_DEBUG
@@ -286,14 +353,14 @@ NCCL_MAX_NCHANNELS !CK022 the number of channels, and so the bandwidth, is limit
 NCCL_MIN_NCHANNELS lower limit on channels
 NCCL_MAX_CTAS upper limit on thread blocks
 NCCL_MIN_CTAS lower limit on thread blocks
-NCCL_CHECKS_DISABLE arguments of calls are not checked
-NCCL_CHECK_POINTERS !CK022 device pointers of every call are checked
+NCCL_CHECKS_DISABLE no longer read: pointer checks are off unless NCCL_CHECK_MODE enables them
+NCCL_CHECK_POINTERS !CK022 device pointers of every call are checked (deprecated)
 NCCL_LAUNCH_MODE PARALLEL or GROUP: how kernels are launched
 NCCL_IB_DISABLE !CK022 InfiniBand and RoCE are not used; sockets are far slower
 NCCL_IB_AR_THRESHOLD message size from which adaptive routing is used
 NCCL_IB_QPS_PER_CONNECTION number of queue pairs per connection
 NCCL_IB_SPLIT_DATA_ON_QPS data is split over the queue pairs
-NCCL_IB_CUDA_SUPPORT GPUDirect RDMA on or off; use NCCL_NET_GDR_LEVEL
+NCCL_IB_CUDA_SUPPORT no longer read: GPUDirect RDMA on or off; use NCCL_NET_GDR_LEVEL
 NCCL_IB_PCI_RELAXED_ORDERING PCIe relaxed ordering for InfiniBand
 NCCL_IB_ADAPTIVE_ROUTING InfiniBand adaptive routing
 NCCL_IB_ECE_ENABLE InfiniBand enhanced connection establishment
@@ -330,7 +397,38 @@ NCCL_LAUNCH_RACE_FATAL launches from several threads at once are errors
 NCCL_IPC_USE_ABSTRACT_SOCKET abstract Unix sockets between processes
 NCCL_NVTX_DISABLE NCCL writes no NVTX ranges
 
-[Triton | Triton, README.md and python/triton/knobs.py]
+[NCCL | NCCL source code]
+NCCL_CHECK_MODE !CK022 DEBUG_LOCAL or DEBUG_GLOBAL: every call is checked
+NCCL_COMM_ID address of the root for starting without a unique id from the program
+NCCL_HOSTID name that identifies the node
+NCCL_NETDEVS_POLICY AUTO, ALL or MAX:N: number of network devices per GPU
+NCCL_NET_DISABLE_INTRA GPUs of one node do not use the network between them
+NCCL_NET_FORCE_FLUSH received data is always flushed after GPUDirect RDMA
+NCCL_COMM_SPLIT_SHARE_RESOURCES communicators from a split share the resources of their parent
+NCCL_COMM_SHRINK_SHARE_RESOURCES communicators from a shrink share the resources of their parent
+NCCL_GRAPH_MIXING_SUPPORT 0: faster launches, if captured and other calls do not overlap
+NCCL_GRAPH_FILE file with the rings and trees to use
+NCCL_GRAPH_DUMP_FILE file that the chosen rings and trees are written to
+NCCL_P2P_NET_CHUNKSIZE chunk size of send and receive over the network
+NCCL_P2P_USE_CUDA_MEMCPY !CK022 copies between GPUs use the copy engines instead of kernels
+NCCL_MIN_P2P_NCHANNELS lower limit on channels for send and receive
+NCCL_MAX_P2P_NCHANNELS upper limit on channels for send and receive
+NCCL_LL_BUFFSIZE size of the buffers of the protocol LL
+NCCL_LL128_BUFFSIZE size of the buffers of the protocol LL128
+NCCL_NVLS_CHUNKSIZE chunk size of NVLink SHARP
+NCCL_PAT_ENABLE the algorithm PAT on or off
+NCCL_SYM_CTAS number of thread blocks of kernels for symmetric memory
+NCCL_GIN_ENABLE network transfers that kernels start (GIN) on or off
+NCCL_IB_PKEY InfiniBand partition key index
+NCCL_IB_DATA_DIRECT Data Direct of ConnectX adapters on or off
+NCCL_GDRCOPY_ENABLE GDRCopy for small transfers between CPU and GPU
+NCCL_MNNVL_UUID NVLink domain of this node, in place of the detected one
+NCCL_MNNVL_CLIQUE_ID NVLink clique of this node, in place of the detected one
+NCCL_MULTI_RANK_GPU_ENABLE several ranks may use one GPU
+NCCL_PROXY_CPUSET CPU cores of the proxy threads
+NCCL_ENV_PLUGIN plugin that supplies environment variables
+
+[Triton | python/triton/knobs.py]
 TRITON_HOME parent directory of Triton's caches
 TRITON_CACHE_DIR directory of compiled kernels
 TRITON_ALWAYS_COMPILE !CK020 kernels are compiled again in every process
@@ -344,49 +442,112 @@ TRITON_PRINT_AUTOTUNING results of autotuning are printed
 TRITON_CACHE_AUTOTUNING results of autotuning are cached
 TRITON_DISABLE_LINE_INFO kernels have no source line information
 TRITON_F32_DEFAULT default precision of float32 tl.dot: ieee, tf32 or tf32x3
+TRITON_DEFAULT_FP_FUSION 0: multiplications and additions are not fused
+TRITON_OVERRIDE_ARCH architecture that kernels are compiled for
+TRITON_INSTRUMENTATION_MODE !CK020 kernels are compiled with a sanitizer
+TRITON_ALLOW_NON_CONSTEXPR_GLOBALS kernels may read global variables that are not constexpr
 TRITON_STORE_BINARY_ONLY the cache keeps machine code only
 TRITON_FRONT_END_DEBUGGING errors of the front end show the compiler's stack
 TRITON_PTXAS_PATH ptxas to use
+TRITON_PTXAS_BLACKWELL_PATH ptxas to use for Blackwell
 TRITON_CUOBJDUMP_PATH cuobjdump to use
 TRITON_NVDISASM_PATH nvdisasm to use
 TRITON_LIBCUDA_PATH directory of libcuda
-TRITON_REPRODUCER_PATH file for a reproducer of a compiler error
-MLIR_ENABLE_DUMP intermediate code of every compiler pass is printed
-LLVM_IR_ENABLE_DUMP LLVM code of every compiler pass is printed
+TRITON_LIBDEVICE_PATH libdevice to use
 NVPTX_ENABLE_DUMP PTX is printed
 DISABLE_PTXAS_OPT !CK020 ptxas does not optimize
 PTXAS_OPTIONS additional options of ptxas
+TRITON_DUMP_PTXAS_LOG log of ptxas is printed
+TRITON_CACHE_MANAGER class of the cache of compiled kernels
+TRITON_REMOTE_CACHE_BACKEND class of the remote cache of compiled kernels
+
+[Triton | README.md]
+TRITON_REPRODUCER_PATH file for a reproducer of a compiler error
+MLIR_ENABLE_DUMP intermediate code of every compiler pass is printed
+LLVM_IR_ENABLE_DUMP LLVM code of every compiler pass is printed
+USE_IR_LOC line information refers to the intermediate code: ttir or ttgir
+DISABLE_LLVM_OPT !CK020 LLVM does not optimize, or without the named optimizations
+TRITON_ENABLE_LLVM_DEBUG debug output of LLVM is printed
+TRITON_LLVM_DEBUG_ONLY LLVM passes whose debug output is printed
+MLIR_ENABLE_TIMING time of every MLIR pass is printed
+LLVM_ENABLE_TIMING time of every LLVM pass is printed
 
 [JAX | JAX documentation, GPU memory allocation]
 XLA_PYTHON_CLIENT_PREALLOCATE false: GPU memory is allocated as needed, not 75% at start
-XLA_PYTHON_CLIENT_MEM_FRACTION share of GPU memory that is allocated at start
-XLA_CLIENT_MEM_FRACTION share of GPU memory that is allocated at start
-XLA_PYTHON_CLIENT_ALLOCATOR platform: every array is a cudaMalloc, which is slow
+XLA_PYTHON_CLIENT_MEM_FRACTION older name of XLA_CLIENT_MEM_FRACTION
+XLA_PYTHON_CLIENT_ALLOCATOR default, bfc, cuda_async, vmm, address or platform (slow: no pool)
 TF_GPU_ALLOCATOR cuda_malloc_async: CUDA's own memory pool is used
-TF_FORCE_UNIFIED_MEMORY GPU memory is managed memory and may exceed the GPU
+TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC bytes that cuda_malloc_async allocates at start; -1: as usual
 
 [JAX | JAX documentation, Configuration Options]
 JAX_PLATFORMS backends to use, in order: cuda,cpu
-JAX_CUDA_VISIBLE_DEVICES indices of the devices that JAX uses
-JAX_SKIP_CUDA_CONSTRAINTS_CHECK the versions of CUDA's libraries are not checked
 JAX_COMPILATION_CACHE_DIR directory of compiled programs
+JAX_ENABLE_COMPILATION_CACHE 0: compiled programs are not cached in a directory
+JAX_COMPILATION_CACHE_MAX_SIZE size limit in bytes of the cache of compiled programs
+JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS programs that compile faster are not cached (default 1)
+JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES smaller programs are not cached
+JAX_COMPILATION_CACHE_EXPECT_PGLE programs compiled with profile data are preferred in the cache
+JAX_ENABLE_PGLE programs are profiled, then compiled again with the measured latencies
+JAX_PGLE_PROFILING_RUNS number of profiled runs before the second compilation
+JAX_PGLE_AGGREGATION_PERCENTILE percentile of the measured latencies over devices
 JAX_DEFAULT_MATMUL_PRECISION precision of float32 GEMMs
 JAX_ENABLE_X64 64-bit types are enabled
 JAX_DISABLE_JIT !CK020 jit is disabled: every operation runs on its own
 JAX_DEBUG_NANS !CK020 every result is checked for NaN
+JAX_DEBUG_INFS !CK020 every result is checked for infinities
+JAX_LOG_COMPILES every compilation is logged
+JAX_EXPLAIN_CACHE_MISSES reasons for compilations are logged
+JAX_TRANSFER_GUARD allow, log or disallow implicit transfers between host and device
+
+[JAX | jaxlib/xla_client.py]
+XLA_CLIENT_MEM_FRACTION share of GPU memory that is allocated at start
+XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB size of the memory pool for collectives
+
+[JAX | jax/_src/xla_bridge.py; jax_plugins/cuda/__init__.py]
+JAX_CUDA_VISIBLE_DEVICES indices of the devices that JAX uses
+JAX_SKIP_CUDA_CONSTRAINTS_CHECK the versions of CUDA's libraries are not checked
+
+[JAX | JAX documentation, XLA compiler flags]
 XLA_FLAGS options of the XLA compiler
 
-[Numba | Numba CUDA documentation, Environment Variables]
+[JAX | XLA source code, GPU client]
+TF_FORCE_UNIFIED_MEMORY GPU memory is managed memory and may exceed the GPU
+XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB limit on pinned host memory
+XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE pinned host memory is allocated at start
+
+[Numba | numba_cuda/numba/cuda/core/config.py]
 NUMBA_ENABLE_CUDASIM !CK020 kernels run on the CPU in Numba's simulator
 NUMBA_DISABLE_CUDA !CK020 Numba uses no GPU
 NUMBA_CUDA_DEBUGINFO !CK020 kernels are compiled with debug information
 NUMBA_CUDA_ARRAY_INTERFACE_SYNC 0: no synchronization when arrays are exchanged
 NUMBA_CUDA_DEFAULT_PTX_CC compute capability that PTX is compiled for
+NUMBA_FORCE_CUDA_CC compute capability that kernels are compiled for
 NUMBA_CUDA_DRIVER path of libcuda
 NUMBA_CUDA_INCLUDE_PATH directory of CUDA's headers
 NUMBA_CUDA_LOG_LEVEL log level of calls to the driver
+NUMBA_CUDA_LOG_API_ARGS the log of calls to the driver includes arguments
+NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS 0: no warnings about small grids
+NUMBA_CUDA_WARN_ON_IMPLICIT_COPY 0: no warnings about copies of host arrays
+NUMBA_CUDA_MEMORY_MANAGER module of the memory manager
+NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT number of deferred deallocations
+NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO share of GPU memory in deferred deallocations
 NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM each thread has its own default stream
 NUMBA_CUDA_USE_NVIDIA_BINDING the driver is called through cuda-bindings
+
+[CuPy | CuPy documentation, Environment variables]
+CUPY_CACHE_DIR directory of compiled kernels
+CUPY_CACHE_IN_MEMORY compiled kernels are not stored on disk: every process compiles again
+CUPY_CACHE_SAVE_CUDA_SOURCE the cache includes the source of kernels
+CUPY_NVRTC_USE_PCH NVRTC uses precompiled headers
+CUPY_DUMP_CUDA_SOURCE_ON_ERROR source is printed if a kernel does not compile
+CUPY_CUDA_COMPILE_WITH_DEBUG !CK020 kernels are compiled with debug information
+CUPY_COMPILE_WITH_PTX kernels are compiled to PTX instead of machine code
+CUPY_GPU_MEMORY_LIMIT limit on memory per device, in bytes or percent
+CUPY_ACCELERATORS libraries for operations, in order: cub, cutensor, cutensornet
+CUPY_TF32 1 allows TF32 in float32 operations
+CUPY_CUDA_PER_THREAD_DEFAULT_STREAM each thread has its own default stream
+CUPY_CUDA_ARRAY_INTERFACE_SYNC 0: no synchronization when arrays are imported
+CUPY_CUDA_ARRAY_INTERFACE_EXPORT_VERSION 2: the stream of exported arrays is not passed on
 
 [cudakit | cudakit documentation, reference page cudakit]
 CUDAKIT_ALLOC_CONF settings of cudakit's allocator; wins over PyTorch's two variables

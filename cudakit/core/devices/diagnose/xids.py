@@ -45,54 +45,89 @@ _ACTIONS = {
     "notice": "no action is needed unless it appears often",
 }
 
-# Number, origin, meaning, and an action if it differs from that of the origin (Xid Errors, the catalog).
+# Number, origin, meaning, and an action if it differs from that of the origin. Sources: Xid Errors, the
+# catalog; NVIDIA/open-gpu-kernel-modules, nverror.h.
 _TABLE = """
 13 program exception in a kernel, such as an index out of bounds
+25 program invalid command buffer
 31 program memory page fault: a kernel accessed an unmapped address
 32 hardware corrupt command buffer, often due to the PCIe link
 38 hardware driver firmware error
+39 hardware error of a copy engine
+40 hardware error of a copy engine
+41 hardware error of a copy engine
 43 program the GPU stopped the program after an error of its own
-45 program cleanup of a program that ended after an earlier error | find the first Xid before it
+44 hardware graphics engine fault during a context switch
+45 program cleanup of a program that ended after an error, Ctrl-C or kill | find the first Xid before it
 46 hardware the GPU stopped processing
 48 hardware uncorrectable memory error (double-bit ECC)
 54 hardware auxiliary power is not connected | check the power cables
 56 hardware display engine error
 57 hardware error of the memory interface
 58 hardware unstable memory interface
+60 program video processor exception
 61 hardware breakpoint of the internal microcontroller
 62 hardware halt of the internal microcontroller
 63 notice a memory row was remapped, or a page retired | check CK028
 64 hardware a memory row could not be remapped, or a page not retired
-65 program video processor exception
+65 program video encoder exception
 68 program video decoder exception
 69 program graphics engine exception
+70 hardware error of a copy engine
+71 hardware error of a copy engine
+72 hardware error of a copy engine
 74 hardware NVLink error | check the error counters: nvidia-smi nvlink -e
+75 hardware error of a copy engine
+76 hardware error of a copy engine
+77 hardware error of a copy engine
+78 hardware a virtual GPU could not start | update the drivers of host and guest
 79 hardware the GPU has fallen off the bus | reboot; if it returns, check power, cooling and the PCIe slot
 80 hardware corrupt data sent to the GPU
+85 hardware error of a copy engine
 92 notice high rate of corrected memory errors
-94 hardware contained memory error: only the affected program ended
+93 notice the wear limit of the GPU's flash memory (InfoROM) is reached
+94 hardware contained memory error: only the affected program ended | restart it; reset the GPU when possible
 95 hardware uncontained memory error: the GPU must be reset
 109 hardware context switch timeout
 110 hardware security fault
 119 hardware the GPU's system processor (GSP) did not answer
 120 hardware the GPU's system processor (GSP) failed
-121 hardware corrected error of the NVLink-C2C link
+121 notice corrected error of the NVLink-C2C link
 122 hardware reading the GPU's flash memory failed
 123 hardware writing the GPU's flash memory failed
+124 hardware erasing the GPU's flash memory failed
+125 hardware error in the file system of the GPU's flash memory (InfoROM)
 136 hardware NVLink training failed
+137 program illegal access to another GPU's memory over NVLink
 140 hardware uncorrectable memory error
+141 notice error in a fast path of CUDA
 143 hardware the GPU could not be initialized
-144 hardware NVLink error
-145 hardware NVLink error
-146 hardware NVLink error
-147 hardware NVLink error
-148 hardware NVLink error
-149 hardware NVLink error
-150 hardware NVLink error
+144 hardware NVLink error (NVLink 5)
+145 hardware NVLink error (NVLink 5)
+146 hardware NVLink error (NVLink 5)
+147 hardware NVLink error (NVLink 5)
+148 hardware NVLink error (NVLink 5)
+149 hardware NVLink error (NVLink 5)
+150 hardware NVLink error (NVLink 5)
+151 hardware key rotation of confidential computing failed | restart the virtual machine
 154 notice the driver requests another recovery action | check CK028
-156 notice a defective part of the GPU was retired
+155 notice an NVLink link went down on request | reset the GPU if the link stays down
+156 notice a defective part of the GPU was retired | reset the GPU to apply it
 157 hardware a defective part of the GPU could not be retired
 158 hardware fatal timeout of the GPU
+159 hardware error of the C2C link's protocol (CHI)
+160 notice a memory channel was retired
+161 hardware a memory channel could not be retired
+163 notice the power smoothing circuit was disabled
+164 notice the power smoothing circuit is near the end of its life
+165 notice the power smoothing circuit is at the end of its life
+167 hardware fatal PCIe timeout
+168 hardware error in a protected memory region | enable ECC (nvidia-smi -e 1) and reboot
+169 hardware halt of the security microcontroller
+171 hardware uncorrectable error in DRAM: details of Xid 48
+172 hardware uncorrectable error in SRAM: details of Xid 48
+173 hardware the NVLink-C2C link failed
+175 hardware error of the memory subsystem
 """
 
 

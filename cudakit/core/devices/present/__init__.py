@@ -147,12 +147,12 @@ _INDEX_COLUMNS: list[tuple[Column, _Cell]] = [
 _STATE_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("PCI", "text"), _pci),
     (Column("name", "text"), _name),
-    (Column("memory", "text"), _memory),
+    (Column("memory", "number"), _memory),
     (Column("util", "number"), _number("utilization_gpu_percent", "%")),
 ]
 _ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("name", "text"), _name),
-    (Column("memory", "text"), _memory),
+    (Column("memory", "number"), _memory),
     (Column("SM", "number"), _utilization),
     (Column("occupancy", "number"), _number("sm_occupancy_percent", "%")),
     (Column("tensor", "number"), _number("tensor_activity_percent", "%")),
@@ -232,7 +232,8 @@ def _missing_values(listed: Sequence[Process]) -> Iterator[Note]:
                 names, pids = missing.setdefault(value.reason, ({}, {}))
                 names[name] = pids[str(process.pid)] = None
     for reason, (names, pids) in missing.items():
-        yield Note("info", f"no {' and '.join(names)} of pid {', '.join(pids)}: {reason}")
+        what = " and ".join(names)
+        yield Note("info", f"{what} of pid {', '.join(pids)} not available: {reason}")
 
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:

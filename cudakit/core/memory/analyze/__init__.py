@@ -34,7 +34,7 @@ class MemorySpec:
 
     at: str | int = "peak"  # "peak", "end", "oom", or the index of an event
     device: int | None = None  # HOST is pinned host memory
-    stream: int | None = None  # in order of appearance; 0 is the default stream
+    stream: int | None = None  # stream number; 0 is the default stream
     pool: tuple[int, int] | None = None
 
 
@@ -57,13 +57,13 @@ def select_devices(
     snapshots: Sequence[Snapshot], spec: MemorySpec
 ) -> list[tuple[Snapshot, DeviceTrace]]:
     """Return the devices that a MemorySpec selects. Raises UsageError if there are none."""
-    known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
-    chosen = [pair for pair in known if spec.device is None or pair[1].device == spec.device]
+    pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    chosen = [pair for pair in pairs if spec.device is None or pair[1].device == spec.device]
     if not chosen:
-        numbers = sorted({trace.device for _, trace in known})
-        words = ", ".join("host" if device == HOST else str(device) for device in numbers)
-        wanted = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
-        raise UsageError(f"no {wanted} in the snapshot", hint=f"devices: {words}")
+        numbers = sorted({trace.device for _, trace in pairs})
+        listed = ", ".join("host" if device == HOST else str(device) for device in numbers)
+        selected = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
+        raise UsageError(f"no {selected} in the snapshot", hint=f"devices: {listed}")
     return chosen
 
 
@@ -81,8 +81,8 @@ def _has_oom(trace: DeviceTrace) -> bool:
     return bool((trace.events.action == Action.OOM).any())
 
 
-def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
-    trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
+def _analyze_device(snapshot: Snapshot, full_trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
+    trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
     allocations, n = replayed.allocations, replayed.n_events
     stacks = StackTable(snapshot)
@@ -102,7 +102,7 @@ def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) ->
             name, event, time_of(snapshot, trace, event), state_at(replayed, layout, event + 1)
         ),
         health=health(snapshot, trace, replayed),
-        ooms=_ooms(snapshot, whole, stacks, replayed if trace is whole else None),
+        ooms=_ooms(snapshot, full_trace, stacks, replayed if trace is full_trace else None),
         holders=holders_by_stack(stacks, allocations, live),
         lines=holders_by_line(stacks, allocations, live),
         facets=facets(snapshot, trace, allocations, live),
@@ -120,12 +120,12 @@ def _analyze_device(snapshot: Snapshot, whole: DeviceTrace, spec: MemorySpec) ->
 
 
 def _ooms(
-    snapshot: Snapshot, whole: DeviceTrace, stacks: StackTable, replayed: Replay | None
+    snapshot: Snapshot, full_trace: DeviceTrace, stacks: StackTable, replayed: Replay | None
 ) -> tuple[Oom, ...]:
     """Explain failed allocations by all memory of the device, also if one stream or pool is selected."""
-    if not _has_oom(whole):
+    if not _has_oom(full_trace):
         return ()
-    return find_ooms(snapshot, whole, stacks, replayed or replay(snapshot, whole))
+    return find_ooms(snapshot, full_trace, stacks, replayed or replay(snapshot, full_trace))
 
 
 def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:

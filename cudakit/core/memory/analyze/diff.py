@@ -56,7 +56,7 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
     Devices are paired by index; if each file has one device (two ranks), these two are paired. Raises
     UsageError if no devices can be paired.
     """
-    sides = [_devices(snapshot, spec) for snapshot in (before, after)]
+    sides = [_device_moments(snapshot, spec) for snapshot in (before, after)]
     devices = tuple(
         DeviceDiff(
             device=new.device,
@@ -64,26 +64,26 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
             peak=_moment_diff(old.peak, new.peak),
             end=_moment_diff(old.end, new.end),
         )
-        for old, new in _pairs(*sides)
+        for old, new in _pair_devices(*sides)
     )
     if not devices:
         raise UsageError("the two snapshots have no common device")
     return DiffResult(DIFF_SCHEMA, file_facts(before), file_facts(after), devices)
 
 
-def _devices(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments]:
-    found = []
-    for _, whole in select_devices([snapshot], spec):
-        trace = filter_trace(snapshot, whole, stream=spec.stream, pool=spec.pool)
+def _device_moments(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments]:
+    devices = []
+    for _, full_trace in select_devices([snapshot], spec):
+        trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
         replayed = replay(snapshot, trace)
         stacks = StackTable(snapshot)
-        peak = _holdings(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
-        end = _holdings(stacks, trace, replayed, "end", replayed.n_events - 1)
-        found.append(_DeviceMoments(device_number(trace), peak, end))
-    return found
+        peak = _holdings_at(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
+        end = _holdings_at(stacks, trace, replayed, "end", replayed.n_events - 1)
+        devices.append(_DeviceMoments(device_number(trace), peak, end))
+    return devices
 
 
-def _holdings(
+def _holdings_at(
     stacks: StackTable, trace: DeviceTrace, replayed: Replay, name: str, event: int
 ) -> _Holdings:
     live = live_at(replayed.allocations, event + 1)
@@ -94,20 +94,20 @@ def _holdings(
     )
 
 
-def _pairs(
+def _pair_devices(
     before: list[_DeviceMoments], after: list[_DeviceMoments]
 ) -> Iterator[tuple[_DeviceMoments, _DeviceMoments]]:
     if len(before) == len(after) == 1:
         yield before[0], after[0]
         return
-    known = {side.device: side for side in before}
-    for side in after:
-        if side.device in known:
-            yield known[side.device], side
+    before_by_device = {device.device: device for device in before}
+    for device in after:
+        if device.device in before_by_device:
+            yield before_by_device[device.device], device
 
 
 def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
-    rows = sorted(_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes))
+    rows = sorted(_diff_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes))
     before_bytes, after_bytes = (side.moment.state.requested_bytes for side in (before, after))
     return MomentDiff(
         before=before.moment,
@@ -126,7 +126,7 @@ def _frame_key(frame: Frame) -> _FrameKey:
     return (name if installed else "/".join(name.split("/")[-2:])), frame.name
 
 
-def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:
+def _diff_rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:
     sides: defaultdict[tuple[_FrameKey, ...], tuple[list[Holder], list[Holder]]] = defaultdict(
         lambda: ([], [])
     )
@@ -134,7 +134,7 @@ def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[Dif
         for holder in holders:
             sides[tuple(map(_frame_key, holder.stack))][index].append(holder)
     for old, new in sides.values():
-        shown = (new or old)[0]  # the largest
+        largest = (new or old)[0]
         before_bytes, after_bytes = (sum(holder.bytes for holder in side) for side in (old, new))
         yield DiffRow(
             change_bytes=after_bytes - before_bytes,
@@ -142,6 +142,6 @@ def _rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[Dif
             after_bytes=after_bytes,
             before_count=sum(holder.count for holder in old),
             after_count=sum(holder.count for holder in new),
-            stack=shown.stack,
-            site=shown.site,
+            stack=largest.stack,
+            site=largest.site,
         )

@@ -26,11 +26,11 @@ def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) 
         largest_hole_bytes=int(layout.free_size.max(initial=0)),
         stranded_bytes=int(free[used > 0].sum()),
         releasable_bytes=int(layout.segments.size[used == 0].sum()),
-        pins=_pins(stacks, allocations, layout, free),
+        pins=_pins_by_stack(stacks, allocations, layout, free),
     )
 
 
-def _pins(
+def _pins_by_stack(
     stacks: StackTable, allocations: Allocations, layout: Layout, free: Ints
 ) -> tuple[Pin, ...]:
     """Return for each call stack the free memory of the segments that contain its blocks."""
@@ -39,25 +39,25 @@ def _pins(
     # One item per pair of a stack and a segment with blocks of this stack.
     _, first = np.unique(stack * n_segments + layout.block_segment, return_index=True)
     segment, pair_stack = layout.block_segment[first], stack[first]
-    alone = np.bincount(segment, minlength=n_segments)[segment] == 1
+    is_alone = np.bincount(segment, minlength=n_segments)[segment] == 1
     n_stacks = len(stacks.snapshot.stacks)
     pinned = np.bincount(pair_stack, weights=free[segment], minlength=n_stacks)
-    pinned_alone = np.bincount(pair_stack, weights=free[segment] * alone, minlength=n_stacks)
+    pinned_alone = np.bincount(pair_stack, weights=free[segment] * is_alone, minlength=n_stacks)
     segments = np.bincount(pair_stack[free[segment] > 0], minlength=n_stacks)
     blocks = np.bincount(stack, minlength=n_stacks)
     sizes = np.bincount(stack, weights=layout.block_size, minlength=n_stacks)
     ranked = np.lexsort((-pinned, -pinned_alone))
     return tuple(
         Pin(
-            blocks=int(blocks[key]),
-            bytes=int(sizes[key]),
-            segments=int(segments[key]),
-            pinned_bytes=int(pinned[key]),
-            alone_bytes=int(pinned_alone[key]),
-            stack=stacks.frames(key),
-            site=stacks.site(key),
+            blocks=int(blocks[index]),
+            bytes=int(sizes[index]),
+            segments=int(segments[index]),
+            pinned_bytes=int(pinned[index]),
+            alone_bytes=int(pinned_alone[index]),
+            stack=stacks.frames(index),
+            site=stacks.site(index),
         )
-        for key in ranked[pinned[ranked] > 0].tolist()
+        for index in ranked[pinned[ranked] > 0].tolist()
     )
 
 
@@ -65,28 +65,28 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
     """Sum segments by pool, stream, kind and expandability, largest first."""
     segments = layout.segments
     free = layout.free_by_segment()
-    hole = np.zeros(len(segments), np.int64)
-    np.maximum.at(hole, layout.free_segment, layout.free_size)
+    largest_free = np.zeros(len(segments), np.int64)
+    np.maximum.at(largest_free, layout.free_segment, layout.free_size)
     keys = np.stack(
         (segments.pool, segments.stream, segments.kind, segments.expandable), axis=1
     ).astype(np.int64)
     distinct, group = np.unique(keys, axis=0, return_inverse=True)
     group = group.reshape(-1)
-    found = []
+    groups = []
     for index, (pool, stream, kind, expandable) in enumerate(distinct.tolist()):
-        own = group == index
-        reserved, unused = int(segments.size[own].sum()), int(free[own].sum())
-        found.append(
+        in_group = group == index
+        reserved, free_bytes = int(segments.size[in_group].sum()), int(free[in_group].sum())
+        groups.append(
             SegmentGroup(
                 pool=snapshot.pools[pool],
                 stream=stream,
                 kind=SegmentKind(kind).name.lower(),
                 expandable=bool(expandable),
-                segments=int(own.sum()),
+                segments=int(in_group.sum()),
                 reserved_bytes=reserved,
-                used_bytes=reserved - unused,
-                free_bytes=unused,
-                largest_hole_bytes=int(hole[own].max()),
+                used_bytes=reserved - free_bytes,
+                free_bytes=free_bytes,
+                largest_hole_bytes=int(largest_free[in_group].max()),
             )
         )
-    return tuple(sorted(found, key=lambda g: -g.reserved_bytes))
+    return tuple(sorted(groups, key=lambda g: -g.reserved_bytes))

@@ -14,25 +14,25 @@ from cudakit.torch_rules.actions import Action
 
 # Users choose round numbers for max_entries; a trace of such a length has probably overflowed.
 _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))
-_FEW_STACKS = 0.1  # advise from this share of allocations without a call stack on
+_MAX_SHARE_WITHOUT_STACK = 0.1  # advice follows above this share
 
 
 def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     """Return the health of one device's trace."""
-    found, allocations = replayed.inconsistencies, replayed.allocations
+    contradictions, allocations = replayed.inconsistencies, replayed.allocations
     # Allocations from before the trace that were freed in it cannot have a stack.
     has_knowable_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
     stack = allocations.stack[has_knowable_stack]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
     overflowed = _overflowed(trace, replayed)
     return Health(
-        contradictions=found,
+        contradictions=contradictions,
         begins_complete=replayed.begins_complete,
         overflowed=overflowed,
         without_stack=without_stack,
         has_times=snapshot.has_times,
         warnings=trace.warnings,
-        advice=tuple(_advice(snapshot, trace, found, without_stack, overflowed)),
+        advice=tuple(_advice(snapshot, trace, contradictions, without_stack, overflowed)),
     )
 
 
@@ -47,7 +47,7 @@ def _overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
 def _advice(
     snapshot: Snapshot,
     trace: DeviceTrace,
-    found: Contradictions,
+    contradictions: Contradictions,
     without_stack: float,
     overflowed: bool | None,
 ) -> Iterator[str]:
@@ -60,9 +60,9 @@ def _advice(
         return
     if overflowed:
         yield "Old events were dropped from the trace: record with a larger max_entries."
-    for action in _skipped(trace, found):
+    for action in _skipped_actions(trace, contradictions):
         yield f"The trace has no {action} events: record without skip_actions."
-    if without_stack > _FEW_STACKS:
+    if without_stack > _MAX_SHARE_WITHOUT_STACK:
         yield (
             f"{without_stack:.0%} of the allocations have no call stack, for example those of the backward"
             f" pass, which runs in C++ threads: record with {calls.record_stacks}."
@@ -71,14 +71,14 @@ def _advice(
         yield "The file has no times (PyTorch before 2.2): events are shown in order only."
 
 
-def _skipped(trace: DeviceTrace, found: Contradictions) -> Iterator[str]:
-    """Yield the kinds of events that should be in the trace, and of which there are none."""
+def _skipped_actions(trace: DeviceTrace, contradictions: Contradictions) -> Iterator[str]:
+    """Yield the kinds of events that were lost and never occur in the trace."""
     kinds = set(np.unique(trace.events.action).tolist())
-    for action, missed in (
-        (Action.ALLOC, found.lost_allocations),
-        (Action.FREE_REQUESTED, found.lost_requests),
-        (Action.FREE_COMPLETED, found.lost_frees),
+    for action, n_lost in (
+        (Action.ALLOC, contradictions.lost_allocations),
+        (Action.FREE_REQUESTED, contradictions.lost_requests),
+        (Action.FREE_COMPLETED, contradictions.lost_frees),
     ):
-        written_in_one = action != Action.ALLOC and Action.FREE in kinds
-        if missed and action not in kinds and not written_in_one:
+        recorded_as_free = action != Action.ALLOC and Action.FREE in kinds
+        if n_lost and action not in kinds and not recorded_as_free:
             yield action.name.lower()

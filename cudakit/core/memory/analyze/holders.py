@@ -14,7 +14,7 @@ from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Churn, Facet, Group, Holder, Line
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
-# The compile context of an allocation outside compiled code.
+# The compile context that PyTorch records outside compiled code.
 _NO_COMPILER = "N/A"
 
 
@@ -65,7 +65,7 @@ def _facets(
     source = allocations.source[live]
     recorded = source >= 0
     active, names = active_annotation(snapshot, trace)
-    for name, ids, words in (
+    for name, ids, texts in (
         ("annotation", active, names),
         ("compile_context", trace.events.compile_context, snapshot.texts),
         ("user_metadata", trace.events.user_metadata, snapshot.texts),
@@ -73,17 +73,17 @@ def _facets(
     ):
         key = np.zeros(len(live), np.int32)
         key[recorded] = ids[source[recorded]]
-        if _NO_COMPILER in words:
-            key[key == words.index(_NO_COMPILER)] = 0
+        if _NO_COMPILER in texts:
+            key[key == texts.index(_NO_COMPILER)] = 0
         yield (
             name,
-            tuple(Group(words[t.key], t.bytes, t.count, t.share) for t in totals(key, size)),
+            tuple(Group(texts[t.key], t.bytes, t.count, t.share) for t in totals(key, size)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum of one key."""
+    """The totals of one key."""
 
     key: int
     bytes: int
@@ -92,29 +92,29 @@ class Total:
 
 
 def totals(keys: npt.NDArray[np.integer], amounts: Ints) -> Iterator[Total]:
-    """Yield the sum of ``amounts`` (bytes) of each key that occurs, largest first. Keys are -1 or more."""
+    """Yield the total of ``amounts`` (bytes) per key, largest first. Keys are -1 or more."""
     if not len(keys):
         return
     shifted = keys.astype(np.int64) + 1
     count = np.bincount(shifted)
     # Sums of bytes stay below 2**53, where float64 is exact.
     summed = np.bincount(shifted, weights=amounts).astype(np.int64)
-    whole = max(int(summed.sum()), 1)
+    total = max(int(summed.sum()), 1)
     present = np.flatnonzero(count)
     for key in present[np.argsort(-summed[present], kind="stable")].tolist():
-        yield Total(key - 1, int(summed[key]), int(count[key]), int(summed[key]) / whole)
+        yield Total(key - 1, int(summed[key]), int(count[key]), int(summed[key]) / total)
 
 
 def churn_by_stack(
     snapshot: Snapshot, trace: DeviceTrace, stacks: StackTable, allocations: Allocations
 ) -> tuple[Churn, ...]:
     """Return all allocations of the trace by call stack, most bytes first."""
-    made = np.flatnonzero(allocations.begin >= 0)
-    stack = allocations.stack[made]
-    begin, end = allocations.begin[made], allocations.end[made]
+    allocated = np.flatnonzero(allocations.begin >= 0)
+    stack = allocations.stack[allocated]
+    begin, end = allocations.begin[allocated], allocations.end[allocated]
     ended = end < len(trace.events)
     time = trace.events.time_us
-    lifetime = np.zeros(len(made), np.int64)
+    lifetime = np.zeros(len(allocated), np.int64)
     lifetime[ended] = time[end[ended]] - time[begin[ended]]
     n_stacks = len(snapshot.stacks)
     lifetimes = np.bincount(stack, weights=lifetime, minlength=n_stacks)
@@ -132,5 +132,5 @@ def churn_by_stack(
             stack=stacks.frames(total.key),
             site=stacks.site(total.key),
         )
-        for total in totals(stack, allocations.requested[made])
+        for total in totals(stack, allocations.requested[allocated])
     )

@@ -10,9 +10,9 @@ from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Leak, Steps
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 
-_FEWEST_STEPS = 3
+_MIN_STEPS = 3
 # Enough for a slope; limits the number of pairs of steps.
-_MOST_STEPS = 64
+_MAX_STEPS = 64
 
 
 def find_leaks(
@@ -25,24 +25,24 @@ def find_leaks(
     """
     source, moments = step_moments(snapshot, trace)
     steps = Steps(source, len(moments))
-    if len(moments) < _FEWEST_STEPS:
+    if len(moments) < _MIN_STEPS:
         return steps, ()
-    picked = _evenly(len(moments), _MOST_STEPS)
+    picked = _evenly_spaced(len(moments), _MAX_STEPS)
     compared = np.append(moments[picked], len(trace.events))
     ids, held, counts = _held_at(allocations, compared)
     held, counts, at_end = held[:, :-1], counts[:, :-1], held[:, -1]
-    growing = _growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
-    found = [
+    growing = _is_growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
+    leaks = [
         _leak(stacks, stack, bytes_held, count_held, picked)
         for stack, bytes_held, count_held in zip(
             ids[growing].tolist(), held[growing], counts[growing], strict=True
         )
     ]
-    return steps, tuple(sorted(found, key=lambda leak: -leak.bytes_per_step))
+    return steps, tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
 
 
-def _evenly(n: int, most: int) -> Ints:
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
+def _evenly_spaced(n: int, count: int) -> Ints:
+    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
 
 
 def _held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
@@ -64,12 +64,12 @@ def _held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]
     )
 
 
-def _growing(held: Ints) -> Mask:
+def _is_growing(held: Ints) -> Mask:
     change = np.diff(held, axis=1)
-    late = change[:, change.shape[1] // 2 :]
+    second_half = change[:, change.shape[1] // 2 :]
     never_shrinks = (change >= 0).all(axis=1)
     mostly_grows = (change > 0).mean(axis=1) >= 0.5
-    still_grows = (late > 0).mean(axis=1) >= 0.5
+    still_grows = (second_half > 0).mean(axis=1) >= 0.5
     growing: Mask = never_shrinks & mostly_grows & still_grows
     return growing
 

@@ -12,7 +12,7 @@ from cudakit.core.memory.result import Peak, State, Timeline
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
 # More points than a chart has pixels.
-_MOST_SPANS = 2000
+_MAX_SPANS = 2000
 
 
 def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
@@ -59,8 +59,8 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
 def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline:
     """Return the maximum of each curve in spans of equally many events."""
     moments = len(curves.reserved)
-    spans = min(moments, _MOST_SPANS)
-    # The last moment is its own span, so that the curves end with the final values.
+    spans = min(moments, _MAX_SPANS)
+    # The last moment has its own span, so that the curves end with the final values.
     first = np.unique(np.append((np.arange(spans) * moments) // spans, moments - 1))
     event = first - 1
     times = None
@@ -69,11 +69,11 @@ def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline
     return Timeline(
         event=tuple(event.tolist()),
         time_us=times,
-        requested_bytes=_highest(curves.requested, first),
-        allocated_bytes=_highest(curves.allocated, first),
-        reserved_bytes=_highest(curves.reserved, first),
+        requested_bytes=_span_maxima(curves.requested, first),
+        allocated_bytes=_span_maxima(curves.allocated, first),
+        reserved_bytes=_span_maxima(curves.reserved, first),
     )
 
 
-def _highest(curve: Ints, first: Ints) -> tuple[int, ...]:
+def _span_maxima(curve: Ints, first: Ints) -> tuple[int, ...]:
     return tuple(np.maximum.reduceat(curve, first).tolist())

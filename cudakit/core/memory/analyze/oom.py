@@ -13,9 +13,9 @@ from cudakit.core.memory.result import Oom, State
 from cudakit.core.memory.snapshot import DeviceTrace, Mask, SegmentKind, Snapshot
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.oom_verdict import FailedRequest, verdict_of
-from cudakit.torch_rules.sizes import MOST_SMALL
+from cudakit.torch_rules.sizes import MAX_SMALL_BYTES
 
-# A program that catches the error and retries can fail thousands of times; each failure needs a layout.
+# A program that retries can fail thousands of times, and computing the layout of each failure is slow.
 MOST_OOMS = 100
 
 
@@ -42,7 +42,7 @@ def _explain(
 ) -> Oom:
     state = state_at(replayed, layout, event)
     failed = _failed_request(snapshot, trace, layout, state, event)
-    found = verdict_of(failed)
+    verdict = verdict_of(failed)
     stack = int(trace.events.stack[event])
     return Oom(
         event=event,
@@ -55,9 +55,9 @@ def _explain(
         short_bytes=failed.short,
         fit=failed.fit,
         limited=failed.limited,
-        verdict=found.code,
-        sentence=found.sentence,
-        remedies=found.remedies,
+        verdict=verdict.code,
+        sentence=verdict.sentence,
+        remedies=verdict.remedies,
         stack=stacks.frames(stack),
         site=stacks.site(stack),
     )
@@ -68,8 +68,8 @@ def _failed_request(
 ) -> FailedRequest:
     """Return a failed request and the memory at that moment."""
     events, segments = trace.events, layout.segments
-    own = _own_segments(trace, layout, event)
-    is_own = own[layout.free_segment]
+    usable = _usable_segments(trace, layout, event)
+    is_usable = usable[layout.free_segment]
     empty = layout.used_by_segment() == 0
     return FailedRequest(
         size=int(events.size[event]),
@@ -77,10 +77,10 @@ def _failed_request(
         reserved=state.reserved_bytes,
         active=state.active_bytes,
         free=int(layout.free_size.sum()),
-        own_free=int(layout.free_size[is_own].sum()),
-        own_largest=_largest(layout.free_size[is_own]),
-        later_largest=_largest_after_pending(layout, own),
-        other_largest=_largest(layout.free_size[~is_own]),
+        own_free=int(layout.free_size[is_usable].sum()),
+        own_largest=_largest(layout.free_size[is_usable]),
+        later_largest=_largest_after_pending(layout, usable),
+        other_largest=_largest(layout.free_size[~is_usable]),
         releasable=int(segments.size[empty].sum()),
         releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
         pending=int(layout.block_size[layout.block_pending].sum()),
@@ -90,11 +90,11 @@ def _failed_request(
     )
 
 
-def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
+def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
     """Return a mask of the segments that can serve the request: its stream, pool and size class."""
     events, segments = trace.events, layout.segments
     size, pool = int(events.size[event]), int(events.pool[event])
-    kind = SegmentKind.SMALL if size <= MOST_SMALL else SegmentKind.LARGE
+    kind = SegmentKind.SMALL if size <= MAX_SMALL_BYTES else SegmentKind.LARGE
     fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
     reachable: Mask = fits_kind & (segments.stream == events.stream[event])
     private: Mask = segments.pool != 0
@@ -104,26 +104,26 @@ def _own_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
     # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
     # request was made in a private pool.
     default = reachable & ~private
-    served = _largest(layout.free_size[default[layout.free_segment]]) >= size
-    return reachable & private if served and private.any() else default
+    default_fits = _largest(layout.free_size[default[layout.free_segment]]) >= size
+    return reachable & private if default_fits and private.any() else default
 
 
-def _largest_after_pending(layout: Layout, own: Mask) -> int:
+def _largest_after_pending(layout: Layout, usable: Mask) -> int:
     """Return the largest free block after all pending frees, merged with adjacent free blocks.
 
-    Includes blocks that were already free: before a request fails, PyTorch waits for pending frees and
-    releases segments, but does not search the remaining free blocks again (pytorch issue 189504).
+    Includes blocks that were already free, because PyTorch does not search them again after it has waited for
+    pending frees (pytorch issue 189504).
     """
-    blocks = layout.block_pending & own[layout.block_segment]
-    holes = own[layout.free_segment]
-    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[holes]))
-    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[holes]))
-    length = np.concatenate((layout.block_size[blocks], layout.free_size[holes]))
+    blocks = layout.block_pending & usable[layout.block_segment]
+    is_free = usable[layout.free_segment]
+    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[is_free]))
+    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[is_free]))
+    length = np.concatenate((layout.block_size[blocks], layout.free_size[is_free]))
     order = np.lexsort((offset, segment))
     segment, offset, length = segment[order], offset[order], length[order]
-    joins = np.zeros(len(order), np.bool_)
-    joins[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + length)[:-1])
-    return _largest(np.bincount(np.cumsum(~joins), weights=length))
+    is_adjacent = np.zeros(len(order), np.bool_)
+    is_adjacent[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + length)[:-1])
+    return _largest(np.bincount(np.cumsum(~is_adjacent), weights=length))
 
 
 def _largest(sizes: npt.NDArray[np.generic]) -> int:

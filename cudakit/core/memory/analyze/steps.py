@@ -9,34 +9,34 @@ import numpy as np
 from cudakit.core.memory.snapshot import Annotation, DeviceTrace, Ids, Ints, Snapshot
 from cudakit.torch_rules.actions import Action
 
-_FEWEST_STEPS = 3
+_MIN_STEPS = 3
 _DIGITS = "0123456789"
 _SEPARATORS = " #_:-"
-_LONGEST_NUMBER = 18  # digits
+_MAX_DIGITS = 18
 # Only the last part of long traces is searched for a period: the first part is warm-up, and the FFT stays
 # fast.
-_MOST_ALLOCATIONS = 1 << 17
+_MAX_ALLOCATIONS = 1 << 17
 # A lag is a period if this share of allocations has the same stack as the allocation one lag earlier.
-_SAME = 0.9
+_MIN_REPEATING_SHARE = 0.9
 
 
 def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
-    """Return how the steps were found, and the moments between steps; "none" and no moments otherwise."""
+    """Return how the steps were found, and the moments between steps; ``"none"`` if there are no steps."""
     name, moments = step_bounds(snapshot, trace)
-    if len(moments) >= _FEWEST_STEPS:
+    if len(moments) >= _MIN_STEPS:
         return f"annotation {name}", moments
     markers = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
-    if len(markers) >= _FEWEST_STEPS:
+    if len(markers) >= _MIN_STEPS:
         return "snapshot markers", markers
-    moments = _periods(trace)
-    if len(moments) >= _FEWEST_STEPS:
+    moments = _period_starts(trace)
+    if len(moments) >= _MIN_STEPS:
         return "repeating allocations", moments
     return "none", np.zeros(0, np.int64)
 
 
-def _periods(trace: DeviceTrace) -> Ints:
-    """Return one moment per period of the sequence of allocating stacks."""
-    event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MOST_ALLOCATIONS:]
+def _period_starts(trace: DeviceTrace) -> Ints:
+    """Return the moment at which each period of the sequence of allocation stacks starts."""
+    event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MAX_ALLOCATIONS:]
     stack = trace.events.stack[event]
     period = _period(stack)
     if period == 0:
@@ -52,30 +52,30 @@ def _period(stack: Ids) -> int:
     A period of 1 does not count: a single stack that repeats is a loop that fills a list, not a step.
     """
     n = len(stack)
-    if n < 2 * _FEWEST_STEPS or int(stack.min()) == int(stack.max()):
+    if n < 2 * _MIN_STEPS or int(stack.min()) == int(stack.max()):
         return 0
     # A random sign per stack: in the autocorrelation equal stacks add up, and others cancel out.
     signs = np.random.default_rng(0).choice((-1.0, 1.0), int(stack.max()) + 1)[stack]
     spectrum = np.fft.rfft(signs - signs.mean(), 2 * n)
-    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n // _FEWEST_STEPS]
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n // _MIN_STEPS]
     for lag in np.argsort(-correlation[1:], kind="stable")[:32] + 1:
-        if _repeats(stack, int(lag)):
-            period = _shortest(stack, int(lag))
+        if _repeats_at_lag(stack, int(lag)):
+            period = _shortest_period(stack, int(lag))
             return period if period > 1 else 0
     return 0
 
 
-def _repeats(stack: Ids, lag: int) -> bool:
+def _repeats_at_lag(stack: Ids, lag: int) -> bool:
     after_warm_up = stack[len(stack) // 4 :]
     if lag >= len(after_warm_up):
         return False
-    return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _SAME
+    return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _MIN_REPEATING_SHARE
 
 
-def _shortest(stack: Ids, lag: int) -> int:
+def _shortest_period(stack: Ids, lag: int) -> int:
     """Return the shortest divisor of a lag that is a period."""
     divisors = (d for d in range(2, min(lag, 64) + 1) if lag % d == 0)
-    shorter = [lag // d for d in divisors if _repeats(stack, lag // d)]
+    shorter = [lag // d for d in divisors if _repeats_at_lag(stack, lag // d)]
     return min(shorter, default=lag)
 
 
@@ -87,16 +87,16 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
     names = {"": 0}
     ranges = _OpenRanges()
     times, innermost = [], []
-    for annotation in _of_device(snapshot, trace):
+    for annotation in _annotations_of(snapshot, trace):
         ranges.apply(annotation)
         times.append(annotation.time_us)
         innermost.append(names.setdefault(ranges.innermost(), len(names)))
     if not times or not snapshot.has_times:
         return np.zeros(len(trace.events), np.int32), ("",)
-    since = np.searchsorted(
+    index = np.searchsorted(
         np.array(times, np.int64), non_decreasing(trace.events.time_us), side="right"
     )
-    return np.array([0, *innermost], np.int32)[since], tuple(names)
+    return np.array([0, *innermost], np.int32)[index], tuple(names)
 
 
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
@@ -107,48 +107,48 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     """
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64)
-    annotations = _of_device(snapshot, trace)
+    annotations = _annotations_of(snapshot, trace)
     for candidates in (_numbered(annotations), _outermost(annotations), _by_name(annotations)):
         name = max(candidates, key=lambda key: len(candidates[key]), default="")
         ranges = candidates.get(name, [])
         starts = [annotation.time_us for annotation in ranges if annotation.start]
-        if len(starts) >= _FEWEST_STEPS:
+        if len(starts) >= _MIN_STEPS:
             times = starts if ranges[-1].start else [*starts, ranges[-1].time_us]
-            return name, _moments(trace, times)
+            return name, _moments_at(trace, times)
     return "", np.zeros(0, np.int64)
 
 
 def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group numbered ranges by name, without names whose numbers do not rise."""
-    found: defaultdict[str, list[Annotation]] = defaultdict(list)
+    groups: defaultdict[str, list[Annotation]] = defaultdict(list)
     numbers: defaultdict[str, list[int]] = defaultdict(list)
     for annotation in annotations:
         text = annotation.name.rstrip(_DIGITS)
         if digits := annotation.name[len(text) :]:
             name = f"{text.rstrip(_SEPARATORS)}#"
-            found[name].append(annotation)
+            groups[name].append(annotation)
             if annotation.start:
-                numbers[name].append(int(digits[-_LONGEST_NUMBER:]))
-    return {name: own for name, own in found.items() if numbers[name] == sorted(numbers[name])}
+                numbers[name].append(int(digits[-_MAX_DIGITS:]))
+    return {name: group for name, group in groups.items() if numbers[name] == sorted(numbers[name])}
 
 
 def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group the outermost ranges by name."""
-    found: defaultdict[str, list[Annotation]] = defaultdict(list)
+    groups: defaultdict[str, list[Annotation]] = defaultdict(list)
     ranges = _OpenRanges()
     for annotation in annotations:
         before = ranges.outermost()
         ranges.apply(annotation)
         if before in ("", annotation.name):
-            found[annotation.name].append(annotation)
-    return found
+            groups[annotation.name].append(annotation)
+    return groups
 
 
 def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
-    found: defaultdict[str, list[Annotation]] = defaultdict(list)
+    groups: defaultdict[str, list[Annotation]] = defaultdict(list)
     for annotation in annotations:
-        found[annotation.name].append(annotation)
-    return found
+        groups[annotation.name].append(annotation)
+    return groups
 
 
 class _OpenRanges:
@@ -156,8 +156,8 @@ class _OpenRanges:
 
     def __init__(self) -> None:
         self._started = 0
-        self._names: dict[int, str] = {}  # of the open ones
-        self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # of the open ones
+        self._names: dict[int, str] = {}  # open ranges by number
+        self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # open ranges by name
         self._by_age: deque[int] = deque()  # includes closed ranges until they are first or last
 
     def apply(self, annotation: Annotation) -> None:
@@ -183,7 +183,7 @@ class _OpenRanges:
         return self._names[self._by_age[0]] if self._by_age else ""
 
 
-def _moments(trace: DeviceTrace, times: list[int]) -> Ints:
+def _moments_at(trace: DeviceTrace, times: list[int]) -> Ints:
     distinct = np.unique(np.array(times, np.int64))
     return np.unique(np.searchsorted(non_decreasing(trace.events.time_us), distinct)).astype(
         np.int64
@@ -191,10 +191,10 @@ def _moments(trace: DeviceTrace, times: list[int]) -> Ints:
 
 
 def non_decreasing(time_us: Ints) -> Ints:
-    """Return the running maximum of times, because a wall clock can go back."""
+    """Return the running maximum of times: a wall clock can be set back."""
     return np.maximum.accumulate(time_us) if len(time_us) else time_us
 
 
-def _of_device(snapshot: Snapshot, trace: DeviceTrace) -> list[Annotation]:
-    own = [a for a in snapshot.annotations if a.device == trace.device]
-    return sorted(own, key=lambda annotation: annotation.time_us)
+def _annotations_of(snapshot: Snapshot, trace: DeviceTrace) -> list[Annotation]:
+    annotations = [a for a in snapshot.annotations if a.device == trace.device]
+    return sorted(annotations, key=lambda annotation: annotation.time_us)

@@ -26,7 +26,7 @@ def load(path: str) -> Snapshot:
     """
     file = source.read(path)
     try:
-        form, tree = _tree(file.content)
+        form, tree = _parse_tree(file.content)
         return schema.build(tree, source=file.name, form=form, size_bytes=len(file.content))
     except SnapshotError as error:
         raise SnapshotError(
@@ -34,7 +34,7 @@ def load(path: str) -> Snapshot:
         ) from None
 
 
-def _tree(content: bytes) -> tuple[str, Tree]:
+def _parse_tree(content: bytes) -> tuple[str, Tree]:
     if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
         return "json", _json_tree(content)
     if not content.startswith(_PICKLE_STARTS):
@@ -48,11 +48,11 @@ def _json_tree(content: bytes) -> Tree:
     try:
         return ObjectTree(json.loads(content), len(content))
     except RecursionError:
-        why = "the nesting is too deep"
+        reason = "the nesting is too deep"
     except UnicodeDecodeError:
-        why = "the text is not UTF-8"
+        reason = "the text is not UTF-8"
     except json.JSONDecodeError as error:
-        why = str(error)
+        reason = str(error)
     except ValueError:
-        why = "a number has thousands of digits"
-    raise SnapshotError(f"invalid JSON: {why}", hint="export the snapshot again")
+        reason = "a number has thousands of digits"
+    raise SnapshotError(f"invalid JSON: {reason}", hint="export the snapshot again")

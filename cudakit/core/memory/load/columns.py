@@ -24,11 +24,11 @@ from cudakit.errors import SnapshotError
 from cudakit.torch_rules.actions import Action
 
 # GPUs address at most 49 bits (CUDA C++ Programming Guide, unified memory).
-MOST_BYTES = 1 << 49
+MAX_BYTES = 1 << 49
 # Five-level paging addresses 57 bits (Intel SDM volume 3, 4.5), more than any GPU.
-_MOST_ADDRESS = 1 << 57
-# More than any trace allocates, and far below the limit of int64.
-_MOST_TRACE_BYTES = 1 << 60
+_MAX_ADDRESS = 1 << 57
+# Exceeds the sum of any trace, and is far below the limit of int64.
+_MAX_TRACE_BYTES = 1 << 60
 
 Warnings: TypeAlias = tuple[str, ...]
 
@@ -53,8 +53,8 @@ def read_events(
     """Return the events of trace entries, and a warning per kind of defect.
 
     An entry with an invalid address or size, or with an unknown action, becomes Action.UNKNOWN, so that the
-    indices of events do not change. Raises SnapshotError if an entry is not a dictionary, and if the sizes
-    add up to an impossible total.
+    indices of events do not change. Raises SnapshotError if an entry is not a dictionary, and if the total
+    size is impossible.
     """
     action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
@@ -64,7 +64,7 @@ def read_events(
     moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
     has_range = has_address & is_range(address, size)
     broken = (moves_memory & ~(has_range & has_size)) | (is_oom & ~(has_size & (size >= 0)))
-    _refuse_impossible_total(size[moves_memory & ~broken])
+    _check_total(size[moves_memory & ~broken])
     warnings = _event_warnings(broken, action)
     pool_handles = tree.column(entries, "pool_id")
     events = Events(
@@ -84,34 +84,34 @@ def read_events(
 
 def is_range(address: Ints, size: Ints) -> Mask:
     """Return which addresses (signed, wrapped) and sizes are a possible range of memory."""
-    valid = (address >= 0) & (address <= _MOST_ADDRESS)
-    return valid & (size >= 0) & (size <= MOST_BYTES)
+    valid = (address >= 0) & (address <= _MAX_ADDRESS)
+    return valid & (size >= 0) & (size <= MAX_BYTES)
 
 
-def _refuse_impossible_total(size: Ints) -> None:
-    if (total := float(size.sum(dtype=np.float64))) > _MOST_TRACE_BYTES:
+def _check_total(size: Ints) -> None:
+    if (total := float(size.sum(dtype=np.float64))) > _MAX_TRACE_BYTES:
         raise SnapshotError(
             f"the sizes in a trace add up to {total:.0e} bytes: the file is damaged"
         )
 
 
 def _event_warnings(broken: Mask, action: Codes) -> Warnings:
-    found = []
+    warnings = []
     if n := int(np.count_nonzero(broken)):
-        found.append(f"{n:,} trace entries without a valid address or size were skipped")
+        warnings.append(f"{n:,} trace entries without a valid address or size were skipped")
     if n := int(np.count_nonzero(action == Action.UNKNOWN)):
-        found.append(f"{n:,} trace entries with an unknown action were skipped")
-    return tuple(found)
+        warnings.append(f"{n:,} trace entries with an unknown action were skipped")
+    return tuple(warnings)
 
 
-# Limit of the sum of all segments or blocks: more than any machine has, and float64 is exact up to it.
-_MOST_STATE_BYTES = 1 << 53
+# Limit of the total size: more than any machine has, and float64 is exact up to this value.
+_MAX_STATE_BYTES = 1 << 53
 
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
 _STATES = {
     "active_allocated": BlockState.ALLOCATED,
     "active_pending_free": BlockState.PENDING_FREE,
-    "active_awaiting_free": BlockState.PENDING_FREE,  # in torch's documentation
+    "active_awaiting_free": BlockState.PENDING_FREE,  # the name in torch's documentation
     "inactive": BlockState.INACTIVE,
 }
 _UNKNOWN_STATE = 255
@@ -131,11 +131,13 @@ def read_final_state(
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():
-        raise SnapshotError("a segment has no address: the file is damaged or no memory snapshot")
+        raise SnapshotError(
+            "a segment has no address: the file is damaged, or not a memory snapshot"
+        )
     order = np.argsort(address.view(np.uint64), kind="stable")
     handles, address = handles[order], address[order]
-    size = _sizes(tree, handles, "total_size", what="segment")
-    _refuse_impossible_range(address, size, what="segment")
+    size = _checked_sizes(tree, handles, "total_size", subject="segment")
+    _check_range(address, size, subject="segment")
     segments = Segments(
         address=address.view(np.uint64),
         size=size,
@@ -153,9 +155,9 @@ def _read_blocks(
 ) -> tuple[Blocks, Warnings]:
     counts, handles = tree.children(lists)
     segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    size = _sizes(tree, handles, "size", what="block")
+    size = _checked_sizes(tree, handles, "size", subject="block")
     address = _block_addresses(tree, handles, segments, segment, size)
-    _refuse_impossible_range(address.view(np.int64), size, what="block")
+    _check_range(address.view(np.int64), size, subject="block")
     order = np.lexsort((address, segment))
     handles, address, size = handles[order], address[order], size[order]
     history = _last_history_entry(tree, tree.column(handles, "history"))
@@ -166,7 +168,7 @@ def _read_blocks(
         segment=segment,
         address=address,
         size=size,
-        requested=_requested(tree, handles, history, size, state),
+        requested=_requested_sizes(tree, handles, history, size, state),
         state=state,
         stack=tables.stack_ids(
             np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
@@ -175,11 +177,13 @@ def _read_blocks(
     return blocks, _block_warnings(tables.codes(states, _STATES, _UNKNOWN_STATE))
 
 
-def _requested(tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes) -> Ints:
-    requested, known = tree.integers(tree.column(handles, "requested_size"))
+def _requested_sizes(
+    tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes
+) -> Ints:
+    requested, has_requested = tree.integers(tree.column(handles, "requested_size"))
     used, has_used = tree.integers(_optional_column(tree, history, "real_size"))
-    found = np.where(known, requested, np.where(has_used, used, size))
-    return np.where(state == BlockState.INACTIVE, 0, np.clip(found, 0, size))
+    bytes_requested = np.where(has_requested, requested, np.where(has_used, used, size))
+    return np.where(state == BlockState.INACTIVE, 0, np.clip(bytes_requested, 0, size))
 
 
 def _block_warnings(state: Codes) -> Warnings:
@@ -190,47 +194,51 @@ def _block_warnings(state: Codes) -> Warnings:
 
 def _last_history_entry(tree: Tree, histories: Handles) -> Handles:
     """Return the last entry of each block's history (before torch 2.1); 0 if there is none."""
-    counts, uses = tree.children(histories)
+    counts, entries = tree.children(histories)
     starts = np.cumsum(counts) - counts
     newest = np.zeros(len(histories), np.uint64)
-    newest[counts > 0] = uses[starts[counts > 0]]
+    newest[counts > 0] = entries[starts[counts > 0]]
     return newest
 
 
 def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
-    found = np.zeros(len(handles), np.uint64)
-    there = handles != 0
-    found[there] = tree.column(handles[there], key)
-    return found
+    values = np.zeros(len(handles), np.uint64)
+    present = handles != 0
+    values[present] = tree.column(handles[present], key)
+    return values
 
 
 def _block_addresses(
     tree: Tree, handles: Handles, segments: Segments, segment: Ids, size: Ints
 ) -> Addresses:
-    """Return addresses; without recorded ones (before torch 2.1), blocks follow each other without gaps."""
-    address, known = tree.integers(tree.column(handles, "address"))
+    """Return block addresses. Files before torch 2.1 lack them; their blocks are contiguous."""
+    address, has_address = tree.integers(tree.column(handles, "address"))
     before = np.cumsum(size) - size
     first_of_segment = np.searchsorted(segment, segment)
     offset = (before - before[first_of_segment]).astype(np.uint64)
-    return np.where(known, address.view(np.uint64), segments.address[segment] + offset)
+    return np.where(has_address, address.view(np.uint64), segments.address[segment] + offset)
 
 
-def _sizes(tree: Tree, handles: Handles, key: str, *, what: str) -> Ints:
-    size, known = tree.integers(tree.column(handles, key))
-    if not known.all():
-        raise SnapshotError(f"a {what} has no {key}: the file is damaged or no memory snapshot")
-    wrong = (size < 0) | (size > MOST_BYTES)
-    if wrong.any():
-        raise SnapshotError(f"a {what} has a {key} of {size[wrong][0]} bytes: the file is damaged")
-    if (total := float(size.sum(dtype=np.float64))) > _MOST_STATE_BYTES:
-        raise SnapshotError(f"the {what}s add up to {total:.0e} bytes: the file is damaged")
+def _checked_sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> Ints:
+    size, has_size = tree.integers(tree.column(handles, key))
+    if not has_size.all():
+        raise SnapshotError(
+            f"a {subject} has no {key}: the file is damaged, or not a memory snapshot"
+        )
+    invalid = (size < 0) | (size > MAX_BYTES)
+    if invalid.any():
+        raise SnapshotError(
+            f"a {subject} has a {key} of {size[invalid][0]} bytes: the file is damaged"
+        )
+    if (total := float(size.sum(dtype=np.float64))) > _MAX_STATE_BYTES:
+        raise SnapshotError(f"the {subject}s add up to {total:.0e} bytes: the file is damaged")
     return size
 
 
-def _refuse_impossible_range(address: Ints, size: Ints, *, what: str) -> None:
-    wrong = ~is_range(address, size)
-    if wrong.any():
-        first = int(address.view(np.uint64)[wrong][0])
+def _check_range(address: Ints, size: Ints, *, subject: str) -> None:
+    invalid = ~is_range(address, size)
+    if invalid.any():
+        first = int(address.view(np.uint64)[invalid][0])
         raise SnapshotError(
-            f"a {what} at {first:#x} is outside any address space: the file is damaged"
+            f"a {subject} at {first:#x} is outside any address space: the file is damaged"
         )

@@ -46,7 +46,7 @@ def read_host_state(
         size=size,
         stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
         kind=np.full(len(size), SegmentKind.UNKNOWN, np.uint8),
-        pool=tables.pool_ids(_first(tree, handles, _POOL)),
+        pool=tables.pool_ids(_first_present(tree, handles, _POOL)),
         expandable=np.zeros(len(size), np.bool_),
         stack=stack,
     )
@@ -67,9 +67,9 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, 
     size, has_size = _integers(tree, handles, _SIZE)
     usable = np.flatnonzero(has_address & has_size & is_range(address, size))
     kept = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
-    left = len(handles) - len(kept)
-    warning = f"{left:,} host segments without a valid address or size were skipped"
-    return handles[kept], address[kept], size[kept], (warning,) if left else ()
+    skipped = len(handles) - len(kept)
+    warning = f"{skipped:,} host segments without a valid address or size were skipped"
+    return handles[kept], address[kept], size[kept], (warning,) if skipped else ()
 
 
 def _states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
@@ -87,13 +87,13 @@ def _states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
 
 
 def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints, Mask]:
-    return tree.integers(_first(tree, handles, keys))
+    return tree.integers(_first_present(tree, handles, keys))
 
 
-def _first(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
+def _first_present(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
     """Return the value of the first key that is present."""
-    found = np.zeros(len(handles), np.uint64)
+    chosen = np.zeros(len(handles), np.uint64)
     for key in reversed(keys):
         values = tree.column(handles, key)
-        found = np.where(values != 0, values, found)
-    return found
+        chosen = np.where(values != 0, values, chosen)
+    return chosen

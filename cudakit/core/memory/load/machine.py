@@ -12,53 +12,53 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-_HIGHEST_PROTOCOL = 5
+_MAX_PROTOCOL = 5
 _STOP = ord(".")
 
 
-class Refused(ValueError):
-    """A file was rejected; the arguments are a reason word and the offset of the opcode."""
+class PickleRejected(ValueError):
+    """Raised for a rejected file; the arguments are a reason word and the offset of the opcode."""
 
 
 class Machine:
-    """Runs one pickle. As in Python's unpickler, MARK moves the stack to the metastack until it is popped."""
+    """Runs one pickle. As in Python's unpickler, MARK pushes the stack on the metastack."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self._position = 0
         self._opcode_at = 0
         self._stack: list[Any] = []
         self._metastack: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return the value of the pickle. Raises Refused."""
+        """Return the value of the pickle. Raises PickleRejected."""
         data, steps = self._data, _STEPS
         try:
             while True:
-                self._opcode_at = at = self._at
-                self._at = at + 1
+                self._opcode_at = at = self._position
+                self._position = at + 1
                 if data[at] == _STOP:
                     return self._top()
                 steps[data[at]](self)
         except IndexError:
-            raise self._refused("truncated") from None
+            raise self._rejected("truncated") from None
 
-    def _refused(self, why: str) -> Refused:
-        return Refused(why, self._opcode_at)
+    def _rejected(self, reason: str) -> PickleRejected:
+        return PickleRejected(reason, self._opcode_at)
 
     # Arguments of opcodes.
 
     def read_bytes(self, count: int) -> bytes:
-        start = self._at
-        self._at += count
-        if self._at > len(self._data):
-            raise self._refused("truncated")
-        return self._data[start : self._at]
+        start = self._position
+        self._position += count
+        if self._position > len(self._data):
+            raise self._rejected("truncated")
+        return self._data[start : self._position]
 
     def read_byte(self) -> int:
-        at = self._at
-        self._at = at + 1
+        at = self._position
+        self._position = at + 1
         return self._data[at]
 
     def read_unsigned(self, width: int) -> int:
@@ -73,17 +73,17 @@ class Machine:
         return text
 
     def read_line(self) -> Any:
-        start, end = self._at, self._data.find(b"\n", self._at)
+        start, end = self._position, self._data.find(b"\n", self._position)
         if end < 0:
-            raise self._refused("truncated")
-        self._at = end + 1
+            raise self._rejected("truncated")
+        self._position = end + 1
         return self._convert(self._data[start:end])
 
     def _convert(self, raw: bytes) -> Any:
         try:
             return convert_argument(self._data[self._opcode_at], raw)
         except ValueError:
-            raise self._refused("argument") from None
+            raise self._rejected("argument") from None
 
     # The stack.
 
@@ -92,7 +92,7 @@ class Machine:
 
     def _top(self) -> Any:
         if not self._stack:
-            raise self._refused("stack")
+            raise self._rejected("stack")
         return self._stack[-1]
 
     def duplicate(self) -> None:
@@ -110,14 +110,14 @@ class Machine:
 
     def pop_mark(self) -> list[Any]:
         if not self._metastack:
-            raise self._refused("mark")
+            raise self._rejected("mark")
         popped, self._stack = self._stack, self._metastack.pop()
         return popped
 
     def _pop_last(self, count: int) -> list[Any]:
         start = len(self._stack) - count
         if start < 0:
-            raise self._refused("stack")
+            raise self._rejected("stack")
         popped = self._stack[start:]
         del self._stack[start:]
         return popped
@@ -127,8 +127,8 @@ class Machine:
     def put(self, index: int) -> None:
         value = self._top()
         # A file of N bytes stores at most N values.
-        if index >= self._at:
-            raise self._refused("memo_index")
+        if index >= self._position:
+            raise self._rejected("memo_index")
         self._memo[index] = value
 
     def memoize(self) -> None:
@@ -138,7 +138,7 @@ class Machine:
         try:
             self._stack.append(self._memo[index])
         except KeyError:
-            raise self._refused("memo") from None
+            raise self._rejected("memo") from None
 
     # Containers.
 
@@ -146,9 +146,9 @@ class Machine:
         self.push(self.pop_mark() if count is None else self._pop_last(count))
 
     def make_dict(self) -> None:
-        made: dict[str, Any] = {}
-        self._set(made, self.pop_mark())
-        self.push(made)
+        result: dict[str, Any] = {}
+        self._set(result, self.pop_mark())
+        self.push(result)
 
     def append(self) -> None:
         self._append(self._pop_last(1))
@@ -159,7 +159,7 @@ class Machine:
     def _append(self, items: list[Any]) -> None:
         target = self._top()
         if not isinstance(target, list):
-            raise self._refused("target")
+            raise self._rejected("target")
         target += items
 
     def set_item(self) -> None:
@@ -171,28 +171,28 @@ class Machine:
     def _set_top(self, pairs: list[Any]) -> None:
         target = self._top()
         if not isinstance(target, dict):
-            raise self._refused("target")
+            raise self._rejected("target")
         self._set(target, pairs)
 
     def _set(self, target: dict[str, Any], pairs: list[Any]) -> None:
         if len(pairs) % 2:
-            raise self._refused("pairs")
-        found = zip(pairs[::2], pairs[1::2], strict=True)
-        target.update((key, value) for key, value in found if isinstance(key, str))
+            raise self._rejected("pairs")
+        items = zip(pairs[::2], pairs[1::2], strict=True)
+        target.update((key, value) for key, value in items if isinstance(key, str))
 
     # Protocol and frames.
 
     def protocol(self) -> None:
-        if self.read_byte() > _HIGHEST_PROTOCOL:
-            raise self._refused("protocol")
+        if self.read_byte() > _MAX_PROTOCOL:
+            raise self._rejected("protocol")
 
     def frame(self) -> None:
         # A frame that is longer than the rest of the file means that the file is truncated.
-        if self.read_unsigned(8) > len(self._data) - self._at:
-            raise self._refused("truncated")
+        if self.read_unsigned(8) > len(self._data) - self._position:
+            raise self._rejected("truncated")
 
-    def refuse(self) -> None:
-        raise self._refused("opcode")
+    def reject_opcode(self) -> None:
+        raise self._rejected("opcode")
 
 
 _Step: TypeAlias = Callable[[Machine], object]
@@ -249,20 +249,20 @@ _OPCODES: dict[bytes, _Step] = {
 }
 
 _STEPS: tuple[_Step, ...] = tuple(
-    _OPCODES.get(bytes([opcode]), Machine.refuse) for opcode in range(256)
+    _OPCODES.get(bytes([opcode]), Machine.reject_opcode) for opcode in range(256)
 )
 
 
 # The limit of Python's int() (sys.int_info.default_max_str_digits), whose time grows faster than the
 # number of digits.
-_MOST_DIGITS = 4300
+_MAX_DIGITS = 4300
 
 _DECIMAL = re.compile(rb"-?[0-9]+")
 _INDEX = re.compile(rb"[0-9]+")
 
 
 def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
-    """Return the value of an opcode's argument, a line or the bytes of a text. Both machines call this.
+    """Return the value of an opcode's argument, for both machines. ``raw`` is a line or the bytes of a text.
 
     Raises ValueError if the argument is invalid.
     """
@@ -270,43 +270,43 @@ def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
         case "I" if raw in (b"00", b"01"):
             return raw == b"01"
         case "I":
-            return _integer(raw, _DECIMAL)
+            return _parse_integer(raw, _DECIMAL)
         case "L":
-            return _integer(raw.removesuffix(b"L"), _DECIMAL)
+            return _parse_integer(raw.removesuffix(b"L"), _DECIMAL)
         case "g" | "p":
-            return _integer(raw, _INDEX)
+            return _parse_integer(raw, _INDEX)
         case "F":
-            return _float(raw)
+            return _parse_float(raw)
         case "V":
-            return _printable(raw, "raw-unicode-escape")
+            return _decode_printable(raw, "raw-unicode-escape")
         case "S":
-            return _quoted(raw)
+            return _parse_quoted(raw)
         case "T" | "U":
-            return _printable(raw, "latin-1")
+            return _decode_printable(raw, "latin-1")
         case _:
-            return _printable(raw, "utf-8")
+            return _decode_printable(raw, "utf-8")
 
 
-def _integer(raw: bytes, form: re.Pattern[bytes]) -> int:
-    if len(raw) > _MOST_DIGITS or not form.fullmatch(raw):
+def _parse_integer(raw: bytes, form: re.Pattern[bytes]) -> int:
+    if len(raw) > _MAX_DIGITS or not form.fullmatch(raw):
         raise ValueError("not an integer")
     return int(raw)
 
 
-def _float(raw: bytes) -> float:
-    if len(raw) > _MOST_DIGITS:
+def _parse_float(raw: bytes) -> float:
+    if len(raw) > _MAX_DIGITS:
         raise ValueError("not a number")
     return float(raw)
 
 
-def _quoted(raw: bytes) -> str:
-    # Python 2 wrote texts in quotes and with escapes. Escapes are not decoded.
+def _parse_quoted(raw: bytes) -> str:
+    # Python 2 wrote quoted texts with escapes, which are not decoded here.
     if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
         raise ValueError("not a quoted text")
-    return _printable(raw[1:-1], "latin-1")
+    return _decode_printable(raw[1:-1], "latin-1")
 
 
-def _printable(raw: bytes, codec: str) -> str:
-    """Decode a text. Invalid bytes and lone surrogates become escapes, so that any encoder accepts it."""
+def _decode_printable(raw: bytes, codec: str) -> str:
+    """Decode a text; invalid bytes and lone surrogates become escapes, which any encoder accepts."""
     text = raw.decode(codec, "backslashreplace")
     return text.encode("utf-8", "backslashreplace").decode()

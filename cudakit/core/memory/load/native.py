@@ -75,15 +75,15 @@ class NativeTree:
         return counts, items
 
     def column(self, dicts: Handles, key: str) -> Handles:
-        found = np.empty(len(dicts), np.uint64)
+        values = np.empty(len(dicts), np.uint64)
         with _kind_errors(_DICTIONARY):
-            self._nodes.column(_aligned(dicts), found, key)
-        return found
+            self._nodes.column(_aligned(dicts), values, key)
+        return values
 
     def integers(self, handles: Handles) -> tuple[Ints, Mask]:
-        numbers, known = np.empty(len(handles), np.int64), np.empty(len(handles), np.bool_)
-        self._nodes.integers(_aligned(handles), numbers, known)
-        return numbers, known
+        numbers, is_integer = np.empty(len(handles), np.int64), np.empty(len(handles), np.bool_)
+        self._nodes.integers(_aligned(handles), numbers, is_integer)
+        return numbers, is_integer
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         ids, nodes = np.empty(len(handles), np.int32), np.empty(len(handles), np.uint64)
@@ -106,7 +106,7 @@ def _kind_errors(kind: str) -> Iterator[None]:
 
 
 def _convert_for_native(opcode: int, raw: bytes) -> bool | float | str | bytes:
-    """Return an argument's value; integers as bytes in two's complement, as ``push_object`` takes them."""
+    """Return an argument's value; integers as bytes in two's complement, as ``push_object`` expects."""
     value = convert_argument(opcode, raw)
     if isinstance(value, int) and not isinstance(value, bool):
         return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)

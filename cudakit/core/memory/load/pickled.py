@@ -38,8 +38,8 @@ _DAMAGE_REASONS = {
 def read(content: bytes, *, native: bool | None = None) -> Tree:
     """Parse a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
 
-    ``native`` chooses the machine: True the compiled one, with an ImportError if it is missing, False the one
-    in Python, None the compiled one if there is one. Raises SnapshotError for a file that is truncated,
+    ``native`` chooses the machine: True is the compiled one (raises ImportError if it is missing), False the
+    one in Python, None the compiled one if it is installed. Raises SnapshotError if the file is truncated or
     damaged, or contains anything else.
     """
     native_tree = None if native is False else _native_tree(required=native is True)
@@ -67,7 +67,7 @@ def _native_tree(*, required: bool) -> type[NativeTree] | None:
 
 
 def _read_objects(content: bytes) -> Any:
-    # The garbage collector would visit all dictionaries again and again, and find no garbage.
+    # The garbage collector would visit all dictionaries repeatedly, and find no garbage.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -77,19 +77,19 @@ def _read_objects(content: bytes) -> Any:
             gc.enable()
 
 
-def _rejection(content: bytes, why: str, offset: int) -> SnapshotError:
-    if why == "truncated":
+def _rejection(content: bytes, reason: str, offset: int) -> SnapshotError:
+    if reason == "truncated":
         return SnapshotError(
             f"the file is truncated after {len(content):,} bytes: copying or writing it did not finish",
             hint=_HINT_COPY,
         )
     name = _opcode_name(content[offset])
-    if why == "opcode":
-        return SnapshotError(f"byte {offset:,}: {_refusal(name)}", hint=HINT_DUMP)
-    doubt = "" if content.startswith(b"\x80") else ", or not a pickle"
+    if reason == "opcode":
+        return SnapshotError(f"byte {offset:,}: {_opcode_error(name)}", hint=HINT_DUMP)
+    suffix = "" if content.startswith(b"\x80") else ", or not a pickle"
     return SnapshotError(
-        f"byte {offset:,}: opcode {name} {_DAMAGE_REASONS[why]}: the file is damaged{doubt}",
-        hint=_HINT_COPY if not doubt else HINT_DUMP,
+        f"byte {offset:,}: opcode {name} {_DAMAGE_REASONS[reason]}: the file is damaged{suffix}",
+        hint=_HINT_COPY if not suffix else HINT_DUMP,
     )
 
 
@@ -97,11 +97,11 @@ def _opcode_name(opcode: int) -> str:
     # Only errors need this table, and building it takes milliseconds.
     from pickletools import opcodes
 
-    names = {known.code: known.name for known in opcodes}
+    names = {entry.code: entry.name for entry in opcodes}
     return names.get(chr(opcode), f"{opcode:#04x}")
 
 
-def _refusal(name: str) -> str:
+def _opcode_error(name: str) -> str:
     if _CALLING_OPCODES.fullmatch(name):
         return (
             f"opcode {name} names or calls a class or function; "

@@ -1,8 +1,8 @@
 """Build a Snapshot from the tree of a file.
 
 This module, ``columns`` and ``host`` know PyTorch's keys: torch/csrc/cuda/memory_snapshot.cpp and
-c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that the writing version
-gave it; unknown keys are ignored.
+c10/cuda/CUDACachingAllocator.h of torch 1.13 to 2.15. A missing key has the meaning that it had in the
+version that wrote the file; unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cudakit.errors import SnapshotError
 from cudakit.torch_rules.settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
-_MOST_DEVICES = 128
+_MAX_DEVICES = 128
 _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
@@ -43,11 +43,11 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
 
     Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
     """
-    parts = _parts(tree)
+    parts = _snapshot_parts(tree)
     tables = Tables(tree, size_bytes)
-    settings = valid_settings(_plain(tree, parts, "allocator_settings"))
-    devices = _devices(tree, tables, parts, _overflow(tree, parts, settings))
-    host = _host(tree, tables, parts)
+    settings = valid_settings(_plain_part(tree, parts, "allocator_settings"))
+    devices = _device_traces(tree, tables, parts, _overflow_flag(tree, parts, settings))
+    host = _host_traces(tree, tables, parts)
     annotations = _annotations(tree, tables, parts)
     return Snapshot(
         source=source,
@@ -64,12 +64,12 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
     )
 
 
-def _parts(tree: Tree) -> dict[str, int]:
+def _snapshot_parts(tree: Tree) -> dict[str, int]:
     # torch.cuda.memory_snapshot() and MemPool.snapshot() return a list of segments without a dictionary.
     if tree.is_list(tree.root):
         parts = {"segments": tree.root}
-        _, items = tree.children(_handles(tree.root))
-        if not len(items) or "total_size" not in _keys(tree, int(items[0])):
+        _, items = tree.children(_handle_array(tree.root))
+        if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
             raise SnapshotError("the file holds a list, but not of memory segments")
         return parts
     parts = tree.members(tree.root)
@@ -81,81 +81,83 @@ def _parts(tree: Tree) -> dict[str, int]:
     return parts
 
 
-def _keys(tree: Tree, handle: int) -> Iterable[str]:
+def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
     try:
         return tree.members(handle)
     except SnapshotError:
         return ()
 
 
-def _devices(
+def _device_traces(
     tree: Tree, tables: Tables, parts: Mapping[str, int], overflow: object
 ) -> list[DeviceTrace]:
-    traces = _list(tree, parts, "device_traces")
+    traces = _list_part(tree, parts, "device_traces")
     # One call for all traces, so that the limit of items counts a shared list once per trace.
     counts, entries = tree.children(traces)
     bounds = np.cumsum(counts)
-    segments = _list(tree, parts, "segments")
+    segments = _list_part(tree, parts, "segments")
     owner = segment_devices(tree, segments)
     devices = []
     for ordinal in _ordinals(counts, owner):
         streams = StreamNumbers()
-        own = _slice(entries, bounds, counts, ordinal)
-        events = read_events(tree, tables, streams, own)
+        own_entries = _entries_of(entries, bounds, counts, ordinal)
+        events = read_events(tree, tables, streams, own_entries)
         state = read_final_state(tree, tables, streams, segments[owner == ordinal])
-        devices.append(_trace(ordinal, streams, events, state, flag_of_device(overflow, ordinal)))
+        devices.append(
+            _device_trace(ordinal, streams, events, state, flag_of_device(overflow, ordinal))
+        )
     return devices
 
 
-def _trace(
+def _device_trace(
     device: int,
     streams: StreamNumbers,
     events: tuple[Events, Warnings],
     state: tuple[Segments, Blocks, Warnings],
     overflowed: bool | None = None,
 ) -> DeviceTrace:
-    (found, event_warnings), (segments, blocks, state_warnings) = events, state
+    (trace_events, event_warnings), (segments, blocks, state_warnings) = events, state
     warnings = event_warnings + state_warnings
-    return DeviceTrace(device, found, segments, blocks, streams.raw, overflowed, warnings)
+    return DeviceTrace(device, trace_events, segments, blocks, streams.raw, overflowed, warnings)
 
 
 def _ordinals(counts: Any, owner: Any) -> list[int]:
-    """Return the devices that have events or segments; device 0 if none has."""
-    found = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
-    for ordinal in (found[0], found[-1]):
-        if not 0 <= ordinal < _MOST_DEVICES:
+    """Return the devices that have events or segments; [0] if no device has any."""
+    ordinals = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
+    for ordinal in (ordinals[0], ordinals[-1]):
+        if not 0 <= ordinal < _MAX_DEVICES:
             raise SnapshotError(
                 f"the file has a device {ordinal}, which is impossible: it is damaged"
             )
-    return found
+    return ordinals
 
 
-def _slice(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
+def _entries_of(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
     if not 0 <= ordinal < len(counts):
         return entries[:0]
     return entries[bounds[ordinal] - counts[ordinal] : bounds[ordinal]]
 
 
-def _host(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTrace]:
-    entries = host_entries(tree, _list(tree, parts, "host_traces"))
-    segments = _list(tree, parts, "host_segments")
+def _host_traces(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTrace]:
+    entries = host_entries(tree, _list_part(tree, parts, "host_traces"))
+    segments = _list_part(tree, parts, "host_segments")
     if not len(entries) and not len(segments):
         return []
     streams = StreamNumbers()
     events = read_events(tree, tables, streams, entries)
     state = read_host_state(tree, tables, streams, segments)
-    return [_trace(HOST, streams, events, state)]
+    return [_device_trace(HOST, streams, events, state)]
 
 
 def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
     """Return the starts and ends of named ranges; entries without stage or time are ignored."""
-    handles = _list(tree, parts, "external_annotations")
+    handles = _list_part(tree, parts, "external_annotations")
     stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
-    times, timed = _numbers(tree, tables, tree.column(handles, "time_us"))
+    times, timed = _parse_numbers(tree, tables, tree.column(handles, "time_us"))
     usable = np.flatnonzero(timed & (stages != 2))
     handles, times, stages = handles[usable], times[usable], stages[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
-    devices, _ = _numbers(tree, tables, tree.column(handles, "device"))
+    devices, _ = _parse_numbers(tree, tables, tree.column(handles, "device"))
     texts = tuple(tables.texts)
     return tuple(
         Annotation(texts[name], start == 1, device, time)
@@ -165,31 +167,31 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
     )
 
 
-def _numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
+def _parse_numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
     """Return integers, also those that torch's C++ writer stores as text."""
-    values, known = tree.integers(handles)
-    for row in np.flatnonzero(~known & (handles != 0)).tolist():
+    values, is_integer = tree.integers(handles)
+    for row in np.flatnonzero(~is_integer & (handles != 0)).tolist():
         (text,) = tables.decode_texts(handles[row : row + 1])
         if len(text) < 19 and text.isdecimal():
-            values[row], known[row] = int(text), True
-    return values, known
+            values[row], is_integer[row] = int(text), True
+    return values, is_integer
 
 
-def _overflow(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
+def _overflow_flag(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
     """Return the flag for dropped old events, which only some builds of PyTorch write."""
     key = "trace_alloc_overflowed"
-    return _plain(tree, parts, key) if key in parts else settings.get(key)
+    return _plain_part(tree, parts, key) if key in parts else settings.get(key)
 
 
-def _plain(tree: Tree, parts: Mapping[str, int], key: str) -> object:
+def _plain_part(tree: Tree, parts: Mapping[str, int], key: str) -> object:
     return tree.plain(parts[key]) if key in parts else None
 
 
-def _list(tree: Tree, parts: Mapping[str, int], key: str) -> Handles:
-    return tree.children(_handles(parts.get(key, 0)))[1]
+def _list_part(tree: Tree, parts: Mapping[str, int], key: str) -> Handles:
+    return tree.children(_handle_array(parts.get(key, 0)))[1]
 
 
-def _handles(handle: int) -> Handles:
+def _handle_array(handle: int) -> Handles:
     return np.array([handle], np.uint64)
 
 
@@ -197,22 +199,22 @@ Number: TypeAlias = bool | int | float
 Scalar: TypeAlias = Number | str | None
 Setting: TypeAlias = Scalar | list[Scalar] | dict[str, Number]
 
-# Of the keys of roundup_power2_divisions, which are powers of two.
-_LONGEST_KEY = 20
+# The keys of roundup_power2_divisions are powers of two below 2**64.
+_MAX_KEY_DIGITS = 20
 
 
-def valid_settings(found: object) -> dict[str, Setting]:
+def valid_settings(settings: object) -> dict[str, Setting]:
     """Return the valid settings: scalars of at most 64 bits, lists of scalars, or dicts of numbers."""
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         return {}
-    return {key: value for key, value in found.items() if _is_setting(value)}
+    return {key: value for key, value in settings.items() if _is_setting(value)}
 
 
 def _is_setting(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_scalar, value))
     if isinstance(value, dict):
-        return all(_is_number(n) and len(name) <= _LONGEST_KEY for name, n in value.items())
+        return all(_is_number(n) and len(name) <= _MAX_KEY_DIGITS for name, n in value.items())
     return _is_scalar(value)
 
 

@@ -20,12 +20,10 @@ _CHUNK = 1 << 20
 # Pickles of snapshots compress about 20-fold, their indented JSON up to 125-fold. Files that expand further
 # are rejected, so that memory is proportional to the file size. The check starts after a fixed number of
 # bytes, because the first bytes of any file may expand more.
-_MOST_EXPANSION = 200
+_MAX_EXPANSION = 200
 _UNCHECKED_BYTES = 4 << 20
 
-HINT_DUMP = (
-    "write one with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
-)
+HINT_DUMP = "write a snapshot with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def read(path: str) -> Source:
         raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {HINT_DUMP}")
     if packed.startswith(_ZIP):
         raise SnapshotError(
-            f"{name} is a zip archive (torch.save writes such), not a memory snapshot",
+            f"{name} is a zip archive (as torch.save writes), not a memory snapshot",
             hint=HINT_DUMP,
         )
     content = _unpack(packed, name)
@@ -60,7 +58,7 @@ def read(path: str) -> Source:
 
 def _read_file(path: Path) -> bytes:
     try:
-        _refuse_special_file(path)
+        _reject_special_file(path)
         return path.read_bytes()
     except FileNotFoundError:
         raise SnapshotError(f"{path} does not exist", hint="check the name of the file") from None
@@ -72,7 +70,7 @@ def _read_file(path: Path) -> bytes:
         ) from None
 
 
-def _refuse_special_file(path: Path) -> None:
+def _reject_special_file(path: Path) -> None:
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise SnapshotError(
@@ -86,11 +84,11 @@ def _refuse_special_file(path: Path) -> None:
 
 def _unpack(packed: bytes, name: str) -> bytes:
     if packed.startswith(_GZIP):
-        taken = io.BytesIO(packed)
-        return _expand(gzip.GzipFile(fileobj=taken), taken, name)
+        compressed = io.BytesIO(packed)
+        return _expand(gzip.GzipFile(fileobj=compressed), compressed, name)
     if packed.startswith(_ZSTD):
-        taken = io.BytesIO(packed)
-        return _expand(_open_zstd(taken), taken, name)
+        compressed = io.BytesIO(packed)
+        return _expand(_open_zstd(compressed), compressed, name)
     return packed
 
 
@@ -104,29 +102,29 @@ def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
     return file
 
 
-def _expand(packed: io.BufferedIOBase, taken: io.BufferedIOBase, name: str) -> bytes:
-    """Decompress ``packed``, which reads from ``taken``; the position of ``taken`` limits the output."""
+def _expand(reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str) -> bytes:
+    """Return all bytes of ``reader``; the number of bytes read from ``compressed`` limits them."""
     content = io.BytesIO()
     try:
-        while chunk := packed.read(_CHUNK):
+        while chunk := reader.read(_CHUNK):
             content.write(chunk)
-            if content.tell() > max(_UNCHECKED_BYTES, _MOST_EXPANSION * taken.tell()):
+            if content.tell() > max(_UNCHECKED_BYTES, _MAX_EXPANSION * compressed.tell()):
                 raise SnapshotError(
-                    f"{name} expands to more than {_MOST_EXPANSION} times its size; "
+                    f"{name} expands to more than {_MAX_EXPANSION} times its size; "
                     "no snapshot compresses that well",
                     hint="if you trust the file, decompress it first",
                 )
     except (EOFError, OSError, zlib.error) as error:
-        raise _damaged(name, error) from None
+        raise _damaged_error(name, error) from None
     except Exception as error:
         # ZstdError derives from Exception, and its module is imported for Zstandard files only.
         if type(error).__name__ != "ZstdError":
             raise
-        raise _damaged(name, error) from None
+        raise _damaged_error(name, error) from None
     return content.getvalue()
 
 
-def _damaged(name: str, error: Exception) -> SnapshotError:
+def _damaged_error(name: str, error: Exception) -> SnapshotError:
     return SnapshotError(
         f"{name} is compressed, and damaged or truncated: {error}", hint="copy the file again"
     )

@@ -14,9 +14,9 @@ from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 
-# Call stacks share frames, so that their text is longer than the file; in real snapshots by less than this
+# Call stacks share frames, so their text can be longer than the file; in real snapshots by less than this
 # factor.
-_MOST_EXPANSION = 200
+_MAX_EXPANSION = 200
 
 
 class Tables:
@@ -28,8 +28,8 @@ class Tables:
     def __init__(self, tree: Tree, size_bytes: int) -> None:
         self._tree = tree
         self._size_bytes = size_bytes
-        self._lengths: list[int] = []  # of each frame: characters of its name and file name
-        self._characters = 0  # of the text of all call stacks
+        self._lengths: list[int] = []  # characters of the name and file name of each frame
+        self._characters = 0  # total of all call stacks
         self.texts: dict[str, int] = {"": 0}
         self.frames: dict[Frame, int] = {}
         self.stacks: dict[tuple[int, ...], int] = {(): 0}  # frame ids, innermost first
@@ -50,16 +50,16 @@ class Tables:
         """Return the ids of pools, which are pairs of integers; a missing one is the default pool."""
         return self._ids(handles, self.pools, self._decode_pools)
 
-    def codes(self, handles: Handles, words: Mapping[str, int], default: int) -> Codes:
+    def codes(self, handles: Handles, code_of_word: Mapping[str, int], default: int) -> Codes:
         """Return the code of each word, and the default for any other value."""
         ids, representatives = self._tree.intern(handles)
-        known = [words.get(word, default) for word in self.decode_texts(representatives)]
-        return np.array(known or [default], np.uint8)[ids]
+        codes = [code_of_word.get(word, default) for word in self.decode_texts(representatives)]
+        return np.array(codes or [default], np.uint8)[ids]
 
     def decode_texts(self, handles: Handles) -> list[str]:
-        """Return texts, one call per handle: for few handles only."""
-        found = (self._tree.plain(handle) if handle else "" for handle in handles.tolist())
-        return [item if isinstance(item, str) else "" for item in found]
+        """Return texts. Slow: makes one call per handle."""
+        values = (self._tree.plain(handle) if handle else "" for handle in handles.tolist())
+        return [item if isinstance(item, str) else "" for item in values]
 
     def _ids(
         self, handles: Handles, table: dict[_T, int], decode: Callable[[Handles], list[_T]]
@@ -83,7 +83,7 @@ class Tables:
         new = islice(self.frames, len(self._lengths), None)
         self._lengths += (len(frame.name) + len(frame.filename) for frame in new)
         self._characters += sum(map(self._lengths.__getitem__, frame_ids))
-        if self._characters > max(_MOST_EXPANSION * self._size_bytes, 1 << 20):
+        if self._characters > max(_MAX_EXPANSION * self._size_bytes, 1 << 20):
             raise expansion_error(self._size_bytes)
 
     def _frame_ids(self, handles: Handles) -> Ids:
@@ -96,11 +96,11 @@ class Tables:
         return [Frame(*parts) for parts in zip(names, files, lines.tolist(), strict=True)]
 
     def _decode_pools(self, handles: Handles) -> list[tuple[int, int]]:
-        found = [self._tree.plain(handle) if handle else None for handle in handles.tolist()]
-        return [_pool(item) for item in found]
+        values = [self._tree.plain(handle) if handle else None for handle in handles.tolist()]
+        return [_parse_pool(item) for item in values]
 
 
-def _pool(item: object) -> tuple[int, int]:
+def _parse_pool(item: object) -> tuple[int, int]:
     if isinstance(item, (list, tuple)) and len(item) == 2:
         first, second = item
         if isinstance(first, int) and isinstance(second, int):
@@ -109,7 +109,7 @@ def _pool(item: object) -> tuple[int, int]:
 
 
 class StreamNumbers:
-    """The streams of one device: number 0 is the default stream, the others count in order of appearance."""
+    """Numbers the streams of one device in order of appearance; 0 is the default stream."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {0: 0}

@@ -34,7 +34,7 @@ class Tree(Protocol):
         """The handle of the outermost object."""
 
     def plain(self, handle: int) -> Any:
-        """Return a subtree as Python objects; for small parts only.
+        """Return a subtree as Python objects; for small subtrees only.
 
         Raises SnapshotError if the subtree is nested deeper than 100 levels, or has more items than the file
         has bytes, because containers are shared.
@@ -86,42 +86,42 @@ class ObjectTree:
         return root
 
     def members(self, handle: int) -> dict[str, int]:
-        found = self._objects[handle]
-        if not isinstance(found, dict):
-            raise kind_error("a dictionary", _kind(found))
-        texts = {key: value for key, value in found.items() if isinstance(key, str)}
+        node = self._objects[handle]
+        if not isinstance(node, dict):
+            raise kind_error("a dictionary", _kind_name(node))
+        texts = {key: value for key, value in node.items() if isinstance(key, str)}
         return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
 
     def is_list(self, handle: int) -> bool:
         return isinstance(self._objects[handle], (list, tuple))
 
     def children(self, lists: Handles) -> tuple[Ints, Handles]:
-        found = [self._objects[i] if i else () for i in lists.tolist()]
-        for item in found:
+        objects = [self._objects[i] if i else () for i in lists.tolist()]
+        for item in objects:
             if not isinstance(item, (list, tuple)):
-                raise kind_error("a list", _kind(item))
-        counts = np.fromiter(map(len, found), np.int64, len(found))
+                raise kind_error("a list", _kind_name(item))
+        counts = np.fromiter(map(len, objects), np.int64, len(objects))
         if int(counts.sum()) > self._size_bytes:
             raise expansion_error(self._size_bytes)
-        return counts, self._add(list(chain.from_iterable(found)))
+        return counts, self._add(list(chain.from_iterable(objects)))
 
     def column(self, dicts: Handles, key: str) -> Handles:
-        found = [self._objects[i] for i in dicts.tolist()]
-        for item in found:
+        objects = [self._objects[i] for i in dicts.tolist()]
+        for item in objects:
             if not isinstance(item, dict):
-                raise kind_error("a dictionary", _kind(item))
-        present = np.fromiter((key in item for item in found), np.bool_, len(found))
-        return np.where(present, self._add([item.get(key) for item in found]), np.uint64(0))
+                raise kind_error("a dictionary", _kind_name(item))
+        present = np.fromiter((key in item for item in objects), np.bool_, len(objects))
+        return np.where(present, self._add([item.get(key) for item in objects]), np.uint64(0))
 
     def integers(self, handles: Handles) -> tuple[Ints, Mask]:
-        found: list[Any] = [self._objects[i] if i else None for i in handles.tolist()]
-        known = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in found]
+        objects: list[Any] = [self._objects[i] if i else None for i in handles.tolist()]
+        is_integer = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in objects]
         values = (
-            item & 0xFFFF_FFFF_FFFF_FFFF if good else 0
-            for item, good in zip(found, known, strict=True)
+            item & 0xFFFF_FFFF_FFFF_FFFF if valid else 0
+            for item, valid in zip(objects, is_integer, strict=True)
         )
-        wrapped = np.fromiter(values, np.uint64, len(found)).view(np.int64)
-        return wrapped, np.array(known, np.bool_)
+        wrapped = np.fromiter(values, np.uint64, len(objects)).view(np.int64)
+        return wrapped, np.array(is_integer, np.bool_)
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         contents = _ContentKeys()
@@ -130,10 +130,10 @@ class ObjectTree:
         ids = np.empty(len(handles), np.int32)
         for row, handle in enumerate(handles.tolist()):
             key = contents.key(self._objects[handle]) if handle else ()
-            known = first.setdefault(key, len(representatives))
-            if known == len(representatives):
+            node_id = first.setdefault(key, len(representatives))
+            if node_id == len(representatives):
                 representatives.append(handle)
-            ids[row] = known
+            ids[row] = node_id
         return ids, np.array(representatives, np.uint64)
 
     def _add(self, objects: list[Any]) -> Handles:
@@ -155,12 +155,12 @@ class _ContentKeys:
         if depth == _INTERN_DEPTH:
             return ("identity", id(node))
         # Below _INTERN_DEPTH nodes are compared by identity, so a key is valid for one depth only.
-        known = self._visited.get((id(node), depth))
-        if known is None:
-            known = self._visited[id(node), depth] = self._container(node, depth)
-        return known
+        content_key = self._visited.get((id(node), depth))
+        if content_key is None:
+            content_key = self._visited[id(node), depth] = self._container_key(node, depth)
+        return content_key
 
-    def _container(self, node: Any, depth: int) -> object:
+    def _container_key(self, node: Any, depth: int) -> object:
         parts: object
         if isinstance(node, dict):
             parts = frozenset(
@@ -186,22 +186,22 @@ def _scalar_key(node: object) -> object:
 
 def check_subtree(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) -> None:
     """Raise SnapshotError if a subtree has more items than ``size_bytes``, or more than 100 levels."""
-    level, left = [root], max(size_bytes, 1)
+    level, remaining = [root], max(size_bytes, 1)
     for _ in range(100):
         below: list[_T] = []
         for node in level:
             below += items(node)
-            if len(below) > left:
+            if len(below) > remaining:
                 raise expansion_error(size_bytes)
         if not below:
             return
-        level, left = below, left - len(below)
+        level, remaining = below, remaining - len(below)
     raise SnapshotError("the file is nested deeper than 100 levels; no memory snapshot is")
 
 
-def kind_error(wanted: str, found: str) -> SnapshotError:
+def kind_error(expected: str, actual: str) -> SnapshotError:
     """Return the error for a node of the wrong kind."""
-    return SnapshotError(f"the file has {found} where a memory snapshot has {wanted}")
+    return SnapshotError(f"the file has {actual} where a memory snapshot has {expected}")
 
 
 def expansion_error(size_bytes: int) -> SnapshotError:
@@ -211,7 +211,7 @@ def expansion_error(size_bytes: int) -> SnapshotError:
     )
 
 
-def _kind(node: object) -> str:
+def _kind_name(node: object) -> str:
     names: dict[type, str] = {dict: "a dictionary", list: "a list", tuple: "a list", str: "text"}
     return names.get(type(node), type(node).__name__)
 

@@ -51,7 +51,10 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
         (call_sites.lines(device, top), call_sites.holders(device, top)),
     )
     for facet in device.facets:
-        yield Section(f"By {facet.name.replace('_', ' ')} {when}", (call_sites.facet(facet, top),))
+        yield Section(
+            f"Memory by {facet.name.replace('_', ' ')} {when}",
+            (call_sites.facet_table(facet, top),),
+        )
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
     yield Section(f"Segments {when}", (segments.segments(device, top),))

@@ -40,18 +40,22 @@ def holders(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def facet(found: Facet, top: int) -> Table:
+_PLURALS = {"category": "categories", "user metadata": "user metadata"}
+
+
+def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
+    name = facet.name.replace("_", " ")
     return limited(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
             ("share", "bar", lambda group: Ratio(group.share)),
             ("blocks", "number", lambda group: Count(group.count)),
-            (found.name.replace("_", " "), "text", lambda group: Text(group.name or "(none)")),
+            (name, "text", lambda group: Text(group.name or "(none)")),
         ),
-        found.groups,
+        facet.groups,
         top,
-        ("value", "values"),
+        (name, _PLURALS.get(name, f"{name}s")),
     )
 
 
@@ -65,7 +69,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared = f"{steps.count} moments compared, found by {steps.source}"
+    compared = f"{steps.count} moments compared; steps found by {steps.source}"
     if not device.leaks:
         yield Note("ok", f"No call stack grows from step to step ({compared}).")
         return

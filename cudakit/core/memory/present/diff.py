@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from cudakit.core.memory.present.rows import device_name, limited, per_device, stack_value, table
 from cudakit.core.memory.present.summary import call_site
@@ -26,7 +27,10 @@ from cudakit.units import Unavailable, format_bytes, format_ratio
 def report(result: DiffResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     parts = per_device(
-        (device_name(device), (_answer(device), _totals(device), *_moments(device, top)))
+        (
+            device_name(device),
+            (_answer(device), _totals_table(device), *_moment_sections(device, top)),
+        )
         for device in result.devices
     )
     return Document(f"GPU memory: {result.before.name} → {result.after.name}", parts)
@@ -34,18 +38,25 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
 
 def _answer(device: DeviceDiff) -> Note:
     changes = "; ".join(
-        f"{_change(moment)} at the {name}"
+        f"{_change_text(moment)} at the {name}"
         for name, moment in (("peak", device.peak), ("end", device.end))
     )
+    level: Literal["ok", "warn"] = "warn" if any(map(_grew, (device.peak, device.end))) else "ok"
     rows = [*device.peak.grown, *device.peak.appeared]
     largest = max(rows, key=lambda row: row.change_bytes, default=None)
     if largest is None or not largest.stack:
-        return Note("ok" if largest is None else "warn", f"Requested memory: {changes}.")
+        return Note(level, f"Requested memory: {changes}.")
     name, size = call_site(largest.stack[largest.site]), format_bytes(largest.change_bytes)
-    return Note("warn", f"Requested memory: {changes}. Largest increase: {name}, {size}.")
+    return Note(
+        level, f"Requested memory: {changes}. Largest increase at the peak: {name}, {size}."
+    )
 
 
-def _change(moment: MomentDiff) -> str:
+def _grew(moment: MomentDiff) -> bool:
+    return moment.after.state.requested_bytes > moment.before.state.requested_bytes
+
+
+def _change_text(moment: MomentDiff) -> str:
     before, after = (side.state.requested_bytes for side in (moment.before, moment.after))
     if before == after:
         return f"unchanged ({format_bytes(after)})"
@@ -53,7 +64,7 @@ def _change(moment: MomentDiff) -> str:
     return f"{format_bytes(abs(after - before))}{share} {'more' if after > before else 'less'}"
 
 
-def _totals(device: DeviceDiff) -> Table:
+def _totals_table(device: DeviceDiff) -> Table:
     rows = [
         (f"{amount} at {name}", *(getattr(side.state, f"{amount}_bytes") for side in sides))
         for name, sides in (
@@ -68,24 +79,24 @@ def _totals(device: DeviceDiff) -> Table:
             ("before", "number", lambda row: Bytes(row[1])),
             ("after", "number", lambda row: Bytes(row[2])),
             ("change", "number", lambda row: Change(row[2] - row[1])),
-            ("growth", "number", lambda row: _growth(row[1], row[2])),
+            ("growth", "number", lambda row: _growth_value(row[1], row[2])),
         ),
         rows,
     )
 
 
-def _growth(before: int, after: int) -> Value:
+def _growth_value(before: int, after: int) -> Value:
     return Ratio(after / before - 1) if before else Unavailable("no memory was in use before")
 
 
-def _moments(device: DeviceDiff, top: int) -> Iterator[Section]:
+def _moment_sections(device: DeviceDiff, top: int) -> Iterator[Section]:
     for name, moment in (("peak", device.peak), ("end", device.end)):
-        nodes = tuple(_changes(moment, top))
-        same = Note("ok", "No call stack changed.")
-        yield Section(f"Changes at the {name}", nodes or (same,))
+        nodes = tuple(_change_tables(moment, top))
+        unchanged = Note("ok", "No call stack changed.")
+        yield Section(f"Changes at the {name}", nodes or (unchanged,))
 
 
-def _changes(moment: MomentDiff, top: int) -> Iterator[Node]:
+def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
     for kind in ("grown", "appeared", "shrunk", "vanished"):
         rows: tuple[DiffRow, ...] = getattr(moment, kind)
         if rows:

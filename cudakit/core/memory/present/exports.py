@@ -17,55 +17,57 @@ from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tr
 
 # Allocations of at least this share of the peak are slices, so that there are at most 200 tracks. Smaller
 # ones are in the curves only.
-_LEAST_SHARE = 1 / 200
+_MIN_SHARE = 1 / 200
 
 
 def allocations(result: MemoryResult) -> Document:
     """Return a row per allocation of every device: interval, size, stream, pool, call site and stack."""
-    return Document("allocations", (_joined([_rows(device) for device in result.devices]),))
+    return Document(
+        "allocations", (_join_columns([_allocation_columns(device) for device in result.devices]),)
+    )
 
 
 def flame(result: MemoryResult) -> Document:
     """Return the memory at the chosen moment as a call tree per device, outermost calls first."""
-    return Document("memory by call stack", tuple(_tree(device) for device in result.devices))
+    return Document("memory by call stack", tuple(_call_tree(device) for device in result.devices))
 
 
 def timeline(result: MemoryResult) -> Document:
     """Return the curves as counters and large allocations as slices, by time since the first event."""
-    nodes = [node for device in result.devices for node in _timed(device)]
+    nodes = [node for device in result.devices for node in _timeline_nodes(device)]
     return Document(result.files[0].name, tuple(nodes))
 
 
-def _rows(device: DeviceMemory) -> Columns:
-    found, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
+def _allocation_columns(device: DeviceMemory) -> Columns:
+    allocations, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
     n = len(trace.events)
     sites = StackTable(snapshot).site_frames
-    words = tuple(frame_text(frame) for frame in snapshot.frames)
-    stacks = tuple(" < ".join(words[i] for i in stack) for stack in snapshot.stacks)
+    frame_texts = tuple(frame_text(frame) for frame in snapshot.frames)
+    stacks = tuple(" < ".join(frame_texts[i] for i in stack) for stack in snapshot.stacks)
     files = (device.file,)
     return Columns(
         "allocations",
         {
-            "file": np.zeros(len(found), np.int32),
-            "device": np.full(len(found), -1 if device.device is None else device.device),
-            "address": found.address,
-            "requested_bytes": found.requested,
-            "size_bytes": found.size,
-            "size_is_derived": (~found.size_known).astype(np.uint8),
-            "begin_event": _masked_outside_trace(found.begin, n),
-            "free_requested_event": _masked_outside_trace(found.free_requested, n),
-            "end_event": _masked_outside_trace(found.end, n),
-            "begin_us": _times(device, found.begin),
-            "end_us": _times(device, found.end),
-            "stream": found.stream,
-            "pool": found.pool,
-            "line": sites[found.stack],
-            "stack": found.stack,
+            "file": np.zeros(len(allocations), np.int32),
+            "device": np.full(len(allocations), -1 if device.device is None else device.device),
+            "address": allocations.address,
+            "requested_bytes": allocations.requested,
+            "size_bytes": allocations.size,
+            "size_is_derived": (~allocations.size_known).astype(np.uint8),
+            "begin_event": _masked_outside_trace(allocations.begin, n),
+            "free_requested_event": _masked_outside_trace(allocations.free_requested, n),
+            "end_event": _masked_outside_trace(allocations.end, n),
+            "begin_us": _event_times(device, allocations.begin),
+            "end_us": _event_times(device, allocations.end),
+            "stream": allocations.stream,
+            "pool": allocations.pool,
+            "line": sites[allocations.stack],
+            "stack": allocations.stack,
         },
         text={
             "file": files,
             "pool": tuple(f"{a},{b}" for a, b in snapshot.pools),
-            "line": words,
+            "line": frame_texts,
             "stack": stacks,
         },
     )
@@ -73,8 +75,8 @@ def _rows(device: DeviceMemory) -> Columns:
 
 def frame_text(frame: Frame) -> str:
     """Return a frame as one line: file, line, function."""
-    place = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
-    return f"{place} {frame.name}".strip()
+    location = f"{frame.filename}:{frame.line}" if frame.line else frame.filename
+    return f"{location} {frame.name}".strip()
 
 
 def _masked_outside_trace(event: Ints, n: int) -> Ints:
@@ -82,16 +84,16 @@ def _masked_outside_trace(event: Ints, n: int) -> Ints:
     return np.ma.masked_array(event, (event < 0) | (event >= n))
 
 
-def _times(device: DeviceMemory, event: Ints) -> Ints:
+def _event_times(device: DeviceMemory, event: Ints) -> Ints:
     """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
     n = len(times)
-    known = device.snapshot.has_times and n > 0
-    time = times[np.clip(event, 0, n - 1)] if known else np.zeros(len(event), np.int64)
-    return np.ma.masked_array(time, (event < 0) | (event >= n) | (not known))
+    has_times = device.snapshot.has_times and n > 0
+    time = times[np.clip(event, 0, n - 1)] if has_times else np.zeros(len(event), np.int64)
+    return np.ma.masked_array(time, (event < 0) | (event >= n) | (not has_times))
 
 
-def _joined(parts: list[Columns]) -> Columns:
+def _join_columns(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     arrays: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in parts[0].arrays}
@@ -100,13 +102,15 @@ def _joined(parts: list[Columns]) -> Columns:
         for name, array in part.arrays.items():
             shift = len(text.get(name, ()))
             arrays[name].append(np.where(array < 0, -1, array + shift) if shift else array)
-        for name, words in part.text.items():
-            text[name] += words
-    together: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
-    return Columns(parts[0].name, {name: together(found) for name, found in arrays.items()}, text)
+        for name, values in part.text.items():
+            text[name] += values
+    concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
+    return Columns(
+        parts[0].name, {name: concatenate(columns) for name, columns in arrays.items()}, text
+    )
 
 
-def _tree(device: DeviceMemory) -> Tree:
+def _call_tree(device: DeviceMemory) -> Tree:
     """Merge the call stacks of all holders into a tree."""
     root = _Call(device_name(device))
     for holder in device.holders:
@@ -147,12 +151,12 @@ class _Call:
         return frozen[id(self)]
 
 
-def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
+def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
     trace, curves = device.trace, device.replay.curves
     n = len(trace.events)
     if not n:
         return
-    clock = _clock(device)
+    clock = _event_clock(device)
     name = device_name(device)
     yield Chart(
         title=f"{name} memory",
@@ -170,10 +174,10 @@ def _timed(device: DeviceMemory) -> Iterator[Chart | Columns]:
             Marker(float(clock[oom.event]) / 1e6, "out of memory", "error") for oom in device.ooms
         ),
     )
-    yield _slices(device, clock)
+    yield _allocation_slices(device, clock)
 
 
-def _clock(device: DeviceMemory) -> Ints:
+def _event_clock(device: DeviceMemory) -> Ints:
     """Return a time for each event in microseconds from 0 on, or its index if the file has no times."""
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
@@ -182,14 +186,14 @@ def _clock(device: DeviceMemory) -> Ints:
     return times - times[:1]
 
 
-def _slices(device: DeviceMemory, clock: Ints) -> Columns:
-    found, snapshot = device.replay.allocations, device.snapshot
+def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
+    allocations, snapshot = device.replay.allocations, device.snapshot
     n = len(clock)
-    large = found.size >= max(int(device.peak.active_bytes * _LEAST_SHARE), 1)
-    start = clock[np.clip(found.begin[large], 0, n - 1)]
-    end = clock[np.clip(found.end[large], 0, n - 1)]
-    sites = StackTable(snapshot).site_frames[found.stack[large]]
-    words = ("no stack recorded", *(frame_text(frame) for frame in snapshot.frames))
+    large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SHARE), 1)
+    start = clock[np.clip(allocations.begin[large], 0, n - 1)]
+    end = clock[np.clip(allocations.end[large], 0, n - 1)]
+    sites = StackTable(snapshot).site_frames[allocations.stack[large]]
+    frame_texts = ("no stack recorded", *(frame_text(frame) for frame in snapshot.frames))
     streams = tuple(
         f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
     )
@@ -198,11 +202,11 @@ def _slices(device: DeviceMemory, clock: Ints) -> Columns:
         {
             "start_us": start,
             "duration_us": end - start,
-            "track": found.stream[large],
+            "track": allocations.stream[large],
             "name": sites + 1,
-            "address": found.address[large],
-            "requested_bytes": found.requested[large],
-            "size_bytes": found.size[large],
+            "address": allocations.address[large],
+            "requested_bytes": allocations.requested[large],
+            "size_bytes": allocations.size[large],
         },
-        text={"track": streams, "name": words},
+        text={"track": streams, "name": frame_texts},
     )

@@ -20,7 +20,7 @@ from cudakit.core.memory.present.layout_pieces import (
     spans_of,
 )
 from cudakit.core.memory.present.layout_rows import (
-    NARROWEST,
+    MIN_WIDTH,
     Group,
     Row,
     Segment,
@@ -46,16 +46,16 @@ from cudakit.units import format_bytes, format_ratio
 
 _Parts = TypeVar("_Parts", Pieces, Spans)
 
-_MOST_SEGMENTS = 200
+_MAX_SEGMENTS = 200
 # Pixels.
 _BAR_HEIGHT = 18
 _ROW_HEIGHT = 24
 # The width of a row in drawing units: half pixels of a wide page.
 _ROW_UNITS = 2000
 # Only the largest pieces have tooltips, because each takes about 100 bytes of the page.
-_MOST_TOOLTIPS = 600
-# Blocks from this width (in units) on are drawn with a gap after them, so that they can be counted.
-_SEPARABLE = 8
+_MAX_TOOLTIPS = 600
+# In units. Wider blocks are drawn with a gap after them, so that they can be counted.
+_MIN_WIDTH_WITH_GAP = 8
 
 _USES: Final = {IN_USE: "in use", ROUNDING: "lost to rounding", PENDING: "pending free"}
 _CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
@@ -65,8 +65,8 @@ _CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
 class _Contents:
     """The pieces to draw; ``used_bytes`` and ``units`` (width) have an item per segment."""
 
-    spans: Mapping[int, Spans]  # by segment
-    tooltips: Mapping[int, Pieces]  # by segment
+    spans: Mapping[int, Spans]  # by index of the segment
+    tooltips: Mapping[int, Pieces]  # by index of the segment
     used_bytes: Ints
     units: Ints
 
@@ -81,7 +81,7 @@ def memory_layout(columns: Sequence[Columns]) -> Figure:
     segments, blocks = columns
     sizes = segments.arrays["size"].astype(np.int64)
     pieces = pieces_of(blocks, sizes)
-    chosen = largest_segments(segments, most=_MOST_SEGMENTS)
+    chosen = largest_segments(segments, limit=_MAX_SEGMENTS)
     groups = grouped(segments, chosen)
     contents = _contents(pieces, groups, sizes)
     drawn = [part for group in groups for part in _drawn_group(group, contents)]
@@ -97,7 +97,7 @@ def _contents(pieces: Pieces, groups: Sequence[Group], sizes: Ints) -> _Contents
             units[segment.index] = max(round(segment.width * _ROW_UNITS), 1)
     visible = take(pieces, units[pieces.segment] > 0)
     spans = spans_of(visible, units / np.maximum(sizes, 1))
-    largest = np.sort(np.argsort(-visible.size, kind="stable")[:_MOST_TOOLTIPS])
+    largest = np.sort(np.argsort(-visible.size, kind="stable")[:_MAX_TOOLTIPS])
     used = bytes_by_segment(pieces, IN_USE, segments=len(sizes))
     tooltips = _by_segment(take(visible, largest))
     return _Contents(_by_segment(spans), tooltips, used, units)
@@ -110,11 +110,11 @@ def _by_segment(arrays: _Parts) -> dict[int, _Parts]:
 def _legend(pieces: Pieces, sizes: Ints) -> Legend:
     totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
     free = int(sizes.sum()) - sum(totals.values())
-    used = (_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
-    return Legend((*used, _key("free", "free", free)), width=24)
+    used = (_legend_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
+    return Legend((*used, _legend_key("free", "free", free)), width=24)
 
 
-def _key(class_name: str, name: str, total_bytes: int) -> Key:
+def _legend_key(class_name: str, name: str, total_bytes: int) -> Key:
     sample = shape("rect", class_=class_name, width=24, height=12)
     return Key(sample, name, format_bytes(total_bytes))
 
@@ -145,10 +145,12 @@ def _drawn_row(row: Row, top: int, contents: _Contents) -> Shape:
 
 def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents) -> Shape:
     used = int(contents.used_bytes[segment.index])
-    words = f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
+    tooltip = (
+        f"{segment.address:#x}: {format_bytes(segment.size_bytes)}, {format_bytes(used)} in use"
+    )
     x, width = percent(left), percent(segment.width)
     units = int(contents.units[segment.index])
-    filling = shape(
+    contents_shape = shape(
         "svg",
         *_paths(contents.spans.get(segment.index)),
         *_tooltips(contents.tooltips.get(segment.index), units / max(segment.size_bytes, 1)),
@@ -160,7 +162,7 @@ def _drawn_segment(segment: Segment, left: float, top: int, contents: _Contents)
         height=_BAR_HEIGHT,
     )
     background = shape("rect", class_="free ground", x=x, y=top, width=width, height=_BAR_HEIGHT)
-    return shape("g", background, filling, title=words)
+    return shape("g", background, contents_shape, title=tooltip)
 
 
 def _paths(spans: Spans | None) -> list[Shape]:
@@ -168,12 +170,12 @@ def _paths(spans: Spans | None) -> list[Shape]:
     if spans is None:
         return []
     order = np.argsort(spans.low, kind="stable")
-    gap = np.where(spans.high - spans.low >= _SEPARABLE, 1, 0)
+    gap = np.where(spans.high - spans.low >= _MIN_WIDTH_WITH_GAP, 1, 0)
     widths = np.maximum(spans.high - spans.low - gap, 1)
     return [
-        shape("path", class_=_CLASSES[use], d=_dashes(spans.low[at], widths[at]))
+        shape("path", class_=_CLASSES[use], d=_dashes(spans.low[rows], widths[rows]))
         for use in np.unique(spans.use).tolist()
-        for at in (order[spans.use[order] == use],)
+        for rows in (order[spans.use[order] == use],)
     ]
 
 
@@ -205,10 +207,10 @@ def _tooltips(pieces: Pieces | None, scale: float) -> list[Shape]:
 
 def _remarks(sizes: Ints, chosen: Ints) -> Iterator[str]:
     """Yield how the drawing differs from the data."""
-    threshold = int(sizes.max(initial=0) * NARROWEST)
+    threshold = int(sizes.max(initial=0) * MIN_WIDTH)
     if (sizes[chosen] < threshold).any():
         yield f"Segments below {format_bytes(threshold)} are drawn at that size."
-    beyond = len(sizes) - len(chosen)
-    if beyond > 0:
-        rest = format_bytes(int(sizes.sum() - sizes[chosen].sum()))
-        yield f"Only the largest {len(chosen)} segments are drawn; {beyond:,} others ({rest}) are not."
+    omitted = len(sizes) - len(chosen)
+    if omitted > 0:
+        size = format_bytes(int(sizes.sum() - sizes[chosen].sum()))
+        yield f"Only the largest {len(chosen)} segments are drawn; {omitted:,} others ({size}) are not."

@@ -19,8 +19,7 @@ USES: Final = 3
 # Codes of the column ``state``; all others are free.
 _ALLOCATED, _PENDING_FREE = 1, 2
 
-# In units. Positions are rounded down, so that adjacent pieces stay adjacent; rounding errors must not lower
-# them.
+# In units; added to positions before they are rounded down, so that rounding errors do not lower them.
 _TOLERANCE = 1e-6
 
 
@@ -64,13 +63,13 @@ def pieces_of(blocks: Columns, segment_sizes: Ints) -> Pieces:
         (allocated, offset + requested, size - requested, ROUNDING),
         (state == _PENDING_FREE, offset, size, PENDING),
     )
-    whole = Pieces(
-        np.concatenate([segment[which] for which, _, _, _ in parts]),
-        np.concatenate([start[which] for which, start, _, _ in parts]),
-        np.concatenate([length[which] for which, _, length, _ in parts]),
-        np.repeat([use for *_, use in parts], [int(which.sum()) for which, *_ in parts]),
+    pieces = Pieces(
+        np.concatenate([segment[mask] for mask, _, _, _ in parts]),
+        np.concatenate([start[mask] for mask, start, _, _ in parts]),
+        np.concatenate([length[mask] for mask, _, length, _ in parts]),
+        np.repeat([use for *_, use in parts], [int(mask.sum()) for mask, *_ in parts]),
     )
-    return _inside(whole, segment_sizes)
+    return _clip_to_segments(pieces, segment_sizes)
 
 
 def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> Ints:
@@ -88,18 +87,20 @@ def spans_of(pieces: Pieces, scale: npt.NDArray[np.float64]) -> Spans:
     use become one span. Every piece is visible.
     """
     ends = pieces.start + pieces.size
-    low, high = (place * scale[pieces.segment] + _TOLERANCE for place in (pieces.start, ends))
-    thick = pieces.size * scale[pieces.segment] >= 1
-    wide = Spans(
-        pieces.segment[thick],
-        low[thick].astype(np.int64),
-        high[thick].astype(np.int64),
-        pieces.use[thick],
+    low, high = (position * scale[pieces.segment] + _TOLERANCE for position in (pieces.start, ends))
+    is_wide = pieces.size * scale[pieces.segment] >= 1
+    wide_spans = Spans(
+        pieces.segment[is_wide],
+        low[is_wide].astype(np.int64),
+        high[is_wide].astype(np.int64),
+        pieces.use[is_wide],
     )
-    return concatenated(wide, _merged(take(pieces, ~thick), low[~thick].astype(np.int64)))
+    return concatenated(
+        wide_spans, _merge_thin_pieces(take(pieces, ~is_wide), low[~is_wide].astype(np.int64))
+    )
 
 
-def _inside(pieces: Pieces, segment_sizes: Ints) -> Pieces:
+def _clip_to_segments(pieces: Pieces, segment_sizes: Ints) -> Pieces:
     pieces = take(pieces, (pieces.segment >= 0) & (pieces.segment < len(segment_sizes)))
     limit = segment_sizes[pieces.segment]
     start = np.clip(pieces.start, 0, limit)
@@ -107,27 +108,27 @@ def _inside(pieces: Pieces, segment_sizes: Ints) -> Pieces:
     return take(Pieces(pieces.segment, start, size, pieces.use), size > 0)
 
 
-def _merged(thin: Pieces, unit: Ints) -> Spans:
-    """Assign one use to each unit, then join adjacent units of the same use."""
+def _merge_thin_pieces(thin: Pieces, unit: Ints) -> Spans:
+    """Assign a use to each unit, then join adjacent units of the same use."""
     order = np.lexsort((thin.use, unit, thin.segment))
     thin, unit = take(thin, order), unit[order]
-    firsts = _changes(thin.segment, unit, thin.use)
-    sums = np.add.reduceat(thin.size, firsts) if len(firsts) else thin.size
-    segment, unit, use = thin.segment[firsts], unit[firsts], thin.use[firsts]
+    run_starts = _change_indices(thin.segment, unit, thin.use)
+    sums = np.add.reduceat(thin.size, run_starts) if len(run_starts) else thin.size
+    segment, unit, use = thin.segment[run_starts], unit[run_starts], thin.use[run_starts]
 
     # Sort by bytes within each unit, and keep the last, largest use.
     order = np.lexsort((sums, unit, segment))
     segment, unit, use = segment[order], unit[order], use[order]
-    lasts = np.append(_changes(segment, unit)[1:], len(unit))[: len(unit)] - 1
-    segment, unit, use = segment[lasts], unit[lasts], use[lasts]
+    largest_uses = np.append(_change_indices(segment, unit)[1:], len(unit))[: len(unit)] - 1
+    segment, unit, use = segment[largest_uses], unit[largest_uses], use[largest_uses]
 
     # For adjacent units, the difference between unit and index is constant.
-    firsts = _changes(segment, use, unit - np.arange(len(unit)))
-    ends = np.append(firsts[1:], len(unit))[: len(firsts)] - 1
-    return Spans(segment[firsts], unit[firsts], unit[ends] + 1, use[firsts])
+    run_starts = _change_indices(segment, use, unit - np.arange(len(unit)))
+    run_ends = np.append(run_starts[1:], len(unit))[: len(run_starts)] - 1
+    return Spans(segment[run_starts], unit[run_starts], unit[run_ends] + 1, use[run_starts])
 
 
-def _changes(*keys: Ints) -> Ints:
+def _change_indices(*keys: Ints) -> Ints:
     """Return 0 and the indices at which any of the sorted keys changes."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)

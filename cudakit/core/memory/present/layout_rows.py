@@ -13,7 +13,7 @@ from cudakit.document import Columns
 from cudakit.units import format_bytes
 
 # As shares of a row: the minimum width of a segment, and the gap between two segments.
-NARROWEST = 0.016
+MIN_WIDTH = 0.016
 _GAP = 0.004
 
 
@@ -57,10 +57,10 @@ class Group:
         return sum(segment.size_bytes for segment in self.segments)
 
 
-def largest_segments(columns: Columns, *, most: int) -> Ints:
+def largest_segments(columns: Columns, *, limit: int) -> Ints:
     """Return the indices of the largest segments, the lower address first among equals."""
     address, size = columns.arrays["address"], columns.arrays["size"]
-    return np.lexsort((address, -size.astype(np.int64)))[:most]
+    return np.lexsort((address, -size.astype(np.int64)))[:limit]
 
 
 def grouped(columns: Columns, chosen: Ints) -> list[Group]:
@@ -69,11 +69,13 @@ def grouped(columns: Columns, chosen: Ints) -> list[Group]:
     Widths are relative to the largest segment of all groups.
     """
     largest = max(int(columns.arrays["size"][chosen].max(initial=1)), 1)
-    named = [(_group_name(columns, i), _segment(columns, i, largest)) for i in chosen.tolist()]
-    named.sort(key=lambda pair: pair[0])
+    named_segments = [
+        (_group_name(columns, i), _segment(columns, i, largest)) for i in chosen.tolist()
+    ]
+    named_segments.sort(key=lambda pair: pair[0])
     groups = [
         Group(name, tuple(segment for _, segment in pairs))
-        for name, pairs in groupby(named, key=lambda pair: pair[0])
+        for name, pairs in groupby(named_segments, key=lambda pair: pair[0])
     ]
     return sorted(groups, key=lambda group: -group.size_bytes)
 
@@ -99,15 +101,15 @@ def _segment(columns: Columns, index: int, largest: int) -> Segment:
     address = int(columns.arrays["address"][index])
     # Includes gaps: segments whose sizes sum to the largest one fill a row exactly.
     width = size / largest * (1 + _GAP) - _GAP
-    return Segment(index, address, size, max(width, NARROWEST))
+    return Segment(index, address, size, max(width, MIN_WIDTH))
 
 
 def _group_name(columns: Columns, index: int) -> str:
-    return " · ".join(_decoded(columns, name, index) for name in ("pool", "stream", "kind"))
+    return " · ".join(_code_text(columns, name, index) for name in ("pool", "stream", "kind"))
 
 
-def _decoded(columns: Columns, name: str, index: int) -> str:
-    """Return the text of a code, or such as ``stream 3`` if it has none."""
+def _code_text(columns: Columns, name: str, index: int) -> str:
+    """Return the text of a code; a code without text is shown as ``stream 3``."""
     code = int(columns.arrays[name][index])
     texts = columns.text.get(name, ())
     return texts[code] if 0 <= code < len(texts) else f"{name} {code}"

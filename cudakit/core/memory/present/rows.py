@@ -9,7 +9,7 @@ from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
-_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of Column
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # the kind of a Column
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
@@ -21,9 +21,9 @@ def device_name(device: DeviceMemory | DeviceDiff) -> str:
 
 def moment_name(device: DeviceMemory) -> str:
     """Return the words for the moment that the tables show."""
-    at = device.at
+    moment = device.at
     return {"peak": "at the peak", "end": "at the end", "oom": "when memory ran out"}.get(
-        at.name, f"after event {at.event:,}"
+        moment.name, f"after event {moment.event:,}"
     )
 
 
@@ -40,7 +40,7 @@ def files_name(files: Sequence[FileFacts]) -> str:
 
 
 def per_device(parts: Iterable[tuple[str, Iterable[Node]]]) -> tuple[Node, ...]:
-    """Return the nodes of the only device; of several (name, nodes), a section for each."""
+    """Return the nodes of a single device; for several devices, a section for each (name, nodes)."""
     sections = tuple(Section(name, tuple(nodes)) for name, nodes in parts)
     return sections[0].nodes if len(sections) == 1 else sections
 
@@ -73,6 +73,10 @@ def limited(
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     shown = items if top == 0 else items[:top]
-    n, (one, many) = len(items) - len(shown), names
-    rest = f"{n:,} more {one if n == 1 else many}: --top 0 shows all" if n else ""
+    n_omitted, (singular, plural) = len(items) - len(shown), names
+    rest = (
+        f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all"
+        if n_omitted
+        else ""
+    )
     return table(columns, shown, "; ".join(filter(None, (rest, caption))))

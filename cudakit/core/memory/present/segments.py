@@ -10,7 +10,10 @@ from cudakit.core.memory.present.layout import memory_layout
 from cudakit.core.memory.present.rows import limited, pool_name, stack_value, table
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.core.memory.snapshot import SegmentKind
-from cudakit.document import Bytes, Columns, Count, Facts, Node, Ratio, Table, Text, View
+from cudakit.document import Bytes, Columns, Count, Facts, Node, Table, Text, View
+from cudakit.units import format_bytes, format_ratio
+
+_MOST_LISTED = 5  # segments in the layout of a terminal
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
@@ -38,20 +41,24 @@ def _kind(group: SegmentGroup) -> Text:
 
 def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the free memory in segments, and the blocks that keep these segments in use."""
-    found = device.fragmentation
+    figures = device.fragmentation
     yield Facts(
         (
-            ("free in segments", Bytes(found.free_bytes)),
-            ("share of reserved", Ratio(found.free_share)),
-            ("largest free block", Bytes(found.largest_hole_bytes)),
-            ("free blocks", Count(found.holes)),
-            ("free in segments in use", Bytes(found.stranded_bytes)),
-            ("free in empty segments", Bytes(found.releasable_bytes)),
-            ("lost to rounding", Bytes(found.rounding_bytes)),
-            ("share of blocks in use", Ratio(found.rounding_share)),
+            (
+                "free in segments",
+                _with_share(figures.free_bytes, figures.free_share, "of reserved"),
+            ),
+            ("largest free block", Bytes(figures.largest_hole_bytes)),
+            ("free blocks", Count(figures.holes)),
+            ("free in segments in use", Bytes(figures.stranded_bytes)),
+            ("free in empty segments", Bytes(figures.releasable_bytes)),
+            (
+                "lost to rounding",
+                _with_share(figures.rounding_bytes, figures.rounding_share, "of the blocks in use"),
+            ),
         )
     )
-    if found.pins:
+    if figures.pins:
         yield limited(
             (
                 ("free", "number", lambda pin: Bytes(pin.pinned_bytes)),
@@ -61,24 +68,28 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
                 ("block bytes", "number", lambda pin: Bytes(pin.bytes)),
                 ("call stack of the blocks", "stack", lambda pin: stack_value(pin.stack, pin.site)),
             ),
-            found.pins,
+            figures.pins,
             top,
-            caption="free: in segments that hold these blocks; unshared: in segments that hold no others",
+            caption="free: in segments with these blocks; unshared: in segments with these blocks only",
         )
+
+
+def _with_share(size_bytes: int, share: float, whole: str) -> Text:
+    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {whole})")
 
 
 def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
     """Return the final segments and blocks as columns, for the layout view."""
-    found = device.layout
-    segments = found.segments
+    layout = device.layout
+    segments = layout.segments
     blocks = Columns(
         "blocks",
         {
-            "segment": found.block_segment,
-            "offset": found.block_offset,
-            "size": found.block_size,
-            "requested": found.block_requested,
-            "state": np.where(found.block_pending, 2, 1),
+            "segment": layout.block_segment,
+            "offset": layout.block_offset,
+            "size": layout.block_size,
+            "requested": layout.block_requested,
+            "state": np.where(layout.block_pending, 2, 1),
         },
     )
     table = Columns(
@@ -104,17 +115,19 @@ def layout(device: DeviceMemory) -> View:
 
 
 def _emptiest_segments(device: DeviceMemory) -> Table:
-    found = device.layout
-    free, used = found.free_by_segment(), found.used_by_segment()
-    blocks = np.bincount(found.block_segment, minlength=len(free))
+    layout = device.layout
+    free, used = layout.free_by_segment(), layout.used_by_segment()
+    blocks = np.bincount(layout.block_segment, minlength=len(free))
     return table(
         (
-            ("segment", "text", lambda i: Text(f"0x{int(found.segments.address[i]):x}")),
-            ("size", "number", lambda i: Bytes(int(found.segments.size[i]))),
+            ("segment", "text", lambda i: Text(f"0x{int(layout.segments.address[i]):x}")),
+            ("size", "number", lambda i: Bytes(int(layout.segments.size[i]))),
             ("in use", "number", lambda i: Bytes(int(used[i]))),
             ("free", "number", lambda i: Bytes(int(free[i]))),
-            ("blocks", "number", lambda i: Count(int(blocks[i]))),
+            ("blocks in use", "number", lambda i: Count(int(blocks[i]))),
         ),
-        np.argsort(-free, kind="stable")[:5].tolist(),
-        "the segments with most free memory",
+        np.argsort(-free, kind="stable")[:_MOST_LISTED].tolist(),
+        f"the {_MOST_LISTED} segments with the most free memory"
+        if len(free) > _MOST_LISTED
+        else "",
     )

@@ -38,12 +38,23 @@ def answer(device: DeviceMemory) -> Iterator[Note]:
 
 def _finding(device: DeviceMemory) -> Note:
     if device.ooms:
-        before = len(device.ooms) - 1
-        more = f" ({before:,} earlier allocation{'s' * (before > 1)} failed too.)" if before else ""
-        return Note("error", device.ooms[-1].sentence + more)
+        n_earlier = len(device.ooms) - 1
+        suffix = (
+            f" ({n_earlier:,} earlier allocation{'s' * (n_earlier > 1)} failed too.)"
+            if n_earlier
+            else ""
+        )
+        return Note("error", device.ooms[-1].sentence + suffix)
     if device.leaks:
         return Note("warn", growth_sentence(device))
     peak = device.peak
+    if not device.events:
+        requested = format_bytes(device.end.requested_bytes)
+        reserved = format_bytes(device.end.reserved_bytes)
+        return Note(
+            "info",
+            f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
+        )
     sizes = (
         f"peak {format_bytes(peak.requested_bytes)} requested,"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
@@ -94,8 +105,8 @@ def _next_step(device: DeviceMemory) -> str:
 def call_site(frame: Frame) -> str:
     """Return a frame as ``folder/file.py:12 function``."""
     path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
-    place = f"{path}:{frame.line}" if frame.line else path
-    return f"{place} {frame.name}".strip()
+    location = f"{path}:{frame.line}" if frame.line else path
+    return f"{location} {frame.name}".strip()
 
 
 # --- how reliable the file is ----------------------------------------------------------------------
@@ -113,7 +124,8 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
         )
     for warning in device.health.warnings:
         yield Note("warn", warning)
-    for advice in device.health.advice:
+    # Without a trace, the next step is the advice.
+    for advice in device.health.advice if device.events else ():
         yield Note("info", advice)
 
 
@@ -179,12 +191,12 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
         (
             ("file", "text", lambda device: Text(device.file)),
             ("device", "text", lambda device: Text(device_name(device))),
-            ("events", "number", lambda device: Count(device.events)),
+            ("OOMs", "number", lambda device: Count(len(device.ooms))),
             ("peak requested", "number", lambda device: Bytes(device.peak.requested_bytes)),
             ("peak reserved", "number", lambda device: Bytes(device.peak.highest_reserved_bytes)),
             ("end allocated", "number", lambda device: Bytes(device.end.allocated_bytes)),
             ("end reserved", "number", lambda device: Bytes(device.end.reserved_bytes)),
-            ("OOMs", "number", lambda device: Count(len(device.ooms))),
+            ("events", "number", lambda device: Count(device.events)),
         ),
         devices,
         _outlier(devices),
@@ -199,14 +211,14 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
     above = highest.peak.requested_bytes / median - 1 if median else 0.0
     if len(devices) < 3 or above < _OUTLIER:
         return ""
-    return f"the peak of {highest.file} {device_name(highest)} is {above:.0%} above the median"
+    return f"the peak of {highest.file} {device_name(highest)} is {above:.0%} above the median peak"
 
 
 # --- totals ----------------------------------------------------------------------------------------
 
 
 def totals(device: DeviceMemory) -> Table:
-    """Show the totals of the chosen moment, of the end, and the highest ones, side by side."""
+    """Show the totals at the chosen moment and at the end, and their maxima."""
     states = [("at end", device.end)]
     if device.at.name != "end":
         title = (
@@ -244,10 +256,12 @@ def totals(device: DeviceMemory) -> Table:
 
 def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
-    when = "before the first event" if peak.event < 0 else f"event {peak.event:,}"
-    caption = f"peak: most requested memory, {when} of {device.events:,}"
+    caption = "peak: the most requested memory"
+    if device.events:
+        after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
+        caption += f", {after} (the last event is {device.events - 1:,})"
     if peak.allocated_is_derived:
-        caption += "; ~ computed by the allocator's rules, not recorded"
+        caption += "; ~ marks sizes computed by the allocator's rules"
     return caption
 
 

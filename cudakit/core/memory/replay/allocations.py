@@ -32,7 +32,7 @@ class Allocations:
     stream: Ids
     pool: Ids
     stack: Ids
-    source: Ints  # event of the stream and stack; -1: from the final block
+    source: Ints  # event that recorded stream and stack; -1: the final block did
     live_block: Ints  # index into the final Blocks; -1: freed
 
     def __len__(self) -> int:
@@ -56,8 +56,8 @@ def allocations_of(
     is_allocation = events.action[source] == Action.ALLOC
     stack[from_event] = np.where(is_allocation, events.stack[source], 0)
     # With context="state" only the final blocks have stacks.
-    better = blocks.stack[block]
-    stack[live] = np.where((stack[live] == 0) | (better != 0), better, stack[live])
+    final_stack = blocks.stack[block]
+    stack[live] = np.where((stack[live] == 0) | (final_stack != 0), final_stack, stack[live])
     requested = matched.requested.copy()
     requested[live] = blocks.requested[block]
     size = rounded_array(requested, recorded_divisions(snapshot.settings))
@@ -79,7 +79,7 @@ def allocations_of(
 
 
 def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes) -> Ids:
-    """Return the pool of each allocation: the one of its event (torch 2.12), else of its segment."""
+    """Return the pool of each allocation: recorded by its event (torch 2.12), else by its segment."""
     recorded = matched.source >= 0
     event = np.where(recorded, matched.source, len(trace.events))
     pool = segments.pool_at(matched.address, event)
@@ -111,7 +111,7 @@ def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
 
 
 def _sum_of_intervals(n: int, begin: Ints, end: Ints, amount: Ints) -> Ints:
-    """Return at every moment the sum of the amounts whose interval contains it.
+    """Return the sum of the amounts whose interval contains each moment.
 
     An interval includes the moments from after event ``begin`` to before event ``end``.
     """

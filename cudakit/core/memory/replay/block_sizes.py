@@ -17,7 +17,7 @@ from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.replay.segments import SegmentLifetimes
 from cudakit.core.memory.snapshot import Addresses, Ints, Mask, Snapshot, take
 from cudakit.torch_rules.settings import recorded_max_split
-from cudakit.torch_rules.sizes import MOST_SMALL
+from cudakit.torch_rules.sizes import MAX_SMALL_BYTES
 
 
 def with_unsplit_sizes(
@@ -26,27 +26,29 @@ def with_unsplit_sizes(
     """Return allocations whose large blocks include the remainders that were not split off."""
     if snapshot.settings.get("expandable_segments") is True:
         return allocations  # the allocator then splits every remainder (``should_split``)
-    large = np.flatnonzero((allocations.size > MOST_SMALL) & _inside(allocations.address, segments))
+    large = np.flatnonzero(
+        (allocations.size > MAX_SMALL_BYTES) & _in_segments(allocations.address, segments)
+    )
     if allocations.size_known[large].all():
         return allocations
     blocks = take(allocations, large)
-    grown = _unsplit(blocks, segments, max_split=recorded_max_split(snapshot.settings))
+    unsplit = _unsplit_sizes(blocks, segments, max_split=recorded_max_split(snapshot.settings))
     size = allocations.size.copy()
-    size[large] = np.where(blocks.size_known, blocks.size, grown)
+    size[large] = np.where(blocks.size_known, blocks.size, unsplit)
     return replace(allocations, size=size)
 
 
-def _inside(address: Addresses, segments: SegmentLifetimes) -> Mask:
+def _in_segments(address: Addresses, segments: SegmentLifetimes) -> Mask:
     """Return which addresses were ever in one of these segments."""
     if not len(segments):
         return np.zeros(len(address), np.bool_)
-    # The highest end of all segments that start at or below: segments of different times can overlap.
-    reach = np.maximum.accumulate(segments.address + segments.size.astype(np.uint64))
-    place = np.searchsorted(segments.address, address, side="right") - 1
-    return (place >= 0) & (address < reach[np.maximum(place, 0)])
+    # Segments of different times can overlap: an earlier one may end higher.
+    highest_end = np.maximum.accumulate(segments.address + segments.size.astype(np.uint64))
+    index = np.searchsorted(segments.address, address, side="right") - 1
+    return (index >= 0) & (address < highest_end[np.maximum(index, 0)])
 
 
-def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> Ints:
+def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> Ints:
     """Return the sizes of large blocks, including remainders that were not split off.
 
     The allocator splits a free block of the large pool only if more than 1 MiB remains, and always merges
@@ -54,38 +56,37 @@ def _unsplit(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int)
     the segment, belongs to the new block. Blocks of ``max_split`` bytes or more are never split. A block from
     before the trace keeps its rounded size if no other block shows its end.
     """
-    boundaries: list[
-        int
-    ] = []  # ascending start addresses of blocks in use, and end addresses of segments
+    # Ascending: start addresses of blocks in use, and end addresses of segments.
+    boundaries: list[int] = []
     size = blocks.size.tolist()
     address = blocks.address.tolist()
     ends = (segments.address + segments.size.astype(np.uint64)).tolist()
     n_blocks = len(blocks)
-    for item, begins in _changes(blocks, segments):
+    for item, begins in _begins_and_ends(blocks, segments):
         boundary = address[item] if item < n_blocks else ends[item - n_blocks]
-        place = bisect_left(boundaries, boundary)
+        index = bisect_left(boundaries, boundary)
         if not begins:
-            if place < len(boundaries) and boundaries[place] == boundary:
-                del boundaries[place]
+            if index < len(boundaries) and boundaries[index] == boundary:
+                del boundaries[index]
             continue
         if item < n_blocks:
-            own_end = boundary + size[item]
-            after = bisect_left(boundaries, own_end, place)
-            if after < len(boundaries):
-                gap = boundaries[after] - own_end
-                if 0 < gap <= MOST_SMALL or size[item] >= max_split:
+            block_end = boundary + size[item]
+            next_index = bisect_left(boundaries, block_end, index)
+            if next_index < len(boundaries):
+                gap = boundaries[next_index] - block_end
+                if 0 < gap <= MAX_SMALL_BYTES or size[item] >= max_split:
                     size[item] += gap
-        boundaries.insert(place, boundary)
-    return _with_ends_shown_later(blocks, np.array(size, np.int64))
+        boundaries.insert(index, boundary)
+    return _extend_blocks_before_trace(blocks, np.array(size, np.int64))
 
 
-def _with_ends_shown_later(blocks: Allocations, size: Ints) -> Ints:
+def _extend_blocks_before_trace(blocks: Allocations, size: Ints) -> Ints:
     """Extend blocks from before the trace to a block that was later allocated up to 1 MiB after them."""
     by_address = np.argsort(blocks.address, kind="stable")
     address, begin = blocks.address[by_address], blocks.begin[by_address]
     for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
         stop = int(blocks.address[block]) + int(size[block])
-        window = np.array([stop, stop + MOST_SMALL + 1], np.uint64)
+        window = np.array([stop, stop + MAX_SMALL_BYTES + 1], np.uint64)
         first, last = np.searchsorted(address, window).tolist()
         later = np.flatnonzero(begin[first:last] < blocks.end[block])
         if len(later):
@@ -93,8 +94,8 @@ def _with_ends_shown_later(blocks: Allocations, size: Ints) -> Ints:
     return size
 
 
-def _changes(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
-    """Yield the begins and ends of blocks and segments by time, as an index and whether it begins.
+def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
+    """Yield the begins and ends of blocks and segments by time, as (index, is a begin).
 
     Indices of segments follow those of blocks.
     """
@@ -103,7 +104,7 @@ def _changes(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[
     n = len(begin)
     # Keys are twice the event index, plus 1 for begins: at one event, ends come before begins. For equal
     # keys, segments come before blocks.
-    when = np.concatenate((2 * begin + 1, 2 * end))
+    key = np.concatenate((2 * begin + 1, 2 * end))
     is_block = np.arange(n) < len(blocks)
-    order = np.lexsort((np.concatenate((is_block, is_block)), when))
+    order = np.lexsort((np.concatenate((is_block, is_block)), key))
     return zip((order % n).tolist(), (order < n).tolist(), strict=True)

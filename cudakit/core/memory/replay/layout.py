@@ -9,7 +9,7 @@ import numpy as np
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.segments import SegmentHistory, SegmentLifetimes
 from cudakit.core.memory.snapshot import Addresses, Ints, Mask, SegmentKind
-from cudakit.torch_rules.sizes import MOST_SMALL
+from cudakit.torch_rules.sizes import MAX_SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Layout:
     """
 
     segments: SegmentLifetimes
-    allocation: Ints  # of each block in use: its index in Allocations
+    allocation: Ints  # index in Allocations of each block in use
     block_segment: Ints
     block_offset: Ints  # bytes from the segment's start
     block_size: Ints
@@ -73,8 +73,8 @@ def _positions_in_segments(
 ) -> tuple[Ints, Ints, Mask]:
     """Return the segment of each block, its offset in bytes, and whether it lies inside the segment."""
     if not len(segments):
-        nowhere = np.zeros(len(address), np.int64)
-        return nowhere, nowhere, np.zeros(len(address), np.bool_)
+        zeros = np.zeros(len(address), np.int64)
+        return zeros, zeros, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
     # Unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
@@ -87,7 +87,7 @@ def _with_kinds(segments: SegmentLifetimes, segment: Ints, size: Ints) -> Segmen
     """Set unknown kinds of expandable segments according to the sizes of their blocks."""
     kind = segments.kind.copy()
     unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
-    small = size[unknown] <= MOST_SMALL
+    small = size[unknown] <= MAX_SMALL_BYTES
     kind[segment[unknown]] = np.where(small, SegmentKind.SMALL, SegmentKind.LARGE)
     return replace(segments, kind=kind)
 
@@ -97,9 +97,9 @@ def _free_blocks(
 ) -> tuple[Ints, Ints, Ints]:
     """Return the free blocks: the gaps before each block, and after the last block of each segment."""
     n = len(segments)
-    edge = np.arange(n, dtype=np.int64)
+    segment_index = np.arange(n, dtype=np.int64)
     # An empty block at the end of each segment, so that every gap is followed by a block.
-    all_segments = np.concatenate((segment, edge))
+    all_segments = np.concatenate((segment, segment_index))
     all_offsets = np.concatenate((offset, segments.size))
     all_ends = np.concatenate((offset + size, segments.size))
     order = np.lexsort((all_offsets, all_segments))
@@ -107,8 +107,8 @@ def _free_blocks(
     previous_end = np.zeros(len(order), np.int64)
     previous_end[1:] = np.where(all_segments[1:] == all_segments[:-1], all_ends[order][:-1], 0)
     gap = all_offsets - previous_end
-    real = gap > 0
-    return all_segments[real], previous_end[real], gap[real]
+    is_free = gap > 0
+    return all_segments[is_free], previous_end[is_free], gap[is_free]
 
 
 def _sum_by(index: Ints, amount: Ints, n: int) -> Ints:

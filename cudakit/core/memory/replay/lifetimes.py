@@ -18,7 +18,7 @@ from cudakit.torch_rules.actions import Action
 BEGIN, REQUEST, COMPLETE = 0, 1, 2
 NO_STEP = 255
 
-BEFORE_TRACE = -1  # as an event index: before the first recorded event
+BEFORE_TRACE = -1  # event index before the first recorded event
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Lifetimes:
 
 def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
     """Sort steps, which are in order of time, by address; keeps the order of time per address."""
-    by_address = _stable_by_address(address)
+    by_address = _address_order(address)
     return LifetimeSteps(event[by_address], address[by_address], step[by_address], size[by_address])
 
 
@@ -64,23 +64,23 @@ def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
     return Lifetimes(
         first=first,
         last=last,
-        begin=_events(steps, lifetime, BEGIN, len(first)),
-        request=_events(steps, lifetime, REQUEST, len(first)),
-        complete=_events(steps, lifetime, COMPLETE, len(first)),
+        begin=_events_of_step(steps, lifetime, BEGIN, len(first)),
+        request=_events_of_step(steps, lifetime, REQUEST, len(first)),
+        complete=_events_of_step(steps, lifetime, COMPLETE, len(first)),
         newest=np.append(oldest[1:], True)[: len(first)],
         oldest=oldest,
     )
 
 
-def _events(steps: LifetimeSteps, lifetime: Ints, step: int, n: int) -> Ints:
+def _events_of_step(steps: LifetimeSteps, lifetime: Ints, step: int, n: int) -> Ints:
     """Return the event of one kind of step in each lifetime; -1: not recorded."""
     event = np.full(n, -1, np.int64)
-    here = steps.step == step
-    event[lifetime[here]] = steps.event[here]
+    is_step = steps.step == step
+    event[lifetime[is_step]] = steps.event[is_step]
     return event
 
 
-def _stable_by_address(address: Addresses) -> npt.NDArray[np.intp]:
+def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
     if not len(address):
         return np.zeros(0, np.intp)
     # Addresses of a device share their upper bits, and blocks are multiples of 512 bytes. If the remaining
@@ -122,9 +122,9 @@ def allocation_steps(events: Events) -> LifetimeSteps:
     event = np.flatnonzero(step != NO_STEP)
     step = step[event]
     if is_free.any():
-        twice = np.repeat(np.arange(len(event)), 1 + is_free[event])
-        second = np.append(False, twice[1:] == twice[:-1])
-        event, step = event[twice], np.where(second, np.uint8(COMPLETE), step[twice])
+        repeated = np.repeat(np.arange(len(event)), 1 + is_free[event])
+        is_repeat = np.append(False, repeated[1:] == repeated[:-1])
+        event, step = event[repeated], np.where(is_repeat, np.uint8(COMPLETE), step[repeated])
     return sorted_by_address(event, events.address[event], step, events.size[event])
 
 
@@ -157,15 +157,15 @@ def match_final_blocks(
     end = np.where(unfinished, n, lifetimes.complete)
     end[overwritten] = steps.event[lifetimes.last[overwritten] + 1]
     end[missing_at_end] = max(n - 1, 0)
-    request, without_request = _requests(lifetimes, blocks, block, end, n)
+    request, without_request = _request_events(lifetimes, blocks, block, end, n)
     requested = steps.size[lifetimes.first]
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
     unmatched = np.setdiff1d(live, block[is_open])
     unmatched_begin, reallocated = _begins_of_unmatched(address, lifetimes, blocks, unmatched)
-    known = block >= 0
-    disagree = np.count_nonzero(requested[known] != blocks.requested[block[known]])
-    disagree += _size_disagreements(steps)
+    has_block = block >= 0
+    size_mismatches = np.count_nonzero(requested[has_block] != blocks.requested[block[has_block]])
+    size_mismatches += _size_disagreements(steps)
     unmatched_pending = blocks.state[unmatched] == BlockState.PENDING_FREE
     return MatchedLifetimes(
         address=np.concatenate((address, blocks.address[unmatched])),
@@ -179,7 +179,7 @@ def match_final_blocks(
             lost_allocations=without_alloc + reallocated,
             lost_frees=int(np.count_nonzero(missing_at_end | overwritten)),
             lost_requests=without_request,
-            sizes=int(disagree),
+            sizes=int(size_mismatches),
         ),
     )
 
@@ -187,18 +187,18 @@ def match_final_blocks(
 def _final_blocks(
     address: Addresses, lifetimes: Lifetimes, blocks: Blocks, live: npt.NDArray[np.intp]
 ) -> tuple[Ints, Mask]:
-    """Return the final block of each lifetime, -1 for none, and a mask of the lifetimes with a block."""
+    """Return the final block of each lifetime (-1: none), and a mask of the lifetimes that have one."""
     block = np.full(len(address), -1, np.int64)
     if not len(live):
         return block, np.zeros(len(address), np.bool_)
-    place = np.minimum(np.searchsorted(blocks.address[live], address), len(live) - 1)
-    is_open = lifetimes.newest & (lifetimes.complete < 0) & (blocks.address[live][place] == address)
-    block[is_open] = live[place[is_open]]
+    index = np.minimum(np.searchsorted(blocks.address[live], address), len(live) - 1)
+    is_open = lifetimes.newest & (lifetimes.complete < 0) & (blocks.address[live][index] == address)
+    block[is_open] = live[index[is_open]]
     return block, is_open
 
 
 def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
-    """Return the event at which each lifetime begins, and how many lack their allocation."""
+    """Return the first event of each lifetime, and the number of lost allocations."""
     lost = (lifetimes.begin < 0) & ~lifetimes.oldest
     begin = lifetimes.begin.copy()  # -1 is BEFORE_TRACE
     # The allocation came after the last free of the address; the earliest possible event is assumed.
@@ -206,24 +206,24 @@ def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
     return begin, int(np.count_nonzero(lost))
 
 
-def _requests(
+def _request_events(
     lifetimes: Lifetimes, blocks: Blocks, block: Ints, end: Ints, n: int
 ) -> tuple[Ints, int]:
-    """Return the event at which each free was requested, and how many requests are missing."""
+    """Return the event of each free request, and the number of missing requests."""
     missing = lifetimes.request < 0
     # The first free of an address may have been requested before the trace.
     before = missing & (lifetimes.begin < 0) & lifetimes.oldest & (lifetimes.complete >= 0)
-    never = missing & (lifetimes.complete < 0)
+    not_completed = missing & (lifetimes.complete < 0)
     request = np.where(missing, np.where(before, BEFORE_TRACE, end), lifetimes.request)
-    known = block >= 0
+    has_block = block >= 0
     state = np.full(len(block), BlockState.INACTIVE, np.uint8)
-    state[known] = blocks.state[block[known]]
-    pending = never & (state == BlockState.PENDING_FREE)
+    state[has_block] = blocks.state[block[has_block]]
+    pending = not_completed & (state == BlockState.PENDING_FREE)
     allocated_again = ~missing & (state == BlockState.ALLOCATED)
-    request[never] = end[never]
+    request[not_completed] = end[not_completed]
     request[pending] = n - 1
     request[allocated_again] = n
-    lost = (missing & ~before & ~never) | pending | allocated_again
+    lost = (missing & ~before & ~not_completed) | pending | allocated_again
     return request, int(np.count_nonzero(lost))
 
 
@@ -234,13 +234,13 @@ def _begins_of_unmatched(
     newest = np.flatnonzero(lifetimes.newest)
     if not len(newest) or not len(unmatched):
         return begin, 0
-    wanted = blocks.address[unmatched]
-    place = np.minimum(np.searchsorted(address[newest], wanted), len(newest) - 1)
-    reallocated = address[newest][place] == wanted
-    begin[reallocated] = lifetimes.complete[newest[place[reallocated]]]
+    addresses = blocks.address[unmatched]
+    index = np.minimum(np.searchsorted(address[newest], addresses), len(newest) - 1)
+    reallocated = address[newest][index] == addresses
+    begin[reallocated] = lifetimes.complete[newest[index[reallocated]]]
     return begin, int(np.count_nonzero(reallocated))
 
 
 def _size_disagreements(steps: LifetimeSteps) -> int:
-    same = (steps.address[1:] == steps.address[:-1]) & (steps.step[1:] > steps.step[:-1])
-    return int(np.count_nonzero(same & (steps.size[1:] != steps.size[:-1])))
+    same_lifetime = (steps.address[1:] == steps.address[:-1]) & (steps.step[1:] > steps.step[:-1])
+    return int(np.count_nonzero(same_lifetime & (steps.size[1:] != steps.size[:-1])))

@@ -23,7 +23,7 @@ _SMALL_PAGE = SMALL_SEGMENT
 _LARGE_PAGE = LARGE_SEGMENT
 
 _ADDRESSES = 1 << 64
-UNKNOWN_POOL = -1  # of an event that does not name its pool
+UNKNOWN_POOL = -1  # the event does not record its pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
     return (_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
 
 
-def _range(address: int, size: int, *more: int) -> MappedRange:
+def _range(address: int, size: int, *attributes: int) -> MappedRange:
     # In a damaged file a range may extend beyond the address space.
-    return MappedRange(address, min(size, _ADDRESSES - address), *more)
+    return MappedRange(address, min(size, _ADDRESSES - address), *attributes)
 
 
 class _BackwardWalk:
@@ -94,38 +94,38 @@ class _BackwardWalk:
 
     def __init__(self, final: Iterable[MappedRange]) -> None:
         self.contradictions = 0
-        self._begun: list[MappedRange] = []
-        self._mapped: list[MappedRange] = []  # by address, without overlap
+        self._completed: list[MappedRange] = []
+        self._mapped: list[MappedRange] = []  # sorted by address, without overlap
         self._starts: list[int] = []
         for piece in final:
             self.undo_unmap(piece)
 
     def undo_map(self, mapping: MappedRange) -> None:
-        """Unmap a range: its parts began with this mapping."""
+        """Undo a mapping: the lifetimes of its parts began with this event."""
         inside = self._remove(mapping.address, mapping.stop)
         self.contradictions += sum(piece.size for piece in inside) != mapping.size
         for piece in inside:
-            known = piece.kind != SegmentKind.UNKNOWN
-            self._begun.append(
+            has_kind = piece.kind != SegmentKind.UNKNOWN
+            self._completed.append(
                 replace(
                     piece,
                     pool=piece.pool if piece.pool != UNKNOWN_POOL else mapping.pool,
-                    kind=piece.kind if known else mapping.kind,
+                    kind=piece.kind if has_kind else mapping.kind,
                     begin=mapping.begin,
                 )
             )
 
     def undo_unmap(self, mapped: MappedRange) -> None:
-        """Map a range that this event unmapped. Parts that are mapped now must have begun after the event."""
-        there = self._remove(mapped.address, mapped.stop)
-        self.contradictions += bool(there)
-        self._begun += [replace(piece, begin=mapped.end) for piece in there]
+        """Undo an unmapping. Parts that are mapped already must have begun after this event."""
+        overlapping = self._remove(mapped.address, mapped.stop)
+        self.contradictions += bool(overlapping)
+        self._completed += [replace(piece, begin=mapped.end) for piece in overlapping]
         if mapped.size:
             self._insert(mapped)
 
     def lifetimes(self) -> list[MappedRange]:
         """Return all lifetimes; ranges that are still mapped began before the trace."""
-        return [*self._begun, *self._mapped]
+        return [*self._completed, *self._mapped]
 
     def _remove(self, start: int, stop: int) -> list[MappedRange]:
         """Remove and return the parts in a range, splitting ranges that extend beyond it."""

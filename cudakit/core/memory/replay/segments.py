@@ -62,9 +62,8 @@ class SegmentHistory:
     """The reserved memory of a trace."""
 
     final: Segments  # the final state
-    final_begin: (
-        Ints  # by final segment: the event that allocated it; BEFORE_TRACE for expandable segments
-    )
+    # The event that allocated each final segment; BEFORE_TRACE for expandable segments.
+    final_begin: Ints
     plain: SegmentLifetimes  # segments that are not expandable
     mapped: SegmentLifetimes  # mapped ranges of expandable segments; pool -1: unknown
     reserved: Ints  # bytes at every moment: n + 1 items
@@ -86,13 +85,13 @@ class SegmentHistory:
         final = self.final
         if not len(final):
             return np.zeros(len(address), np.int32)
-        place = np.maximum(np.searchsorted(final.address, address, side="right") - 1, 0)
+        index = np.maximum(np.searchsorted(final.address, address, side="right") - 1, 0)
         inside = (
-            (address >= final.address[place])
-            & (address - final.address[place] < final.size[place].astype(np.uint64))
-            & (event >= self.final_begin[place])
+            (address >= final.address[index])
+            & (address - final.address[index] < final.size[index].astype(np.uint64))
+            & (event >= self.final_begin[index])
         )
-        return np.where(inside, final.pool[place], 0).astype(np.int32)
+        return np.where(inside, final.pool[index], 0).astype(np.int32)
 
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:
@@ -128,10 +127,10 @@ def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifet
     address = segments.address[plain]
     final = np.full(len(lifetimes.first), -1, np.int64)
     if len(plain):
-        wanted = steps.address[lifetimes.first]
-        place = np.minimum(np.searchsorted(address, wanted), len(plain) - 1)
-        alive = lifetimes.newest & (lifetimes.complete < 0) & (address[place] == wanted)
-        final[alive] = plain[place[alive]]
+        addresses = steps.address[lifetimes.first]
+        index = np.minimum(np.searchsorted(address, addresses), len(plain) - 1)
+        alive = lifetimes.newest & (lifetimes.complete < 0) & (address[index] == addresses)
+        final[alive] = plain[index[alive]]
     return final
 
 
@@ -180,7 +179,7 @@ def _contradictions(
     segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
-    twice = ((lifetimes.begin < 0) & ~lifetimes.oldest) | (
+    repeated = ((lifetimes.begin < 0) & ~lifetimes.oldest) | (
         (lifetimes.complete < 0) & ~lifetimes.newest
     )
     at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
@@ -189,7 +188,7 @@ def _contradictions(
     resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
     kept = final >= 0
     resized[kept] = steps.size[lifetimes.first[kept]] != segments.size[final[kept]]
-    return int(sum(np.count_nonzero(found) for found in (twice, differ, resized)))
+    return int(sum(np.count_nonzero(mask) for mask in (repeated, differ, resized)))
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:
@@ -206,14 +205,14 @@ def _reserved_curve(trace: DeviceTrace) -> Ints:
 
 def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
     return SegmentLifetimes(
-        address=np.array([found.address for found in ranges], np.uint64),
-        size=np.array([found.size for found in ranges], np.int64),
-        stream=np.array([found.stream for found in ranges], np.int32),
-        pool=np.array([found.pool for found in ranges], np.int32),
-        kind=np.array([found.kind for found in ranges], np.uint8),
+        address=np.array([mapped.address for mapped in ranges], np.uint64),
+        size=np.array([mapped.size for mapped in ranges], np.int64),
+        stream=np.array([mapped.stream for mapped in ranges], np.int32),
+        pool=np.array([mapped.pool for mapped in ranges], np.int32),
+        kind=np.array([mapped.kind for mapped in ranges], np.uint8),
         expandable=np.ones(len(ranges), np.bool_),
-        begin=np.array([found.begin for found in ranges], np.int64),
-        end=np.array([found.end for found in ranges], np.int64),
+        begin=np.array([mapped.begin for mapped in ranges], np.int64),
+        end=np.array([mapped.end for mapped in ranges], np.int64),
     )
 
 
@@ -223,20 +222,20 @@ def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     if not len(ranges):
         return ranges
     stop = ranges.address + ranges.size.astype(np.uint64)
-    starts = np.flatnonzero(np.append(True, ~_continues(ranges, stop)))
+    starts = np.flatnonzero(np.append(True, ~_continues_previous(ranges, stop)))
     last = np.append(starts[1:], len(ranges)) - 1
     joined = take(ranges, starts)
     return replace(
         joined,
         size=(stop[last] - joined.address).astype(np.int64),
-        # A known value of one range holds for the joined range. Unknown is the lowest pool and the highest
+        # One known pool or kind applies to the joined range: unknown is the lowest pool and the highest
         # kind.
         pool=np.maximum(np.maximum.reduceat(ranges.pool, starts), 0),
         kind=np.minimum.reduceat(ranges.kind, starts),
     )
 
 
-def _continues(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
+def _continues_previous(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
     """Return for each range but the first whether it is joined with the previous range."""
     pool, kind = ranges.pool, ranges.kind
     same_pool = pool[1:] == pool[:-1]
@@ -249,5 +248,5 @@ def _continues(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
 
 
 def _merged_by_address(first: SegmentLifetimes, second: SegmentLifetimes) -> SegmentLifetimes:
-    both = concatenated(first, second)
-    return take(both, np.argsort(both.address, kind="stable"))
+    segments = concatenated(first, second)
+    return take(segments, np.argsort(segments.address, kind="stable"))

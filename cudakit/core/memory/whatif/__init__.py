@@ -18,6 +18,7 @@ from cudakit.core.memory.whatif.program import EMPTY_PROGRAM, Recording, program
 from cudakit.core.memory.whatif.recorded_outcome import limit_of, outcome_of, settings_of
 from cudakit.core.memory.whatif.replay import NewAllocator, replay
 from cudakit.core.memory.whatif.result import (
+    DEFAULTS,
     SCHEMA,
     DeviceWhatIf,
     Limit,
@@ -56,7 +57,7 @@ def what_if(
 
     Raises InputError for invalid settings, with the position; Unsupported for settings that the allocator
     lacks; UsageError for a memory fraction without ``limit_bytes``, for pinned host memory, and for a device
-    that no snapshot has; SnapshotError if no device has a trace.
+    that is in no snapshot; SnapshotError if no device has a trace.
     """
     trials = tuple(_trials(spec, new_allocator))
     chosen = _traces_to_replay(snapshots, spec.device)
@@ -81,17 +82,17 @@ def what_if(
 def _traces_to_replay(
     snapshots: Sequence[Snapshot], device: int | None
 ) -> list[tuple[Snapshot, DeviceTrace]]:
-    """Return the traces with events of all GPUs, or of one device. Raises what ``what_if`` does."""
-    known = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    """Return the traces with events of all GPUs, or of one device. Raises the errors of ``what_if``."""
+    pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     if device == HOST:
         raise UsageError("--what-if cannot replay pinned host memory", hint="remove --device host")
     of_device = [
         pair
-        for pair in known
+        for pair in pairs
         if pair[1].device == device or (device is None and pair[1].device >= 0)
     ]
     if not of_device:
-        numbers = sorted({trace.device for _, trace in known if trace.device != HOST})
+        numbers = sorted({trace.device for _, trace in pairs if trace.device != HOST})
         raise UsageError(
             f"no device {device} in the snapshot"
             if device is not None
@@ -117,7 +118,7 @@ def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
             )
         # An empty replay raises Unsupported for settings that the allocator lacks, before the long work.
         replay(EMPTY_PROGRAM, settings, new_allocator, limit_bytes=spec.limit_bytes)
-        yield text.strip() or "defaults", settings
+        yield text.strip() or DEFAULTS, settings
 
 
 class _DeviceReplays:

@@ -12,7 +12,7 @@ from cudakit.torch_rules.sizes import SEGMENT_STEP
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
-# More than any device has, for replays without a limit.
+# For replays without a limit: more than any device has.
 _UNLIMITED_BYTES = 1 << 46
 _FIRST_NEW_ADDRESS = 1 << 60  # above all recorded addresses
 
@@ -29,14 +29,14 @@ class ReplayDevice:
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
         self._limit = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
         self._used = 0
-        self._held: dict[int, int] = {}
-        self._sorted: list[int] = []  # the addresses in _held
+        self._sizes: dict[int, int] = {}
+        self._sorted: list[int] = []  # the addresses in _sizes
         self._next = _FIRST_NEW_ADDRESS
         self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
         for address, size in addresses:
             self._recorded_addresses[size].append(address)
         self._events = 0
-        self._positions: dict[int, tuple[int, int]] = {}  # by event: its stream, and position in it
+        self._positions: dict[int, tuple[int, int]] = {}  # stream and position of each event
         self._recorded: defaultdict[int, int] = defaultdict(int)
         self._completed: defaultdict[int, int] = defaultdict(int)
         self.pages = self
@@ -44,14 +44,14 @@ class ReplayDevice:
     # Memory.
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
-        self._take(size_bytes)
+        self._use(size_bytes)
         ptr = self._address(size_bytes)
-        self._held[ptr] = size_bytes
+        self._sizes[ptr] = size_bytes
         insort(self._sorted, ptr)
         return ptr
 
     def free(self, ptr: int) -> None:
-        self._used -= self._held.pop(ptr)
+        self._used -= self._sizes.pop(ptr)
         self._sorted.remove(ptr)
 
     def memory_info(self) -> MemoryInfo:
@@ -67,7 +67,7 @@ class ReplayDevice:
         pass
 
     def map(self, ptr: int, page_bytes: int, count: int) -> None:  # noqa: ARG002
-        self._take(page_bytes * count)
+        self._use(page_bytes * count)
 
     def unmap(self, ptr: int, size_bytes: int) -> None:  # noqa: ARG002
         self._used -= size_bytes
@@ -106,7 +106,7 @@ class ReplayDevice:
     def sync(self) -> None:
         self._completed.update(self._recorded)
 
-    def _take(self, size_bytes: int) -> None:
+    def _use(self, size_bytes: int) -> None:
         if self._used + size_bytes > self._limit:
             raise CudaError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "the limit of the replay")
         self._used += size_bytes
@@ -121,7 +121,7 @@ class ReplayDevice:
     def _is_free(self, ptr: int, size_bytes: int) -> bool:
         after = bisect_right(self._sorted, ptr)
         before = self._sorted[after - 1] if after else None
-        clear_before = before is None or before + self._held[before] <= ptr
+        clear_before = before is None or before + self._sizes[before] <= ptr
         return clear_before and (
             after == len(self._sorted) or ptr + size_bytes <= self._sorted[after]
         )

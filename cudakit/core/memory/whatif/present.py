@@ -7,7 +7,7 @@ from typing import Final
 
 from cudakit.core.memory.present.rows import files_name, per_device, table
 from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
-from cudakit.core.memory.whatif.verdict import when_short
+from cudakit.core.memory.whatif.verdict import shortage_text
 from cudakit.document import (
     Bytes,
     Change,
@@ -51,10 +51,10 @@ def _sections(device: DeviceWhatIf) -> Iterator[Node]:
     yield from _shortages(device)
     yield _reliability(device)
     if device.limit is not None:
-        yield Note("info", _limit(device))
+        yield Note("info", _limit_sentence(device))
     outcomes = _rows(device)
-    yield Section("Reserved memory", (_reserved(device, outcomes),))
-    yield Section("Driver calls", (_driver(outcomes),))
+    yield Section("Reserved memory", (_reserved_table(device, outcomes),))
+    yield Section("Driver calls and failures", (_driver_table(outcomes),))
 
 
 def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
@@ -67,28 +67,35 @@ def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
         if outcome.shortage is not None:
             yield Note(
                 "warn",
-                f"{outcome.name}: out of memory {when_short(outcome)}; its figures end at this event.",
+                f"{outcome.name}: out of memory {shortage_text(outcome)};"
+                " the figures of this replay end there.",
             )
 
 
 def _reliability(device: DeviceWhatIf) -> Note:
     if not device.differences:
-        return Note("ok", "The replay with the recorded settings reproduces every recorded figure.")
-    found = "; ".join(_difference(difference) for difference in device.differences)
-    why = device.reasons or ("the reason is unknown",)
+        given = device.limit is not None and device.limit.source == "given"
+        limit = " and without the limit" if given else ""
+        return Note(
+            "ok", f"The replay with the recorded settings{limit} reproduces every recorded figure."
+        )
+    differences = "; ".join(_difference(difference) for difference in device.differences)
+    causes = device.reasons or ("the reason is unknown",)
     return Note(
-        "warn", f"The replay with the recorded settings differs from the recording: {found}.", why
+        "warn",
+        f"The replay with the recorded settings differs from the recording: {differences}.",
+        causes,
     )
 
 
 def _difference(difference: Difference) -> str:
     counts = not difference.figure.startswith(("peak", "end"))
-    words = format_count if counts else format_bytes
-    then, now = words(difference.recorded), words(difference.replayed)
-    return f"{difference.figure} {now} instead of {then}"
+    format_value = format_count if counts else format_bytes
+    recorded, replayed = format_value(difference.recorded), format_value(difference.replayed)
+    return f"{difference.figure} {replayed} instead of {recorded}"
 
 
-def _limit(device: DeviceWhatIf) -> str:
+def _limit_sentence(device: DeviceWhatIf) -> str:
     limit = device.limit
     if limit is None:
         return ""
@@ -103,16 +110,18 @@ def _limit(device: DeviceWhatIf) -> str:
     )
 
 
-def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
+def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     base = device.baseline.peak.reserved_bytes
     # The peak of a replay that ended early is not comparable.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
     compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
-        more = outcome.peak.reserved_bytes - base
-        return Change(more) if id(outcome) in compared else Text("")
+        increase = outcome.peak.reserved_bytes - base
+        return Change(increase) if id(outcome) in compared else Text("")
 
+    limited = len(_rows(device)) > 2 + len(device.tried)
+    given = "recorded settings: replayed with the limit; " if limited else ""
     return table(
         (
             _SETTINGS,
@@ -123,11 +132,12 @@ def _reserved(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        "free in segments: at the recorded peak; free share: its share of reserved memory",
+        f"{given}change: of the peak, relative to the recorded settings;"
+        " free in segments: at the recorded peak; free share: free in segments, relative to reserved memory",
     )
 
 
-def _driver(outcomes: tuple[Outcome, ...]) -> Table:
+def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
     return table(
         (
             _SETTINGS,
@@ -137,6 +147,7 @@ def _driver(outcomes: tuple[Outcome, ...]) -> Table:
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
         outcomes,
+        "retries: requests that first released cached memory; out of memory: failed requests",
     )
 
 
@@ -146,8 +157,8 @@ def _retries(outcome: Outcome) -> Value:
     return Count(outcome.retries)
 
 
-def _name(outcome: Outcome) -> Text:
+def _settings_name(outcome: Outcome) -> Text:
     return Text(outcome.name)
 
 
-_SETTINGS: Final = ("settings", "text", _name)
+_SETTINGS: Final = ("settings", "text", _settings_name)

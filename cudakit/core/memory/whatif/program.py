@@ -54,7 +54,7 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
 
 
 class Step(IntEnum):
-    """A call of the allocator; its number is an index of an allocation, a request, or a pool."""
+    """An allocator call; a NumberedStep adds the index of its allocation, request or pool."""
 
     ALLOC = 0
     FREE = 1
@@ -65,7 +65,7 @@ class Step(IntEnum):
     EMPTY_CACHE = 6
 
 
-# The event, the step, and the number of the step.
+# The event, the step, and the index for the step.
 NumberedStep: TypeAlias = tuple[int, Step, int]
 # Bytes, stream number, pool index.
 Request: TypeAlias = tuple[int, int, int]
@@ -75,15 +75,15 @@ Request: TypeAlias = tuple[int, int, int]
 class Program:
     """The allocations from before the trace, and the steps of the trace."""
 
-    requests: tuple[Request, ...]  # of all allocations, then of all failed requests
+    requests: tuple[Request, ...]  # requests of all allocations, then failed requests
     # The stand-in stream that the free of each allocation waits for, or NO_WAIT.
     wait_streams: tuple[int, ...]
     held: tuple[int, ...]  # allocations from before the trace, by address
-    pending_before: tuple[int, ...]  # those of ``held`` that were pending free when the trace began
+    pending_before: tuple[int, ...]  # the allocations in ``held`` that were pending free
     steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
     peak_event: int  # the event before the peak
-    frees_have_stacks: bool  # so that releases by the program differ from those by requests
+    frees_have_stacks: bool  # frees have their own call stacks
 
 
 EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)
@@ -94,12 +94,12 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     allocations, events = recording.history.allocations, recording.trace.events
     n = len(events)
     wait_streams = _wait_streams(allocations, events)
-    waits_end = _waits_end(allocations, wait_streams, n)
+    completes_pending = _completes_pending(allocations, wait_streams, n)
     frees_have_stacks = _frees_have_stacks(allocations, events)
     releases = releases_of(
         events,
         recording.history.curves,
-        waits_end,
+        completes_pending,
         garbage_collects=garbage_collects,
         frees_have_stacks=frees_have_stacks,
     )
@@ -136,28 +136,28 @@ def _requests(sizes: Ints, streams: Ids, pools: Ids) -> Iterator[Request]:
 def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     """Assign every free that waited to a stand-in stream, on which earlier frees complete earlier.
 
-    A trace does not record which streams a free waited for. The smallest number of ordered streams that
-    explains the recorded completions replaces them.
+    A trace does not record which streams a free waited for. They are replaced by the smallest number of
+    streams that explains the recorded completions.
     """
     wait_streams = np.full(len(allocations), NO_WAIT)
-    waited = _waited(allocations, events)
+    waited = _waited_frees(allocations, events)
     order = np.lexsort((allocations.end[waited], allocations.free_requested[waited]))
-    last_ends: list[int] = []  # of the streams, rising
-    numbers: list[int] = []  # of the streams in that order
+    last_ends: list[int] = []  # the latest completion of each stream, ascending
+    numbers: list[int] = []  # stream numbers in the same order
     for index in waited[order].tolist():
         end = int(allocations.end[index])
-        place = bisect_right(last_ends, end) - 1
-        number = numbers.pop(place) if place >= 0 else len(numbers)
-        if place >= 0:
-            del last_ends[place]
-        where = bisect_right(last_ends, end)
-        last_ends.insert(where, end)
-        numbers.insert(where, number)
+        position = bisect_right(last_ends, end) - 1
+        number = numbers.pop(position) if position >= 0 else len(numbers)
+        if position >= 0:
+            del last_ends[position]
+        position = bisect_right(last_ends, end)
+        last_ends.insert(position, end)
+        numbers.insert(position, number)
         wait_streams[index] = number
     return tuple(wait_streams.tolist())
 
 
-def _waited(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
+def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Return the allocations whose free did not complete in the same call."""
     n = len(events)
     freed = np.flatnonzero(allocations.free_requested < n)
@@ -172,23 +172,22 @@ def _waited(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
 
 
 def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
-    known = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
-    allocated, freed = allocations.begin[known], allocations.free_requested[known]
+    in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
+    allocated, freed = allocations.begin[in_trace], allocations.free_requested[in_trace]
     return bool((events.stack[allocated] != events.stack[freed]).any())
 
 
-def _waits_end(allocations: Allocations, wait_streams: tuple[int, ...], n: int) -> Mask:
-    marked = np.zeros(n, np.bool_)
-    marked[
-        allocations.end[(np.array(wait_streams, np.int64) != NO_WAIT) & (allocations.end < n)]
-    ] = True
-    return marked
+def _completes_pending(allocations: Allocations, wait_streams: tuple[int, ...], n: int) -> Mask:
+    mask = np.zeros(n, np.bool_)
+    waited = np.array(wait_streams, np.int64) != NO_WAIT
+    mask[allocations.end[waited & (allocations.end < n)]] = True
+    return mask
 
 
 def _lifetime_steps(
     allocations: Allocations, wait_streams: tuple[int, ...], releases: tuple[Release, ...], n: int
 ) -> Iterator[tuple[int, int, Step, int]]:
-    # A request that waited for pending frees had found no free block: complete these frees after it.
+    # A request that waited for pending frees found no free block before: complete these frees after it.
     later = {
         event: release.request
         for release in releases
@@ -213,18 +212,18 @@ def _release_steps(
 ) -> Iterator[tuple[int, int, Step, int]]:
     for release in releases:
         # A pool without later requests may be released from now on.
-        gone = [
+        unused_pools = [
             pool
             for pool in sorted(release.pools - {0})
             if not (allocations.begin[allocations.pool == pool] > release.first).any()
         ]
         last = release.after - 1
-        for pool in gone:
+        for pool in unused_pools:
             yield last, 2, Step.RELEASE_POOL, pool
         if release.request is not None or not release.releases_segments:
             continue
-        if 0 in release.pools or not gone:
+        if 0 in release.pools or not unused_pools:
             yield last, 3, Step.EMPTY_CACHE, 0
         else:
-            for pool in gone:
+            for pool in unused_pools:
                 yield last, 3, Step.EMPTY_POOL, pool

@@ -12,7 +12,7 @@ from cudakit.torch_rules.sizes import rounded, segment_size
 def settings_of(recording: Recording) -> Settings:
     """Return the recorded settings; the trace shows whether segments were expandable."""
     settings = recorded_settings(recording.snapshot.settings)
-    expandable = _expandable(recording)
+    expandable = _was_expandable(recording)
     if expandable is not None:
         settings = with_changes(settings, {"expandable_segments": expandable})
     return with_changes(settings, {"memory_fraction": 1.0, "backend": "native"})
@@ -23,7 +23,7 @@ def has_both_kinds(recording: Recording) -> bool:
     return recording.has(Action.SEGMENT_MAP) and recording.has(Action.SEGMENT_ALLOC)
 
 
-def _expandable(recording: Recording) -> bool | None:
+def _was_expandable(recording: Recording) -> bool | None:
     has_maps = recording.has(Action.SEGMENT_MAP)
     if has_maps != recording.has(Action.SEGMENT_ALLOC):
         return has_maps
@@ -47,20 +47,20 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     full = [
         int(reserved[event]) + int(events.address[event])
         for event in failed
-        if int(events.address[event]) < _needed(int(events.size[event]), settings)
+        if int(events.address[event]) < _needed_bytes(int(events.size[event]), settings)
     ]
     if full and min(full) > highest:
         return Limit(min(full), "device full")
     return Limit(highest, "reserved")
 
 
-def _needed(size: int, settings: Settings) -> int:
+def _needed_bytes(size: int, settings: Settings) -> int:
     block = rounded(size, settings.roundup_power2_divisions)
     return segment_size(block, settings.large_segment_size_bytes)
 
 
 def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:
-    """Return the figures of the recording itself."""
+    """Return the figures of the recording."""
     curves, moment = recording.history.curves, program.peak_event + 1
     free = int(curves.reserved[moment] - curves.active[moment])
     names = ("reserved", "allocated", "requested", "active")

@@ -1,8 +1,8 @@
 """Memory that a trace releases to the driver: by a call of the program, or by a request that found no memory.
 
-Both leave the same events. A replay repeats releases by the program, such as ``empty_cache``; the replaying
-allocator decides about the others itself. Call stacks tell them apart: a release by a request has the stack
-of the request.
+Both leave the same events; call stacks distinguish them, because a release by a request has the stack of the
+request. A replay repeats releases by the program, such as ``empty_cache``; requests release memory again by
+themselves.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ class Release:
 
     first: int  # event
     after: int  # the event after the last one
-    request: int | None  # the ALLOC or OOM event of the request that caused it; None: the program
+    # The ALLOC or OOM event of the request that released memory; None: a call of the program did.
+    request: int | None
     pools: frozenset[int]  # pools of the released segments, if recorded
-    releases_segments: bool  # False: it only completed pending frees
+    releases_segments: bool  # False: only completed pending frees
 
 
 def releases_of(
     events: Events,
     curves: Curves,
-    waits_end: Mask,
+    completes_pending: Mask,
     *,
     garbage_collects: bool,
     frees_have_stacks: bool,
 ) -> tuple[Release, ...]:
-    """Return the releases of a trace; ``waits_end`` marks the events that completed a pending free.
+    """Return the releases of a trace; ``completes_pending`` marks the events that completed a pending free.
 
     ``garbage_collects``: requests also release old segments while memory is left. ``frees_have_stacks``:
     frees have their own call stacks. Otherwise they have the stack of the allocation, which can equal the
@@ -51,7 +52,7 @@ def releases_of(
     cause_is_known = frees_have_stacks or garbage_collects
     known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
     releases: list[Release] = []
-    for first, after in _ranges_of(is_release | waits_end):
+    for first, after in _ranges_of(is_release | completes_pending):
         request = _request_after(events, after)
         request_begins = after
         if request is not None:
@@ -115,8 +116,8 @@ def _first_of_request(
 def _before_default(private: Mask) -> Mask:
     """Mark private pools released before the default pool: a request releases in the reverse order."""
     default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
-    marked: Mask = private & default_follows
-    return marked
+    mask: Mask = private & default_follows
+    return mask
 
 
 def _release(

@@ -52,7 +52,7 @@ def replay(
     addresses: Iterable[tuple[int, int]] = (),
     search_again: bool = False,
 ) -> tuple[Outcome, MemoryTotals]:
-    """Replay a program to its end, or to the first request that fails here and succeeded in the recording.
+    """Replay a program to its end, or to the first request that fails although it succeeded in the recording.
 
     ``addresses`` are the addresses and sizes of recorded segments, for ReplayDevice. Returns the outcome, and
     the memory in use when the trace starts. Raises Unsupported for settings that the allocator lacks.
@@ -66,7 +66,7 @@ def replay(
 
 
 class _OutOfMemory(Exception):
-    """A request failed that succeeded in the recording."""
+    """Raised if a request fails although it succeeded in the recording."""
 
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
@@ -79,13 +79,13 @@ class _Replay:
         self._program = program
         self._device = device
         self._allocator = allocator
-        self._pool = 0  # of the current request
+        self._pool = 0  # pool of the current request
         self._pools: dict[int, PoolId] = {}
         self._released: set[int] = set()
         self._live: dict[int, int] = {}
-        self._waiting: dict[int, int] = {}  # by pending free: its position in its stream
+        self._waiting: dict[int, int] = {}  # position of each pending free in its stream
         self._ooms = 0
-        self._at_peak: MemoryTotals | None = None  # at the peak of the recording
+        self._at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
     def run(self) -> tuple[MemoryTotals, Shortage | None]:
         """Run all steps; return the memory in use at the start of the trace, and the shortage, if any."""
@@ -194,8 +194,8 @@ class _Replay:
     def _request(self, number: int) -> int:
         size, stream, pool = self._program.requests[number]
         if pool and pool not in self._pools:
-            self._pools[pool] = made = self._allocator.graph_pool_handle()
-            self._allocator.begin_allocate_to_pool(made, partial(self._is_current_pool, pool))
+            self._pools[pool] = handle = self._allocator.graph_pool_handle()
+            self._allocator.begin_allocate_to_pool(handle, partial(self._is_current_pool, pool))
         self._pool = pool
         return self._allocator.alloc(size, _FIRST_STREAM + stream)
 

@@ -11,6 +11,7 @@ from typing import Literal
 from cudakit.core.memory.result import FileFacts
 
 SCHEMA = "cudakit.memviz.whatif/1"
+DEFAULTS = "defaults"  # the name of settings without text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Outcome:
     name: str  # "recorded", "replayed, as recorded", "recorded settings", or the given text
     settings: str  # in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
     limit_bytes: int | None  # most that may be reserved; null: no limit
-    peak: MemoryTotals  # the maximum of each; with a shortage: until then
-    end: MemoryTotals  # with a shortage: at that event
+    peak: MemoryTotals  # the maximum of each total until the end, or until the shortage
+    end: MemoryTotals  # at the end, or at the shortage
     fragmentation_bytes: int  # free in segments at the peak of the recording
     fragmentation: float  # as a share of reserved memory at that moment
     device_allocations: int  # segment allocations and mappings
@@ -68,7 +69,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWhatIf:
-    """One device of one file with each of the settings."""
+    """All replays of one device of one file."""
 
     file: str
     device: int

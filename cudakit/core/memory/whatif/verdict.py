@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.whatif.program import Recording
 from cudakit.core.memory.whatif.recorded_outcome import has_both_kinds
-from cudakit.core.memory.whatif.result import Difference, MemoryTotals, Outcome
+from cudakit.core.memory.whatif.result import DEFAULTS, Difference, MemoryTotals, Outcome
 from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
@@ -16,12 +16,12 @@ def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
     """Yield the figures that differ between a recording and its replay."""
     for when in ("peak", "end"):
         for name in ("reserved", "allocated", "requested", "active"):
-            then, now = (
+            before, after = (
                 int(getattr(getattr(outcome, when), f"{name}_bytes"))
                 for outcome in (recorded, replayed)
             )
-            if then != now:
-                yield Difference(f"{when} {name}", then, now)
+            if before != after:
+                yield Difference(f"{when} {name}", before, after)
     for figure in ("device_allocations", "device_frees", "retries", "ooms"):
         before, after = getattr(recorded, figure), getattr(replayed, figure)
         if before is not None and before != after:
@@ -58,8 +58,8 @@ def reasons(recording: Recording, start: MemoryTotals) -> Iterator[str]:
         yield "the file does not record the pools of segments that were released"
 
 
-def _has_pending_frees(found: Allocations) -> bool:
-    return bool((found.end - found.free_requested > 1).any())
+def _has_pending_frees(allocations: Allocations) -> bool:
+    return bool((allocations.end - allocations.free_requested > 1).any())
 
 
 def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
@@ -67,13 +67,13 @@ def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
 
     None if no settings are better than the baseline.
     """
-    key = {index: _rank(outcome) for index, outcome in enumerate(tried)}
-    best = min(key, key=lambda index: key[index], default=None)
+    ranks = {index: _rank(outcome) for index, outcome in enumerate(tried)}
+    best = min(ranks, key=lambda index: ranks[index], default=None)
     if best is None:
         return None
     # If memory ran out, only fewer failures help, not less reserved memory.
     parts = 2 if baseline.ooms or baseline.shortage else 3
-    return best if key[best][:parts] < _rank(baseline)[:parts] else None
+    return best if ranks[best][:parts] < _rank(baseline)[:parts] else None
 
 
 def _rank(outcome: Outcome) -> tuple[bool, int, int]:
@@ -89,13 +89,13 @@ def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> s
         return _no_help(baseline, tried)
     chosen = tried[best]
     if baseline.shortage is not None or chosen.ooms < baseline.ooms:
-        return f"{chosen.name} would have {_rescue(baseline, chosen)}"
+        return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
     less = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
     share = less / baseline.peak.reserved_bytes
-    return f"{chosen.name} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
+    return f"{_subject(chosen)} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
 
 
-def _rescue(baseline: Outcome, chosen: Outcome) -> str:
+def _benefit(baseline: Outcome, chosen: Outcome) -> str:
     if chosen.ooms:
         return f"had {_failures(chosen.ooms)} instead of {format_count(baseline.ooms)}"
     if baseline.shortage is not None:
@@ -108,28 +108,35 @@ def _rescue(baseline: Outcome, chosen: Outcome) -> str:
 
 
 def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
-    one = len(tried) == 1
-    subject = f"{tried[0].name} would not have" if one else "none of these settings would have"
+    single = len(tried) == 1
+    subject = (
+        f"{_subject(tried[0])} would not have" if single else "None of these settings would have"
+    )
     if baseline.shortage is not None:
-        return f"{subject} run to the end either"
+        return f"{subject} run to the end; nor would the recorded settings"
     if baseline.ooms:
         requests = "request" if baseline.ooms == 1 else "requests"
         return f"{subject} let the failed {requests} succeed"
     worse = [outcome for outcome in tried if _rank(outcome) > _rank(baseline)]
     if len(tried) == 1 and worse:
-        return _worse(baseline, tried[0])
+        return _worse_sentence(baseline, tried[0])
     return f"{subject} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
 
 
-def _worse(baseline: Outcome, outcome: Outcome) -> str:
+def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:
     if outcome.shortage is not None:
-        return f"{outcome.name} would have run out of memory {when_short(outcome)}"
-    more = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
-    return f"{outcome.name} would have reserved {format_bytes(more)} more at the peak"
+        return f"{_subject(outcome)} would have run out of memory {shortage_text(outcome)}"
+    increase = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
+    return f"{_subject(outcome)} would have reserved {format_bytes(increase)} more at the peak"
 
 
-def when_short(outcome: Outcome) -> str:
-    """Return the event at which a replay ran out of memory, in words."""
+def _subject(outcome: Outcome) -> str:
+    """Return the name of the settings at the start of a sentence."""
+    return "The defaults" if outcome.name == DEFAULTS else outcome.name
+
+
+def shortage_text(outcome: Outcome) -> str:
+    """Describe the event at which a replay ran out of memory."""
     if outcome.shortage is None:
         return "never"
     size = format_bytes(outcome.shortage.size_bytes)

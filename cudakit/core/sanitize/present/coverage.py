@@ -11,7 +11,7 @@ from cudakit.units import format_bytes, format_count
 
 _MOST_GAPS = 8
 
-NOTHING_RECORDED = "no GPU work was recorded; nothing was checked"
+NOTHING_RECORDED = "no GPU work was recorded, so nothing was checked"
 
 
 def notes(result: SanitizeResult) -> Iterator[Note]:
@@ -20,6 +20,7 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     for text in result.notes:
         yield Note("warn", text)
     yield from _unknown_launches(result.coverage.launches_unknown)
+    yield from _without_call_site(result.coverage)
     yield from _gaps(result)
     yield from _suppressed(result)
     if result.coverage.suspected:
@@ -35,7 +36,7 @@ def is_empty(result: SanitizeResult) -> bool:
 
 def nothing_recorded(result: SanitizeResult) -> str:
     """Return the verdict on a run without GPU work, with the reason if it is known."""
-    return ": ".join(filter(None, (NOTHING_RECORDED, result.no_gpu_work)))
+    return f"{NOTHING_RECORDED} ({result.no_gpu_work})" if result.no_gpu_work else NOTHING_RECORDED
 
 
 def _recorded(result: SanitizeResult) -> Iterator[Note]:
@@ -53,7 +54,8 @@ def _recorded(result: SanitizeResult) -> Iterator[Note]:
     across = f" in {number:,} processes" if number > 1 else ""
     analyzed = f"{_counted('event', gaps)} not analyzed" if gaps else "all events analyzed"
     yield Note("info", f"recorded {_merged(work) or 'no work'}{across}; {analyzed}")
-    if accesses := _accesses(seen):
+    # If all are exact, the number of launches with exact accesses says so.
+    if (accesses := _accesses(seen)) and seen.accesses_exact < _counted_accesses(seen):
         yield Note("info", f"accesses of kernels: {', '.join(accesses)}")
     yield from _exactness(seen)
 
@@ -63,12 +65,18 @@ def _accesses(seen: Coverage) -> list[str]:
         f"{format_count(count)} {precision}"
         for precision, count in (
             ("exact", seen.accesses_exact),
-            ("in merged ranges", seen.accesses_summary),
+            ("to whole tensors", seen.accesses_summary),
+            ("in merged ranges", seen.accesses_merged),
             ("assumed from pointer arguments", seen.accesses_assumed),
             ("assumed from pointer tables, which may be stale", seen.accesses_uncertain),
         )
         if count
     ]
+
+
+def _counted_accesses(seen: Coverage) -> int:
+    known = seen.accesses_exact + seen.accesses_summary + seen.accesses_merged
+    return known + seen.accesses_assumed + seen.accesses_uncertain
 
 
 def _exactness(seen: Coverage) -> Iterator[Note]:
@@ -85,12 +93,24 @@ def _exactness(seen: Coverage) -> Iterator[Note]:
     exact, launches = format_count(seen.launches_exact), _counted("kernel launch", kernels)
     have = "has" if kernels == 1 else "have"
     yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
+    if seen.launches_whole_tensor:
+        stores = format_count(seen.launches_whole_tensor)
+        yield Note(
+            "info", f"{stores} of these store to a part of a tensor that is not known exactly"
+        )
 
 
 def _unknown_launches(unknown: int) -> Iterator[Note]:
     if unknown:
         launches = _counted("kernel launch", unknown)
         yield Note("warn", f"accesses of {launches} are unknown: the arguments were not recorded")
+
+
+def _without_call_site(seen: Coverage) -> Iterator[Note]:
+    if missing := seen.launches_without_call_site:
+        launches = _counted("kernel launch", seen.launches)
+        have = "has" if missing == 1 else "have"
+        yield Note("info", f"{format_count(missing)} of {launches} {have} no Python call stack")
 
 
 def _gaps(result: SanitizeResult) -> Iterator[Note]:
@@ -116,7 +136,9 @@ def _hidden(number: int) -> Note:
     return Note(
         "info",
         f"{conflicts} {verb} not shown: the accesses of the kernels are not known exactly",
-        remedies=("show with --show possible",),
+        remedies=(
+            "show them with --show possible" if number > 1 else "show it with --show possible",
+        ),
     )
 
 

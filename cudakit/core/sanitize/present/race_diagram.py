@@ -122,7 +122,7 @@ def _number(step: Step) -> Value:
 def _missing(steps: Sequence[Step]) -> str:
     earlier, later = (step for step in steps if step.is_side)
     if 0 < earlier.seq < later.seq:
-        return f"no synchronization makes call {later.seq:,} wait for call {earlier.seq:,}"
+        return f"no synchronization orders call {later.seq:,} after call {earlier.seq:,}"
     return f"no synchronization makes {later.lane} wait for {earlier.lane}"
 
 

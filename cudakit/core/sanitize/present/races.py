@@ -31,9 +31,13 @@ MEANINGS: Final = {
     RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
+# Where the name of the kind alone says too little.
+_HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
+
 _KNOWN: Final = {
     Known.EXACT: "exact",
-    Known.SUMMARY: "known as merged ranges, since the exact ones were too many",
+    Known.MERGED: "known as merged ranges, since the exact ones were too many",
+    Known.SUMMARY: "a store to some part of the tensor",
     Known.ASSUMED: "assumed from a pointer argument",
     Known.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
@@ -48,14 +52,24 @@ _HOW: Final = {
 }
 
 
-def describe_access(side: Side) -> str:
-    """Return the access of a side: ``writes 4.00 MiB at 0x7f2c40400000``."""
-    size, at = format_bytes(side.size_bytes), f"{side.address:#x}"
+def describe_place(address: int, memory: Memory | None) -> str:
+    """Return an address relative to its allocation, because addresses differ between runs."""
+    if memory is None:
+        return f"{address:#x}"
+    offset = address - memory.address
+    if offset < 0:  # of an assumed access
+        return f"{-offset:,} B before the allocation"
+    return f"offset {offset:,} B of the allocation" if offset else "the start of the allocation"
+
+
+def describe_access(side: Side, memory: Memory | None) -> str:
+    """Return the access of a side: ``writes 4.00 MiB at offset 512 B of the allocation``."""
+    size, at = format_bytes(side.size_bytes), describe_place(side.address, memory)
     does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
     if side.operation in ("allocation", "free") or not does:
         return f"{size} at {at}"
     if side.known >= Known.ASSUMED:
-        return f"receives the pointer {at}; may {' and '.join(does)} up to {size} from there"
+        return f"receives a pointer to {at}; may {' and '.join(does)} up to {size} from there"
     atomically = " atomically" if side.atomic else ""
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
 
@@ -71,8 +85,8 @@ def describe_precision(found: FoundRace) -> str:
 
 
 def describe_memory(memory: Memory) -> str:
-    """Return an allocation in words: ``64.0 MiB at 0x7f2c40000000, device memory``."""
-    return f"{format_bytes(memory.size_bytes)} at {memory.address:#x}, {_HOW[memory.how]}"
+    """Return an allocation in words: ``64.0 MiB, device memory``."""
+    return f"{format_bytes(memory.size_bytes)}, {_HOW[memory.how]}"
 
 
 _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
@@ -90,7 +104,9 @@ def race(found: FoundRace, number: int, *, several_processes: bool) -> Section:
 
 def _heading(found: FoundRace, number: int) -> str:
     times = f", found {format_count(found.count)} times" if found.count > 1 else ""
-    return f"{number}. {found.kind.value}, {found.confidence.value}{times}"
+    return (
+        f"{number}. {_HEADINGS.get(found.kind, found.kind.value)}, {found.confidence.value}{times}"
+    )
 
 
 def _note(found: FoundRace) -> Note:
@@ -107,7 +123,7 @@ def _facts(found: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, 
     across = found.current.device != found.previous.device
     for when, side in (("earlier", found.previous), ("later", found.current)):
         device = f" of cuda:{side.device}" if across else ""
-        yield when, Text(f"{_what(side)}{device}; {describe_access(side)}")
+        yield when, Text(f"{_what(side)}{device}; {describe_access(side, found.memory)}")
         yield "called at", _stack(side)
     yield "both access", Text(_bytes(found))
     yield "confidence", Text(f"{found.confidence.value}: {describe_precision(found)}")
@@ -127,16 +143,11 @@ def _stack(side: Side) -> Stack:
 
 
 def _bytes(found: FoundRace) -> str:
-    within = ""
-    if found.offset_bytes is not None:
-        offset = (
-            format_bytes(found.offset_bytes) + " into" if found.offset_bytes else "at the start of"
-        )
-        within = f", {offset} the allocation"
     fewer = (
         "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
     )
-    return f"{format_bytes(found.size_bytes)} at {found.address:#x}{within}{fewer}"
+    place = describe_place(found.address, found.memory)
+    return f"{format_bytes(found.size_bytes)} at {place}{fewer}"
 
 
 def _memory(found: FoundRace) -> Iterator[tuple[str, Value]]:

@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "exact/exact.h"
@@ -127,6 +128,48 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     (void)self, (void)unused;
     unsigned long long lost = spool_lost(&why), written = spool_written();
     return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", why);
+}
+
+/* --- backward passes -------------------------------------------------------------------------- */
+
+/* Return whether the calling thread already works for a backward pass, by ``current_task``, torch's function that
+ * returns the number of that pass, or -1. */
+static bool is_in_backward(PyObject *current_task)
+{
+    PyObject *number = current_task == Py_None ? NULL : PyObject_CallNoArgs(current_task);
+    bool is_in = number && PyLong_AsLong(number) >= 0;
+    Py_XDECREF(number);
+    PyErr_Clear();
+    return is_in;
+}
+
+/* A nested pass is a part of the outer one, and its work counts as work of the outer one. */
+static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    backward_pass *pass = is_in_backward(PyTuple_GetItem(self, 1)) ? NULL : backward_begin();
+    PyObject *result = PyObject_Call(PyTuple_GetItem(self, 0), args, keywords);
+    backward_end(pass);
+    return result;
+}
+
+static PyMethodDef RUN_BACKWARD = {"_engine_run_backward", (PyCFunction)(void (*)(void))run_backward,
+                                   METH_VARARGS | METH_KEYWORDS, "Run a backward pass, as torch does."};
+
+PyDoc_STRVAR(with_call_site_doc, "with_call_site(run_backward, current_task=None)\n--\n\n"
+                                 "Return a function that does the same as run_backward, which runs a backward\n"
+                                 "pass of torch. Work of autograd's threads gets the call stack of its caller.\n"
+                                 "current_task returns the pass that the calling thread works for, or -1.");
+
+static PyObject *with_call_site(PyObject *self, PyObject *args)
+{
+    PyObject *run, *current_task = Py_None;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O|O", &run, &current_task))
+        return NULL;
+    PyObject *both = PyTuple_Pack(2, run, current_task);
+    PyObject *wrapped = both ? PyCFunction_NewEx(&RUN_BACKWARD, both, NULL) : NULL;
+    Py_XDECREF(both);
+    return wrapped;
 }
 
 /* --- struct offsets --------------------------------------------------------------------------- */
@@ -272,6 +315,7 @@ static PyMethodDef METHODS[] = {
     {"stop", stop, METH_NOARGS, stop_doc},
     {"check", check, METH_VARARGS, check_doc},
     {"counts", counts, METH_NOARGS, counts_doc},
+    {"with_call_site", with_call_site, METH_VARARGS, with_call_site_doc},
     {"offsets", offsets, METH_NOARGS, offsets_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -50,9 +50,9 @@ def test_steps_caption_has_ci_and_clock() -> None:
     caption = cases_table([*both("run"), *both("launch")]).caption
 
     assert caption.startswith(
-        "Time of each step, with topology chain, kind kernel. Half of the 95% CI: ± "
+        "Median time of each step. All cases: topology chain, node type kernel. ±: "
     )
-    assert "at most" not in caption
+    assert "half of the 95% CI" in caption
     assert caption.endswith("SM clock: 1755 MHz.")
 
 

@@ -356,7 +356,7 @@ def test_lane_draws_samples_in_order_around_median() -> None:
     assert sorted(places)[1:3] == [median, median]
     assert [y for _, y in points(dots)] == [50, 150, 250, 350]
     assert {"median", "+10%", "-10%"} <= set(ticks(picture))
-    assert picture.one("text", "remark").words == "1 ms, 4 samples"
+    assert picture.one("text", "remark").words == "1.00 ms, 4 samples"
 
 
 def test_lane_shades_interquartile_range_and_ci() -> None:

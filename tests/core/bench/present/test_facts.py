@@ -25,7 +25,7 @@ def test_cases_of_one_method_share_row_with_ranges() -> None:
     )
 
     assert "8 to 64 buffer sets" in row
-    assert row.endswith("warm-up 0 s to 1.5 s")
+    assert row.endswith("warm-up 0 s to 1.50 s")
 
 
 def test_methods_are_named_by_distinguishing_axis() -> None:

@@ -78,7 +78,7 @@ def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
 def test_title_of_report_without_any_answer_claims_nothing(machine: Machine) -> None:
     result = diagnose(machine(nvml=Unavailable("silent")), only=("CK027",))
 
-    assert present.report(result).title == "nothing could be checked"
+    assert present.report(result).title == "no check could be performed"
 
 
 def test_set_variables_are_named_in_one_line(machine: Machine) -> None:

@@ -226,9 +226,9 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
         ("0", "0", "7", "G", "n/a", "n/a", "n/a", "n/a", "n/a"),
     ]
     assert [note.text for note in reasons if isinstance(note, Note)] == [
-        "no command and runtime of pid 7: another container",
-        "no SM utilization of pid 7: MIG",
-        "no memory of pid 7: WDDM",
+        "command and runtime of pid 7 not available: another container",
+        "SM utilization of pid 7 not available: MIG",
+        "memory of pid 7 not available: WDDM",
     ]
 
 

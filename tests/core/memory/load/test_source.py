@@ -109,7 +109,7 @@ def test_torch_save_archive_is_recognized(
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("archive/data.pkl", CONTENT)
-    assert "zip archive (torch.save" in refused(archive.getvalue()).message
+    assert "zip archive (as torch.save" in refused(archive.getvalue()).message
 
 
 # Paths that are not files.

@@ -93,4 +93,4 @@ def test_timeline_export_without_times_uses_event_indices(result: MemoryResult) 
     device = result.devices[0]
     timeless = replace(device, snapshot=replace(device.snapshot, has_times=False))
 
-    assert np.array_equal(exports._clock(timeless), np.arange(device.events))
+    assert np.array_equal(exports._event_clock(timeless), np.arange(device.events))

@@ -108,7 +108,7 @@ def test_million_thin_blocks_give_at_most_one_span_per_unit() -> None:
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=60))
 def test_rows_contain_every_segment_once(sizes: list[int]) -> None:
     columns = segments(*sizes)
-    (group,) = grouped(columns, largest_segments(columns, most=200))
+    (group,) = grouped(columns, largest_segments(columns, limit=200))
     found = []
     for row in rows(group.segments):
         found += [segment.index for segment in row.segments]

@@ -44,5 +44,5 @@ def test_memviz_what_if_report_of_several_files_has_a_part_per_file() -> None:
     text = read("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz", settings=("",))
 
     assert "under other settings" in text
-    assert text.count("Driver calls") == 2
+    assert text.count("Driver calls and failures") == 2
     assert "tests/data/leak.pkl.gz: cuda:0" in text

@@ -106,7 +106,10 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
     report_of(race(), race(), race(confidence=Confidence.POSSIBLE), report=filled)
     result = filled.result(
         exit_status=0,
-        coverage={1: Coverage(launches=1, launches_unknown=1), 2: Coverage(graph_launches=2)},
+        coverage={
+            1: Coverage(launches=1, launches_unknown=1, launches_without_call_site=1),
+            2: Coverage(graph_launches=2),
+        },
         gaps=[{f"cuNew{number}": 10 - number for number in range(10)}],
         simulated=True,
         notes=("process 3 was started with python -I: it was not instrumented",),
@@ -118,7 +121,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no GPU work was recorded; nothing was checked\n")
+    assert text.startswith("no GPU work was recorded, so nothing was checked\n")
     assert "nothing was checked" in text
 
 
@@ -133,7 +136,7 @@ def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
 def test_result_without_gpu_work_gives_the_reason() -> None:
     empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
-    assert "nothing was checked: no CUDA device" in read(empty)
+    assert "nothing was checked (no CUDA device)" in read(empty)
 
 
 @pytest.mark.parametrize(

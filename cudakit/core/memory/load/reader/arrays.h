@@ -33,7 +33,7 @@ static inline bool append_word(Vector *words, uint64_t word)
     return true;
 }
 
-/* SipHash-1-3 (Aumasson and Bernstein, 2012): without the key nobody can construct collisions. */
+/* SipHash-1-3 (Aumasson and Bernstein, 2012): collisions cannot be constructed without the key. */
 uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size);
 
 /* A hash table of indices into an array of the caller, with open addressing. A slot is the hash

@@ -185,12 +185,12 @@ static bool number_nodes(Query *query, Interner *in, Table *table, Vector *known
         }
         previous = handle;
         if (!is_node(query->tree, handle))
-            return refuse(query, "handle", handle);
+            return reject(query, "handle", handle);
         Value content = content_of(in, handle, 0);
         uint64_t before = known->used;
         ids[i] = content || !handle ? id_of(table, known, in->tree->hash_key, content) : NOT_FOUND;
         if (ids[i] == NOT_FOUND)
-            return refuse(query, "memory", 0);
+            return reject(query, "memory", 0);
         if (known->used > before)
             nodes[ids[i]] = handle;
     }
@@ -203,7 +203,7 @@ bool intern_nodes(Query *query)
     Table table = {0};
     Vector known = {0}; /* Value: contents, by id */
     in.shapes = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Range));
-    bool good = in.shapes ? number_nodes(query, &in, &table, &known) : refuse(query, "memory", 0);
+    bool good = in.shapes ? number_nodes(query, &in, &table, &known) : reject(query, "memory", 0);
     free_interner(&in);
     PyMem_RawFree(table.slots);
     PyMem_RawFree(known.data);

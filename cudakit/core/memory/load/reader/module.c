@@ -84,7 +84,7 @@ static PyObject *raise_value_error(PyObject *words)
     return NULL;
 }
 
-static PyObject *raise_refusal(const Query *query)
+static PyObject *raise_rejection(const Query *query)
 {
     if (!strcmp(query->reason, "memory"))
         return PyErr_NoMemory();
@@ -124,7 +124,7 @@ static PyObject *tree_members(PyObject *self, PyObject *argument)
     if (!parse_handle(query.tree, argument, &handle))
         return NULL;
     return expect_tag(&query, handle, DICT) ? new_members(query.tree, dict_at(query.tree, handle))
-                                            : raise_refusal(&query);
+                                            : raise_rejection(&query);
 }
 
 /* The arguments of a query: handles, and one or two arrays for the results. */
@@ -163,7 +163,7 @@ static PyObject *run_query(Query *query, Arrays *arrays, bool (*run)(Query *), u
         good = run(query);
         Py_END_ALLOW_THREADS
         if (!good)
-            raise_refusal(query);
+            raise_rejection(query);
     }
     release(&arrays->handles);
     release(&arrays->out);

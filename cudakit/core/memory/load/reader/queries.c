@@ -24,7 +24,7 @@ bool gather_items(Query *query)
             return false;
         List list = handle ? *list_at(query->tree, handle) : (List){0};
         if (list.length > space)
-            return refuse(query, "space", handle);
+            return reject(query, "space", handle);
         if (list.length)
             memcpy(out, list.items, list.length * sizeof(Value));
         out += list.length;
@@ -52,7 +52,7 @@ bool look_up_key(Query *query)
                                       sizeof(uint32_t)); /* result of slot_of + 1, by shape; 0: not searched yet */
     uint64_t i = 0;
     if (!slots)
-        return refuse(query, "memory", 0);
+        return reject(query, "memory", 0);
     for (; i < query->count; i++) {
         Value handle = query->handles[i]; /* read once, because another thread may change the array */
         if (!expect_tag(query, handle, DICT))
@@ -91,7 +91,7 @@ bool read_integers(Query *query)
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
         if (!is_node(query->tree, handle))
-            return refuse(query, "handle", handle);
+            return reject(query, "handle", handle);
         known[i] = read_integer(query->tree, handle, &numbers[i]);
     }
     return true;

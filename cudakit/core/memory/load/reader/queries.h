@@ -13,11 +13,11 @@ typedef struct {
     uint32_t key;       /* for look_up_key: a blob */
     void *out, *out2;   /* the results: one item per handle, unless stated otherwise */
     uint64_t out_bytes; /* the size of `out` */
-    const char *reason; /* why the query was refused: "handle", "kind", "space" or "memory" */
+    const char *reason; /* why the query was rejected: "handle", "kind", "space" or "memory" */
     Value node;         /* the node that caused it */
 } Query;
 
-static inline bool refuse(Query *query, const char *reason, Value node)
+static inline bool reject(Query *query, const char *reason, Value node)
 {
     query->reason = reason;
     query->node = node;
@@ -41,15 +41,15 @@ static inline bool is_node(const Tree *tree, Value handle)
     }
 }
 
-/* Refuses the query unless the handle is a node with this tag. */
+/* Rejects the query unless the handle is a node with this tag. */
 static inline bool expect_tag(Query *query, Value handle, int tag)
 {
     if (!is_node(query->tree, handle))
-        return refuse(query, "handle", handle);
-    return TAG(handle) == tag || refuse(query, "kind", handle);
+        return reject(query, "handle", handle);
+    return TAG(handle) == tag || reject(query, "kind", handle);
 }
 
-/* Each function fills the results; false with reason and node set if a node is refused. */
+/* Each function fills the results; false with reason and node set if a node is rejected. */
 bool read_lengths(Query *query);  /* out: lengths of lists */
 bool gather_items(Query *query);  /* out: the items of lists, concatenated */
 bool look_up_key(Query *query);   /* out: values of `key` in dictionaries; 0 if the key is missing */

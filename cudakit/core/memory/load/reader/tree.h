@@ -73,7 +73,7 @@ enum { IS_NONE, IS_FALSE, IS_TRUE };
 #define MAKE(tag, payload) ((Value)(tag) << PAYLOAD_BITS | (payload))
 
 typedef struct {
-    uint64_t offset, size; /* in the file; with the bit IN_CONVERTED set, in Tree.converted */
+    uint64_t offset, size; /* offset in the file, or with IN_CONVERTED in Tree.converted */
 } Span;
 
 #define IN_CONVERTED ((uint64_t)1 << 63)

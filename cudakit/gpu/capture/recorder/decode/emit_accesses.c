@@ -125,7 +125,7 @@ static void emit_range(void *context, const access_range *range)
     record *last = out->used ? rows + out->used - 1 : NULL;
     if (++out->pieces > MAX_PIECES && last && can_coalesce(last, range, hi)) {
         last->access.hi = hi;
-        last->access.known = KNOWN_SUMMARY;
+        last->access.known = KNOWN_MERGED;
         last->access.stride_bytes = 0;
         last->access.count = 0;
         return;

@@ -1,12 +1,29 @@
+#define _GNU_SOURCE
 #include "write/call_sites.h"
 
+#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "containers.h"
+#include "recorder.h"
 #include "write/spool.h"
+
+/* The innermost frame of stacks of backward passes; core/sanitize/names.py knows it. */
+#define BACKWARD_FRAME "backward pass (autograd thread)"
+#define AUTOGRAD_THREAD "pt_autograd_" /* begins the names of autograd's threads, which torch sets */
+#define THREAD_NAME_BYTES 16
+
+struct backward_pass {
+    call_site started_at;
+    pthread_t thread;
+    backward_pass *next;
+};
 
 static const struct ck_walker *walker;
 static table known_ids; /* by hash */
+static backward_pass *active_passes;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
 {
@@ -23,36 +40,101 @@ void call_site_here(call_site *here)
     here->hash = hash ? hash : 1;
 }
 
-static uint32_t write_stack(const call_site *here)
+/* Write the frames of a stack below ``used`` frames that are there already. */
+static uint32_t write_stack(const call_site *here, spool_frame *frames, uint32_t used)
 {
-    spool_frame frames[MAX_FRAMES];
-    uint32_t depth = 0;
-    for (int i = 0; i < here->depth; i++) {
+    for (int i = 0; i < here->depth && used < MAX_FRAMES; i++) {
         struct ck_frame frame;
         if (walker->resolve(here->code[i], here->offset[i], &frame))
             continue;
-        frames[depth].function = spool_text(frame.function);
-        frames[depth].file = spool_text(frame.file);
-        frames[depth].line = frame.line > 0 ? (uint32_t)frame.line : 0;
-        depth++;
+        frames[used].function = spool_text(frame.function);
+        frames[used].file = spool_text(frame.file);
+        frames[used].line = frame.line > 0 ? (uint32_t)frame.line : 0;
+        used++;
     }
-    return spool_stack(frames, depth);
+    return spool_stack(frames, used);
+}
+
+static uint32_t known_id(const call_site *stack, bool is_backward)
+{
+    if (stack->depth <= 0)
+        return 0;
+    uint64_t hash = is_backward ? ~stack->hash : stack->hash;
+    uint32_t number = table_get(&known_ids, hash);
+    if (!number) {
+        spool_frame frames[MAX_FRAMES];
+        if (is_backward)
+            frames[0] = (spool_frame){spool_text(BACKWARD_FRAME), 0, 0};
+        number = write_stack(stack, frames, is_backward);
+        if (number)
+            table_put(&known_ids, hash, number);
+    }
+    return number;
+}
+
+static bool is_autograd_thread(void)
+{
+    char name[THREAD_NAME_BYTES] = "";
+    return !prctl(PR_GET_NAME, name) && !strncmp(name, AUTOGRAD_THREAD, strlen(AUTOGRAD_THREAD));
+}
+
+/* With several passes it is unknown which of them a thread works for. The thread that started the only one is blocked
+ * in it, so the code objects of its frames are alive while the lock is held. */
+static uint32_t backward_id(void)
+{
+    const backward_pass *pass = active_passes;
+    return pass && !pass->next && is_autograd_thread() ? known_id(&pass->started_at, true) : 0;
 }
 
 uint32_t call_site_id(const call_site *here)
 {
-    if (here->depth <= 0)
-        return 0;
-    uint32_t number = table_get(&known_ids, here->hash);
-    if (!number) {
-        number = write_stack(here);
-        if (number)
-            table_put(&known_ids, here->hash, number);
+    return here->depth > 0 ? known_id(here, false) : backward_id();
+}
+
+static bool starts_new_pass(pthread_t thread)
+{
+    const backward_pass *pass = active_passes;
+    while (pass && !pthread_equal(pass->thread, thread))
+        pass = pass->next;
+    return !pass;
+}
+
+backward_pass *backward_begin(void)
+{
+    backward_pass *pass = malloc(sizeof *pass);
+    if (!pass)
+        return NULL;
+    call_site_here(&pass->started_at);
+    pass->thread = pthread_self();
+    pthread_mutex_lock(&recorder_lock);
+    bool is_new = starts_new_pass(pass->thread);
+    if (is_new) {
+        pass->next = active_passes;
+        active_passes = pass;
     }
-    return number;
+    pthread_mutex_unlock(&recorder_lock);
+    if (is_new)
+        return pass;
+    free(pass);
+    return NULL;
+}
+
+void backward_end(backward_pass *pass)
+{
+    if (!pass)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    backward_pass **link = &active_passes;
+    while (*link && *link != pass)
+        link = &(*link)->next;
+    if (*link) /* in a forked child it is not there */
+        *link = pass->next;
+    pthread_mutex_unlock(&recorder_lock);
+    free(pass);
 }
 
 void call_sites_clear(void)
 {
     table_clear(&known_ids);
+    active_passes = NULL;
 }

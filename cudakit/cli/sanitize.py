@@ -1,0 +1,76 @@
+"""``cudakit sanitize``: find the races in a log of ``cudakit run --sanitize --log FILE``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from cudakit.cli.options import (
+    FILE,
+    Command,
+    OutputOptions,
+    option_group,
+    output_options,
+    with_options,
+)
+from cudakit.cli.progress import Progress, progress_line
+from cudakit.cli.report import open_outputs
+from cudakit.cli.run import FORMATS, HOST_THREADS, SHOW, SUPPRESS
+from cudakit.cli.run.race_report import exit_code, race_report
+
+if TYPE_CHECKING:
+    from cudakit.core.sanitize.result import SanitizeResult
+
+
+@click.command(cls=Command)
+@lambda command: with_options(option_group("Races", SHOW, SUPPRESS, HOST_THREADS), command)
+@output_options(FORMATS)
+@click.argument("file", metavar="FILE", type=FILE)
+def sanitize(
+    *,
+    file: str,
+    show: Literal["likely", "possible"],
+    suppress: tuple[str, ...],
+    host_threads: Literal["joined", "strict"],
+    output: OutputOptions,
+) -> int:
+    """Find the races in the log of a run, without running the program again.
+
+    FILE is a log that cudakit run --sanitize --log FILE kept. With the same options the report is that of
+    the run. The exit code is 1 for races or an incomplete recording.
+
+    \b
+    cudakit run --sanitize --log races.log train.py
+    cudakit sanitize races.log --show possible
+    cudakit sanitize races.log --suppress 'kernel:nccl*' -o races.html
+    """
+    with open_outputs(output) as outputs:
+        with progress_line(quiet=output.quiet) as progress:
+            result = _analyze(
+                Path(file), show, suppress, strict=host_threads == "strict", progress=progress
+            )
+        outputs.write(race_report(result))
+    return exit_code(result)
+
+
+def _analyze(
+    path: Path,
+    show: Literal["likely", "possible"],
+    suppress: tuple[str, ...],
+    *,
+    strict: bool,
+    progress: Progress,
+) -> SanitizeResult:
+    from cudakit.core.sanitize.detector import analyze_log
+    from cudakit.core.sanitize.races import Confidence
+    from cudakit.core.sanitize.report import Report
+    from cudakit.core.sanitize.suppressions import suppressions
+    from cudakit.gpu.demangle import demangle
+    from cudakit.trace.run_log import LogReader
+
+    shown = Confidence(show)
+    report = Report(show=shown, suppressions=suppressions(suppress), demangle=demangle)
+    with LogReader(path) as log:
+        return analyze_log(log, report, show=shown, strict_threads=strict, progress=progress)

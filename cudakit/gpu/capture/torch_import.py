@@ -1,0 +1,77 @@
+"""Give the work of autograd's threads a call stack, once the program imports torch.
+
+The agent of ``cudakit run`` loads this file by path, into programs that may not have cudakit installed. Like
+the agent, it imports only modules that Python itself has already imported.
+"""
+
+import sys
+
+TYPE_CHECKING = False  # as in typing, which is not imported for it
+if TYPE_CHECKING:
+    from _frozen_importlib import ModuleSpec
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+_RUN_BACKWARD = "_engine_run_backward"
+
+
+def attribute_backward(recorder: "Any") -> None:
+    """Replace torch's function that runs a backward pass by one that passes its call stack to the recorder.
+
+    Does nothing in versions of torch that have no such function.
+    """
+    modules = [sys.modules.get(name) for name in ("torch.autograd.graph", "torch.autograd")]
+    run = getattr(modules[0], _RUN_BACKWARD, None)
+    if run is None:
+        return
+    current_task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
+    wrapped = recorder.with_call_site(run, current_task)
+    for module in modules:
+        if getattr(module, _RUN_BACKWARD, None) is run:
+            setattr(module, _RUN_BACKWARD, wrapped)
+
+
+def after_torch_import(action: "Callable[[], None]") -> None:
+    """Run an action after the program has imported torch: now, or when it does so."""
+    if "torch" in sys.modules:
+        action()
+    else:
+        sys.meta_path.insert(0, _ImportHook("torch", action))
+
+
+class _ImportHook:
+    """An import hook that runs an action once, after the import of one module, and then removes itself."""
+
+    def __init__(self, name: str, action: "Callable[[], None]") -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
+        """Find the module with the finders after this one, and arrange the action after its execution."""
+        if name != self._name:
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (other.find_spec(name, path, target) for other in others)), None)
+        if spec and spec.loader:
+            self._act_after(spec.loader)
+        return spec
+
+    def _act_after(self, loader: "Any") -> None:
+        execute, is_hooked = loader.exec_module, "exec_module" in vars(loader)  # by another hook
+
+        def exec_module(module: "ModuleType") -> None:
+            if is_hooked:
+                loader.exec_module = execute
+            else:
+                del loader.exec_module
+            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+            execute(module)
+            self._action()
+
+        loader.exec_module = exec_module

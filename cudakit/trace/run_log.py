@@ -1,0 +1,321 @@
+"""A log: the traces of all processes of a run in one file, in the order in which they were analyzed.
+
+The file begins with 16 bytes: ``cudakit log\\n`` and the version of the format. Blocks follow, each after a
+header of 24 bytes: a tag of four letters, the number of the trace, the number of items, the size of the
+content in bytes, its size in the file, and the CRC-32 of these 20 bytes and of the content as in the file.
+All numbers are little-endian. Every content is compressed with zlib.
+
+* ``trce``: JSON, the process of the next trace, its number within the process, and whether the device was
+  simulated. Traces are numbered from 0.
+* ``text``: JSON, a list of strings that continue the string table of the trace.
+* ``stak``: JSON, a list of call stacks that continue the stack table of the trace.
+* ``rcds``: records (``layout.RECORD``), transposed: the first byte of every record, then the second, …
+  Similar bytes next to each other compress well.
+* ``done``: JSON, the ``Outcome``. The last block: a file without it is incomplete.
+
+The last release wrote version 1: a .npz file with the whole records of each trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from cudakit.errors import InputError
+from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
+from cudakit.trace.log import Frame, Stack
+from cudakit.trace.spool import Batch
+
+VERSION: Final = 2
+MAGIC: Final = b"cudakit log\n"
+
+_HEADER = struct.Struct("<12sI")
+_BLOCK = struct.Struct("<4s4I")
+_CHECKSUM = struct.Struct("<I")
+_ZIP = b"PK\x03\x04"
+_ITEMS_PER_BLOCK = 8192
+# A larger block is damaged, or made to exhaust the memory.
+_MOST_BYTES = 1 << 28
+# Higher levels are several times slower than the analysis of the records, and save little.
+_LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a recorded run; the fields are those of ``SanitizeResult``."""
+
+    exit_status: int | None = None
+    stopped: bool = False
+    notes: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
+    no_gpu_work: str | None = None
+
+
+# --- writing
+
+
+class LogWriter:
+    """Writes a log to a new binary file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._traces: dict[tuple[int, int], _WrittenTrace] = {}
+        file.write(_HEADER.pack(MAGIC, VERSION))
+
+    def add(self, batch: Batch) -> None:
+        """Append a batch, and the strings and stacks that are new since the last one of its trace."""
+        trace = self._trace(batch)
+        self._table(b"text", trace.number, batch.strings[trace.strings :])
+        self._table(b"stak", trace.number, batch.stacks[trace.stacks :])
+        trace.strings, trace.stacks = len(batch.strings), len(batch.stacks)
+        for begin in range(0, len(batch.records), _ITEMS_PER_BLOCK):
+            part = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
+            columns = part.view(np.uint8).reshape(-1, RECORD_BYTES).T
+            self._block(b"rcds", trace.number, len(part), columns.tobytes())
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write the last block."""
+        self._json(b"done", 0, asdict(outcome))
+
+    def _trace(self, batch: Batch) -> _WrittenTrace:
+        key = batch.process, batch.chain
+        if key not in self._traces:
+            number = len(self._traces)
+            self._traces[key] = _WrittenTrace(number)
+            trace = {
+                "process": batch.process,
+                "chain": batch.chain,
+                "simulated": batch.simulated,
+            }
+            self._json(b"trce", number, trace)
+        return self._traces[key]
+
+    def _table(self, tag: bytes, trace: int, items: Sequence[str] | Sequence[Stack]) -> None:
+        for begin in range(0, len(items), _ITEMS_PER_BLOCK):
+            part = items[begin : begin + _ITEMS_PER_BLOCK]
+            self._json(tag, trace, part, count=len(part))
+
+    def _json(self, tag: bytes, trace: int, content: object, *, count: int = 1) -> None:
+        self._block(tag, trace, count, json.dumps(content, separators=(",", ":")).encode())
+
+    def _block(self, tag: bytes, trace: int, count: int, content: bytes) -> None:
+        stored = zlib.compress(content, _LEVEL)
+        header = _BLOCK.pack(tag, trace, count, len(content), len(stored))
+        checksum = zlib.crc32(stored, zlib.crc32(header))
+        self._file.write(header + _CHECKSUM.pack(checksum) + stored)
+
+
+@dataclass(slots=True)
+class _WrittenTrace:
+    """The number of a trace in the log, and the lengths of its tables written so far.
+
+    The first string and the first stack of every trace are the empty ones, which are not written.
+    """
+
+    number: int
+    strings: int = 1
+    stacks: int = 1
+
+
+# --- reading
+
+
+class LogReader:
+    """Reads a log block by block. Raises InputError if the file is missing, foreign or damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.outcome = Outcome()  # complete once all batches are read
+        self._path = path
+        self._traces: list[_ReadTrace] = []
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of the file that was read, from 0 to 1."""
+        return self._file.tell() / max(self._size_bytes, 1)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches in the order in which they were written."""
+        return self._version_1() if self._is_version_1 else self._blocks()
+
+    def _read_header(self) -> None:
+        self._size_bytes = os.fstat(self._file.fileno()).st_size
+        header = self._file.read(_HEADER.size)
+        self._is_version_1 = header.startswith(_ZIP)
+        if self._is_version_1:
+            return
+        if len(header) < _HEADER.size or not header.startswith(MAGIC):
+            raise InputError(f"{self._path} is not a log of cudakit run --sanitize --log")
+        _, version = _HEADER.unpack(header)
+        if version != VERSION:
+            raise InputError(
+                f"{self._path} is a log of version {version}; this cudakit reads 1 and {VERSION}",
+                hint="read it with the cudakit that wrote it",
+            )
+
+    def _blocks(self) -> Iterator[Batch]:
+        is_done = False
+        while header := self._file.read(_BLOCK.size):
+            if len(header) < _BLOCK.size or is_done:
+                raise self._damaged("data after its end" if is_done else "it is truncated")
+            tag, trace, count, size_bytes, stored_bytes = _BLOCK.unpack(header)
+            content = self._content(header, size_bytes, stored_bytes)
+            if tag == b"rcds":
+                yield self._batch(trace, count, content)
+            else:
+                self._read_json(tag, trace, count, content)
+            is_done = tag == b"done"
+        if not is_done:
+            raise self._damaged("it is truncated")
+
+    def _content(self, header: bytes, size_bytes: int, stored_bytes: int) -> bytes:
+        """Read the rest of a block; return its content."""
+        if max(size_bytes, stored_bytes) > _MOST_BYTES:
+            raise self._damaged("a block is too large")
+        checksum = self._file.read(_CHECKSUM.size)
+        stored = self._file.read(stored_bytes)
+        if len(checksum) < _CHECKSUM.size or len(stored) < stored_bytes:
+            raise self._damaged("it is truncated")
+        if checksum != _CHECKSUM.pack(zlib.crc32(stored, zlib.crc32(header))):
+            raise self._damaged("a checksum is wrong")
+        try:
+            # One byte more than expected, to detect a block that is too long without expanding all of it.
+            content = zlib.decompressobj().decompress(stored, size_bytes + 1)
+        except zlib.error as error:
+            raise self._damaged("a block cannot be decompressed") from error
+        if len(content) != size_bytes:
+            raise self._damaged("a block has a wrong size")
+        return content
+
+    def _batch(self, number: int, count: int, content: bytes) -> Batch:
+        if len(content) != count * RECORD_BYTES or number >= len(self._traces):
+            raise self._damaged("a block of records is not valid")
+        columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, count)
+        return self._checked(self._traces[number], columns)
+
+    def _read_json(self, tag: bytes, number: int, count: int, content: bytes) -> None:
+        try:
+            value = json.loads(content)
+            if tag == b"trce" and number == len(self._traces):
+                self._traces.append(_ReadTrace(**value))
+            elif tag == b"text":
+                self._traces[number].add_strings(value, count)
+            elif tag == b"stak":
+                self._traces[number].add_stacks(value, count)
+            elif tag == b"done":
+                self.outcome = _outcome(**value)
+            else:
+                raise ValueError(f"block {tag!r}")
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise self._damaged("a table cannot be read") from error
+
+    def _version_1(self) -> Iterator[Batch]:
+        """Read a .npz file, one whole trace at a time."""
+        self._file.seek(0)
+        try:
+            with np.load(self._file) as file:
+                header = json.loads(file["tables"].tobytes())
+                if header["version"] != 1:
+                    raise InputError(f"{self._path} is a log of an unknown version")
+                for number, table in enumerate(header["chains"]):
+                    trace = _ReadTrace(number + 1, 0, table["simulated"], [], [])
+                    trace.add_strings(table["strings"], len(table["strings"]))
+                    trace.add_stacks(table["stacks"], len(table["stacks"]))
+                    columns = file[f"records{number}"]
+                    for begin in range(0, columns.shape[1], _ITEMS_PER_BLOCK):
+                        yield self._checked(trace, columns[:, begin : begin + _ITEMS_PER_BLOCK])
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+        ) as error:
+            raise InputError(f"{self._path} is not a log of cudakit, or is damaged") from error
+        self._file.seek(0, os.SEEK_END)
+
+    def _checked(self, trace: _ReadTrace, columns: np.ndarray[Any, np.dtype[np.uint8]]) -> Batch:
+        """Return the records that are stored transposed. Raises InputError if they are not valid."""
+        records: Records = np.ascontiguousarray(columns.T).reshape(-1).view(RECORD)
+        if reason := find_invalid(records, len(trace.strings)):
+            raise self._damaged(reason)
+        return Batch(
+            trace.process, records, trace.strings, trace.stacks, trace.chain, trace.simulated
+        )
+
+    def _damaged(self, reason: str) -> InputError:
+        return InputError(f"{self._path} is damaged: {reason}")
+
+
+class _ReadTrace:
+    """A trace, with its string and stack tables so far."""
+
+    def __init__(
+        self,
+        process: int,
+        chain: int,
+        simulated: bool,
+        strings: Sequence[str] = ("",),
+        stacks: Sequence[Stack] = ((),),
+    ) -> None:
+        self.process = int(process)
+        self.chain = int(chain)
+        self.simulated = bool(simulated)
+        self.strings = list(strings)
+        self.stacks = list(stacks)
+
+    def add_strings(self, strings: Sequence[str], count: int) -> None:
+        self.strings += map(str, strings)
+        _check_count(strings, count)
+
+    def add_stacks(self, stacks: Sequence[Sequence[tuple[str, str, int]]], count: int) -> None:
+        self.stacks += [
+            tuple(Frame(str(function), str(file), int(line)) for function, file, line in stack)
+            for stack in stacks
+        ]
+        _check_count(stacks, count)
+
+
+def _check_count(items: Sequence[object], count: int) -> None:
+    if len(items) != count:
+        raise ValueError(f"{len(items)} items instead of {count}")
+
+
+def _outcome(
+    exit_status: int | None,
+    stopped: bool,
+    notes: Sequence[str],
+    incomplete: Sequence[str],
+    no_gpu_work: str | None,
+) -> Outcome:
+    return Outcome(
+        None if exit_status is None else int(exit_status),
+        bool(stopped),
+        tuple(map(str, notes)),
+        tuple(map(str, incomplete)),
+        None if no_gpu_work is None else str(no_gpu_work),
+    )

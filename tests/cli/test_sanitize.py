@@ -1,0 +1,144 @@
+"""``cudakit sanitize`` from end to end, on logs of programs that use the simulated device."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from invocation import Cli, Terminal
+
+from cudakit.cli import main
+
+ROOT = Path(__file__).parents[2]
+RACES = ROOT / "examples/races"
+LAST_RELEASE = ROOT / "tests/sanitize_corpus/logs"
+LOG = "races.log"
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The "python" of the environment must have cudakit.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("sim_kernels_race", 1), ("sim_kernels_fixed", 0), ("sim_copies_race", 1)]
+)
+def test_report_on_the_log_is_that_of_the_run(program: str, code: int, cli: Cli) -> None:
+    script = RACES / f"{program}.py"
+    ran = cli("run", "--sanitize", "--log", LOG, "-o", "run.json", "-o", "run.txt", script)
+    again = cli("sanitize", LOG, "-o", "log.json", "-o", "log.txt")
+
+    assert ran.exit_code == again.exit_code == code
+    assert ran.stderr.endswith("Wrote run.json\nWrote run.txt\nWrote races.log\n")
+    assert Path("log.json").read_bytes() == Path("run.json").read_bytes()
+    assert Path("log.txt").read_bytes() == Path("run.txt").read_bytes()
+
+
+def test_same_log_gives_same_report(cli: Cli) -> None:
+    log = LAST_RELEASE / "torch_graph_branches_race.npz"
+
+    first, second = cli("sanitize", log), cli("sanitize", log)
+
+    assert (first.exit_code, first.stderr) == (1, "")
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("1 race between streams")
+
+
+def test_other_options_give_another_report(cli: Cli) -> None:
+    cli("run", "--sanitize", "--log", LOG, RACES / "sim_kernels_race.py")
+
+    done = cli("sanitize", LOG, "--suppress", "kernel:add", "--json")
+
+    result = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert result["races"] == []
+    assert [each["races"] for each in result["suppressed"]] == [1]
+
+
+def test_failed_program_and_its_status_are_in_the_log(cli: Cli) -> None:
+    Path("program.py").write_text((RACES / "sim_copies_fixed.py").read_text() + "\nexit(7)\n")
+
+    assert cli("run", "--sanitize", "--log", LOG, "program.py").exit_code == 7
+    done = cli("sanitize", LOG, "--json")
+
+    assert (done.exit_code, json.loads(done.stdout)["exit_status"]) == (0, 7)
+
+
+def test_run_without_gpu_work_says_so_again(cli: Cli) -> None:
+    Path("program.py").write_text("")
+    cli("run", "--sanitize", "--require-gpu", "--log", LOG, "program.py")
+
+    done = cli("sanitize", LOG, "-q")
+
+    assert done.exit_code == 1
+    assert "--require-gpu" in done.stdout
+
+
+def test_progress_is_shown_on_a_terminal_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    log = LAST_RELEASE / "torch_graph_branches_race.npz"
+    terminal = Terminal()
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(terminal):
+        main(["sanitize", str(log)])
+
+    assert "analyzing the log" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert cli("sanitize", log).stderr == ""
+
+
+def test_damaged_log_is_one_line_and_exit_code_2(cli: Cli) -> None:
+    cli("run", "--sanitize", "--log", LOG, RACES / "sim_copies_race.py")
+    content = Path(LOG).read_bytes()
+    Path(LOG).write_bytes(content[:-9])
+
+    done = cli("sanitize", LOG)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "cudakit: error: races.log is damaged: it is truncated\n"
+
+
+def test_foreign_file_is_one_line_and_exit_code_2(cli: Cli) -> None:
+    done = cli("sanitize", RACES / "sim_copies_race.py")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "is not a log of cudakit run --sanitize --log" in done.stderr
+
+
+def test_existing_log_is_replaced_only_with_force(cli: Cli) -> None:
+    Path(LOG).write_text("mine")
+    line = ["run", "--sanitize", "--log", LOG]
+
+    refused = cli(*line, RACES / "sim_copies_race.py")
+    assert refused.exit_code == 125
+    assert "races.log exists" in refused.stderr
+    assert Path(LOG).read_text() == "mine"
+
+    assert cli(*line, "-f", RACES / "sim_copies_race.py").exit_code == 1
+    assert cli("sanitize", LOG).exit_code == 1
+
+
+def test_full_disk_under_the_log_is_an_error_after_the_report(cli: Cli) -> None:
+    done = cli("run", "--sanitize", "--log", "/dev/full", RACES / "sim_copies_race.py")
+
+    assert done.exit_code == 3
+    assert done.stderr.startswith("1 race between streams")
+    assert "cudakit: error: cannot write /dev/full: No space left on device\n" in done.stderr
+
+
+def test_log_needs_sanitize_and_a_file_of_its_own(cli: Cli) -> None:
+    alone = cli("run", "--memory", "--log", LOG, "program.py")
+    twice = cli("run", "--sanitize", "--log", "a.json", "-o", "./a.json", "program.py")
+
+    assert alone.exit_code == twice.exit_code == 125
+    assert "add --sanitize" in alone.stderr
+    assert "named twice" in twice.stderr

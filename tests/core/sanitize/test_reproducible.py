@@ -1,0 +1,72 @@
+"""The report on a program does not depend on addresses, threads or PIDs, which differ between runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudakit.core.sanitize.detector import RaceDetector
+from cudakit.core.sanitize.present import report as present
+from cudakit.core.sanitize.report import Report
+from cudakit.render import console
+from cudakit.trace.kinds import Kind
+from cudakit.trace.layout import Records, layout
+from cudakit.trace.run_log import LogReader
+from cudakit.trace.spool import Batch
+
+LOGS = Path(__file__).parents[2] / "sanitize_corpus/logs"
+ADDRESSES = {
+    Kind.ALLOC: ("address",),
+    Kind.FREE: ("address",),
+    Kind.ACCESS: ("lo", "hi"),
+    Kind.COPY: ("destination", "source"),
+    Kind.FILL: ("address",),
+    Kind.MEMOP: ("address",),
+}
+
+
+def batches(log: str) -> list[Batch]:
+    with LogReader(LOGS / f"{log}.npz") as reader:
+        return list(reader.batches())
+
+
+def elsewhere(batch: Batch) -> Batch:
+    """Return a batch of another process, in which all memory and all threads have other numbers."""
+    records: Records = batch.records.copy()
+    records["thread"] += 1000
+    for kind, names in ADDRESSES.items():
+        is_kind = records["kind"] == kind
+        fields = records.view(layout(kind))
+        for name in names:
+            fields[name][is_kind] += 1 << 33
+    return replace(batch, records=records, process=batch.process + 1)
+
+
+def text(*given: Batch) -> str:
+    report, detector = Report(), RaceDetector()
+    for batch in given:
+        detector.feed(batch, report)
+    detector.finish(report)
+    return console.render(present(detector.result(report)), width=100, color=False)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "cupy_per_thread_stream_race",
+        "cupy_columns_race",
+        "cupy_async_pool_race",
+        "torch_graph_branches_race",
+        "torch_foreach_race",
+        "torch_record_stream_race",
+    ],
+)
+def test_report_contains_nothing_that_differs_between_runs(log: str) -> None:
+    given = batches(log)
+
+    first, second = text(*given), text(*map(elsewhere, given))
+
+    assert "race" in first.splitlines()[0]
+    assert first == second
