@@ -45,6 +45,8 @@ _ZIP = b"PK\x03\x04"
 _ITEMS_PER_BLOCK = 8192
 # A larger block is damaged, or made to exhaust the memory.
 _MOST_BYTES = 1 << 28
+# Raised by JSON of another form than expected; nested without an end, it exhausts the stack.
+_NOT_VALID = (ValueError, TypeError, LookupError, OverflowError, RecursionError, EOFError)
 # Higher levels are several times slower than the analysis of the records, and save little.
 _LEVEL = 1
 
@@ -229,7 +231,7 @@ class LogReader:
                 self.outcome = _outcome(**value)
             else:
                 raise ValueError(f"block {tag!r}")
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except _NOT_VALID as error:
             raise self._damaged("a table cannot be read") from error
 
     def _version_1(self) -> Iterator[Batch]:
@@ -247,14 +249,7 @@ class LogReader:
                     columns = file[f"records{number}"]
                     for begin in range(0, columns.shape[1], _ITEMS_PER_BLOCK):
                         yield self._checked(trace, columns[:, begin : begin + _ITEMS_PER_BLOCK])
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-        ) as error:
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_NOT_VALID) as error:
             raise InputError(f"{self._path} is not a log of cudakit, or is damaged") from error
         self._file.seek(0, os.SEEK_END)
 

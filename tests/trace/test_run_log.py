@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -150,6 +151,19 @@ def test_invalid_record_is_damage(place: Path) -> None:
     place.write_bytes(log(Batch(7, records, [""], [()])))
 
     with pytest.raises(InputError, match="invalid what in a record of kind GAP"):
+        read(place)
+
+
+@pytest.mark.parametrize(
+    "table", [b"[" * 100_000, b"{}", b'{"process": 1e999}', b"\xff", b'{"process": [], "chain": 0}']
+)
+def test_table_of_another_form_is_damage(table: bytes, place: Path) -> None:
+    stored = zlib.compress(table)
+    header = struct.pack("<4s4I", b"trce", 0, 1, len(table), len(stored))
+    checksum = struct.pack("<I", zlib.crc32(header + stored))
+    place.write_bytes(log()[:16] + header + checksum + stored)
+
+    with pytest.raises(InputError, match="a table cannot be read"):
         read(place)
 
 
