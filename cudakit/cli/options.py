@@ -33,10 +33,10 @@ class Option(click.Option):
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add the option under all of its spellings."""
-        shown = self.opts
-        self.opts = [*shown, *self.old]
+        visible_opts = self.opts
+        self.opts = [*visible_opts, *self.old]
         super().add_to_parser(parser, ctx)
-        self.opts = shown
+        self.opts = visible_opts
 
 
 def option(*names: str, **attributes: Any) -> Decorator:
@@ -197,12 +197,12 @@ class Value(click.ParamType[Any]):
         """Return the values to offer."""
         if isinstance(self._choices, str):
             module, _, attribute = self._choices.partition(":")
-            found: Iterable[str] = getattr(import_module(module), attribute)
-            return found
+            names: Iterable[str] = getattr(import_module(module), attribute)
+            return names
         return self._choices() if callable(self._choices) else self._choices
 
 
-# No checks here: whoever opens the file reports what is wrong with it, or reads "-".
+# No checks here: "-" is valid, and opening the file reports its errors.
 FILE = click.Path(readable=False, allow_dash=True)
 
 
