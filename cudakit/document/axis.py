@@ -52,7 +52,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def shares(self, values: Array) -> Array:
-        """Return the positions of many values."""
+        """Return the positions of an array of values."""
         if self.logarithmic:
             return np.log(values / self.low) / math.log(self.high / self.low)
         return (values - self.low) / (self.high - self.low)

@@ -39,7 +39,7 @@ def decoder(texts: Iterable[str], *, unknown: str) -> Texts:
 
     def decoded(ids: Array) -> list[str]:
         index = ids.astype(np.int64)
-        found: list[str] = table[np.where((index >= 0) & (index < last), index, last)].tolist()
-        return found
+        texts: list[str] = table[np.where((index >= 0) & (index < last), index, last)].tolist()
+        return texts
 
     return decoded

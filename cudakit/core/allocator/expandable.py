@@ -190,7 +190,7 @@ def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
 def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
     """Return the best fit among plain and expandable blocks; without ``expands`` among plain ones.
 
-    Blocks are tried by size and address. An expandable one is skipped if the next one can grow less.
+    Blocks are tried by size and address. An expandable block is skipped if the next block can grow less.
     """
     candidates = iter(free.from_size(size))
     if not expands:

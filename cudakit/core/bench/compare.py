@@ -167,9 +167,9 @@ def parse_fail_on(text: str) -> FailOn:
 
 
 def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
-    for case, which in ((before, "before"), (after, "after")):
+    for case, run in ((before, "before"), (after, "after")):
         if isinstance(case.median_s, Unavailable):
-            return Verdict.AMBIGUOUS, f"{which}: {case.median_s.reason}"
+            return Verdict.AMBIGUOUS, f"{run}: {case.median_s.reason}"
     in_time = _relation(
         _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
     )

@@ -69,7 +69,7 @@ _BOUNDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# The axis whose value names a figure, by bench.
+# By bench, the axis whose value is part of a figure's name.
 _NAMED_BY = MappingProxyType(
     {
         "gemm": "dtype",
@@ -94,7 +94,9 @@ class Band:
     expected: float  # in that unit
     warn: float  # a worse figure is a warning
     fail: float  # a worse figure is a failure
-    warn_above: float | None  # a higher rate is a warning: it is of another GPU, or wrong
+    warn_above: (
+        float | None
+    )  # a higher rate is a warning: another GPU model, or a wrong measurement
     source: Source  # origin of the expected value
 
     def health_of(self, reached: float) -> Health:
@@ -153,7 +155,7 @@ def assess(
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
-    suspect = [case.environment for one, case in pairs if one.is_out_of_band]
+    suspect = [case.environment for figure_, case in pairs if figure_.is_out_of_band]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
@@ -191,7 +193,7 @@ def _health(
 
 
 def _worst(figures: Sequence[Figure]) -> Health | None:
-    seen = {one.health for one in figures}
+    seen = {rated.health for rated in figures}
     return next((health for health in _WORST_FIRST if health in seen), None)
 
 

@@ -26,9 +26,9 @@ class Rule:
     """The stopping rule of sampling."""
 
     min_samples: int = 10
-    min_time_s: float = 0.5  # since the begin of the first sample
+    min_time_s: float = 0.5  # since the start of the first sample
     precision: float = 0.01  # half-width of the 95% CI relative to the median
-    timeout_s: float = 15.0  # since the begin of the first sample
+    timeout_s: float = 15.0  # since the start of the first sample
 
 
 @dataclass(frozen=True, slots=True)

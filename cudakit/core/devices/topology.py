@@ -14,13 +14,17 @@ _OK = "ok"
 
 
 def pairs(
-    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, found: Sequence[MatchedDevice]
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, matched: Sequence[MatchedDevice]
 ) -> tuple[Pair, ...]:
     """Return each pair of the GPUs that NVML reports."""
     if isinstance(nvml, Unavailable):
         return ()
     links = {(link.first, link.second): link for link in nvml.links}
-    gpus = {each.nvml.index: each for each in found if each.nvml and each.nvml.parent is None}
+    gpus = {
+        device.nvml.index: device
+        for device in matched
+        if device.nvml and device.nvml.parent is None
+    }
     return tuple(
         _pair(links.get((first, second)) or _unknown(first, second), gpus, cuda)
         for first, second in combinations(sorted(gpus), 2)
@@ -34,7 +38,7 @@ def _unknown(first: int, second: int) -> Link:
 
 def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
     one, other = gpus[link.first], gpus[link.second]
-    access = _both(cuda, one, other, "peer_access")
+    access = _is_bidirectional(cuda, one, other, "peer_access")
     return Pair(
         first=link.first,
         second=link.second,
@@ -44,15 +48,15 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
         nvml_write=link.p2p_write,
         nvml_atomics=link.p2p_atomics,
         cuda_access=access,
-        cuda_atomics=_both(cuda, one, other, "peer_atomics"),
+        cuda_atomics=_is_bidirectional(cuda, one, other, "peer_atomics"),
         disagreement=_disagreement(link, access),
     )
 
 
-def _both(
+def _is_bidirectional(
     cuda: CudaView | Unavailable, one: MatchedDevice, other: MatchedDevice, what: str
 ) -> bool | Unavailable:
-    """Return whether a list of CUDA contains a pair in both directions."""
+    """Return whether CUDA lists a pair in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
     ordinals = [each.cuda.index for each in (one, other) if each.cuda and not each.hidden]

@@ -14,7 +14,7 @@
 /* To apply to each field of a list of references. */
 #define VISIT(field) Py_VISIT(self->field);
 #define CLEAR(field) Py_CLEAR(self->field);
-#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)given.field);
+#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)parsed.field);
 /* The functions of the garbage collector for a type, of which FIELDS lists the references. */
 #define COLLECTED(type, FIELDS) \
     static int type##_traverse(PyObject *object, visitproc visit, void *arg) \

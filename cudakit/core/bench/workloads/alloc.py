@@ -33,8 +33,8 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 
 def _openers(spec: AllocSpec) -> dict[str, AllocatorFactory]:
     """Return the factories of the requested allocators by name."""
-    known = {**_DRIVER_ALLOCATORS, **spec.others}
-    return {name: known[name] for name in spec.allocators or known}
+    factories = {**_DRIVER_ALLOCATORS, **spec.others}
+    return {name: factories[name] for name in spec.allocators or factories}
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:

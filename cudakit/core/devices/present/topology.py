@@ -46,11 +46,11 @@ def _matrix(
     local = _LOCAL if title == "link" else {}
     rows = tuple(
         (
-            Text(_name(one)),
-            *(_cell(one, other, pairs, cell) for other in gpus),
-            *(as_text(one.field(name)) for name in local),
+            Text(_name(row)),
+            *(_cell(row, other, pairs, cell) for other in gpus),
+            *(as_text(row.field(name)) for name in local),
         )
-        for one in gpus
+        for row in gpus
     )
     columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *local.values())
     return Table(columns, rows, caption=_legend(pairs) if title == "link" else "")
