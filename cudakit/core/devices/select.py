@@ -110,7 +110,7 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     if len(best) < spec.count:
         reasons = "; ".join(f"{label(d)}: {excluded[id(d)]}" for d in devices if excluded[id(d)])
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {len(fit) or 'none'} of {len(devices)} can be selected",
+            f"{_request(spec)}, but {_only(len(fit))} of {len(devices)} can be selected",
             hint=reasons or f"use --count {len(devices)}",
         )
     if spec.count > 1 and any(device.parent is not None for device in best):
@@ -120,6 +120,10 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
         )
     uuids = [str(device.uuid) for device in best]
     return SelectResult(result.simulated, ",".join(uuids), tuple(best))
+
+
+def _only(count: int) -> str:
+    return f"only {count}" if count else "none"
 
 
 def _request(spec: SelectSpec) -> str:

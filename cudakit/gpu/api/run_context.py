@@ -192,5 +192,5 @@ class RunContext:
 
     @property
     def cuda_remedy(self) -> str:
-        """What to do about the error of cuInit, "" if there is no general advice."""
+        """The advice for the error of cuInit, "" if there is none."""
         return "" if self.cuda_error is None else remedy_of(self.cuda_error)
