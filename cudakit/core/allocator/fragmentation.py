@@ -24,7 +24,7 @@ _WORTH_NAMING = 64
 
 @dataclass(frozen=True, slots=True)
 class StreamMemory:
-    """Memory that one stream keeps from others, in bytes."""
+    """Memory that only one stream can reuse, in bytes."""
 
     stream: int
     stranded_bytes: int  # free, and reused by this stream only

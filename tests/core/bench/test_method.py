@@ -3,13 +3,13 @@ from __future__ import annotations
 from cudakit.core.bench.method import Method
 
 
-def test_different_mode_or_cache_is_unlike() -> None:
+def test_different_mode_or_cache_differs() -> None:
     mine = Method("isolated", "rotate")
 
-    assert mine.differences_from(Method("isolated", "hot")) == ("cache: rotate and hot",)
+    assert mine.differences_from(Method("isolated", "hot")) == ("cache: rotate before, hot after",)
     assert mine.differences_from(Method("batch", "rotate", blocker=False)) == (
-        "mode: isolated and batch",
-        "blocker: True and False",
+        "mode: isolated before, batch after",
+        "blocker: True before, False after",
     )
 
 
