@@ -155,7 +155,7 @@ def assess(
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
-    suspect = [case.environment for figure_, case in pairs if figure_.is_out_of_band]
+    suspect = [case.environment for rated, case in pairs if rated.is_out_of_band]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,

@@ -155,7 +155,7 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
         for heights in (curves.y, curves.low, curves.high)
     )
     bars = "".join(
-        f"M{x_} {bottom}V{top}" for x_, bottom, top in zip(across, low, high, strict=True)
+        f"M{left} {bottom}V{top}" for left, bottom, top in zip(across, low, high, strict=True)
     )
     classes = curves.classes[number]
     colour = _colour(classes)
