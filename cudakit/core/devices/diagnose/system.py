@@ -59,7 +59,7 @@ def container(context: RunContext) -> Finding:
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # If it is not set or empty, the default is utility and compute.
+    # Without capabilities the runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
     selected = capabilities.split(",")
