@@ -192,6 +192,6 @@ def _check_step(context: RunContext, name: str, well: str) -> Finding:
     if step is None:
         raise NotCheckable("an earlier step of the self-test failed")
     if step.error:
-        return fail(step.error, step.seen, *filter(None, [step.hint]))
-    seen = ", ".join(dict.fromkeys(step.seen.values()))
-    return ok(f"{well} ({seen})" if seen else well, step.seen)
+        return fail(step.error, step.details, *filter(None, [step.hint]))
+    details = ", ".join(dict.fromkeys(step.details.values()))
+    return ok(f"{well} ({details})" if details else well, step.details)
