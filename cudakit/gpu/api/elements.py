@@ -18,7 +18,7 @@ class Format:
 
     mantissa_bits: int
     bias: int  # exponent bias
-    largest: float  # largest finite value; greater ones are clamped to it
+    largest: float  # largest finite value; greater values are clamped to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
 
     Types narrower than fp32 are rounded twice, first to fp32, as in the kernels.
     """
-    exact = np.asarray(values, np.float64)
+    fp64_values = np.asarray(values, np.float64)
     if element.format is not None:
-        return _round_to_format(exact.astype(np.float32), element.format, element.bits)
+        return _round_to_format(fp64_values.astype(np.float32), element.format, element.bits)
     if element.is_integer:
         info = np.iinfo(element.bits)
-        return np.rint(np.clip(exact, info.min, info.max)).astype(element.bits)
-    return exact.astype(element.bits)
+        return np.rint(np.clip(fp64_values, info.min, info.max)).astype(element.bits)
+    return fp64_values.astype(element.bits)
 
 
 def decode(bits: Bits, element: Element) -> Floats:
@@ -84,7 +84,7 @@ def decode(bits: Bits, element: Element) -> Floats:
 
 def _round_to_format(values: npt.NDArray[np.float32], target: Format, dtype: np.dtype[Any]) -> Bits:
     magnitude = np.minimum(np.abs(values).astype(np.float64), target.largest)
-    min_exponent = 1 - target.bias  # also of subnormal values and zero
+    min_exponent = 1 - target.bias  # exponent of subnormal values and zero
     exponent = np.where(
         magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, min_exponent), min_exponent
     )
