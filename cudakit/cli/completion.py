@@ -113,7 +113,7 @@ class _Fish(FishComplete):
     source_template = _FISH
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return completions of the whole word, which fish compares with what was typed."""
+        """Return completions of the whole word, because fish matches the whole word."""
         return _whole_words(super().get_completions(args, incomplete), incomplete)
 
 

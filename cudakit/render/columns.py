@@ -15,7 +15,7 @@ _CHUNK_CHARACTERS = 64 * 1024
 
 
 def chunks(texts: Iterable[str]) -> Iterator[str]:
-    """Join texts to chunks of about 64 KiB."""
+    """Join texts into chunks of about 64 KiB."""
     pending: list[str] = []
     size = 0
     for text in texts:

@@ -104,7 +104,7 @@ class OomReport:
     small: bool
     device_free_bytes: int
     device_total_bytes: int
-    limit_bytes: int | None  # the most that may be reserved
+    limit_bytes: int | None  # maximum reserved memory
     allocated_bytes: int
     reserved_bytes: int
     private_free_bytes: int  # cached in private pools
@@ -113,9 +113,9 @@ class OomReport:
     expandable_segments: bool
     stream_pools: tuple[StreamPool, ...]  # most free bytes first
     pins: tuple[Pin, ...]  # most free bytes in the segment first
-    # Streams, and bytes of freed blocks that wait for them.
+    # Pairs of a stream and the bytes of freed blocks that wait for it.
     awaited: tuple[tuple[int, int], ...] = ()
-    capturing: bool = False  # during a capture: waits and releases were impossible
+    capturing: bool = False  # a capture prevented waits and releases
     rejected: bool = False  # by throw_on_cudamalloc_oom, before any driver call
     # The bytes of the address range of an expandable segment; None: segments are not expandable.
     most_addresses: int | None = None

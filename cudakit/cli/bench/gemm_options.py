@@ -25,7 +25,7 @@ def _data_types() -> list[str]:
     return [*DATA_TYPES, "all"]
 
 
-# The GEMMs, and the names of those with a named shape.
+# All GEMMs, and a name for each GEMM with a named shape.
 NamedGemms: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
 
 GEMM_OPTIONS: tuple[Decorator, ...] = (

@@ -85,7 +85,7 @@ class _Session:
         return Live(self.history, self.view, keys=self.wait_for_keys is not None)
 
     def wait(self, seconds: float) -> None:
-        """Wait, and apply keys at once. Raises Quit for "q" and if the terminal is closed."""
+        """Wait, and process each key immediately. Raises Quit for "q" and if the terminal is closed."""
         if self.wait_for_keys is None:
             time.sleep(seconds)
             return
@@ -124,7 +124,7 @@ class Writer:
     _lines_above: int = 0  # of the last text on a terminal
 
     def show(self, result: DevicesResult, live: Live, *, first: bool = True) -> None:
-        """Write a result; on a terminal it replaces the last one. CSV has a header with the ``first``."""
+        """Write a result; on a terminal it replaces the last one. The ``first`` CSV output has a header."""
         if self._is_live:
             self.redraw(result, live)
         else:

@@ -83,9 +83,7 @@ class Block:
         self.event_count = 0  # recorded events that the block waits for
         self.gc_count_base = 0  # the pool's searches when the block became free
         self.stack: RawStack | None = None
-        self.segment_stack: RawStack | None = (
-            None  # of the segment's allocation; set in one of its blocks
-        )
+        self.segment_stack: RawStack | None = None  # set in one block per segment
 
     @property
     def stream(self) -> int:
@@ -165,7 +163,7 @@ class FreeBlocks:
             self._drop(part)
 
     def take(self, size: int, limit: int) -> Block | None:
-        """Remove and return the smallest block of at least a size, or None if it has ``limit`` or more."""
+        """Remove and return the smallest block of at least ``size``, or None if it is not below ``limit``."""
         key = (size,)
         part = self.only_part
         if part is None:

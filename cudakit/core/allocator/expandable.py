@@ -116,7 +116,7 @@ class ExpandableSegments:
         return place or self._reserve(owner, request)
 
     def _reserve(self, owner: Owner, request: Request) -> Block | None:
-        """Reserve addresses; None if there are none, or the request is larger than a reservation."""
+        """Reserve addresses; None if none are left, or the request is larger than a reservation."""
         total = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
         size = self.reserve_bytes(owner.settings, pool, stream, total)

@@ -24,7 +24,7 @@ _WORTH_NAMING = 64
 
 @dataclass(frozen=True, slots=True)
 class StreamMemory:
-    """Memory that one stream keeps from others, in bytes."""
+    """Memory that only one stream can reuse, in bytes."""
 
     stream: int
     stranded_bytes: int  # free, and reused by this stream only
@@ -201,10 +201,10 @@ def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:
     """Return the smallest used block of the segments with most free bytes for each byte in use."""
     free_in = [(_free_bytes(segment), segment) for segment in segments]
     partly = [(free, s) for free, s in free_in if 0 < free < s.size]
-    worth = [(free, s) for free, s in partly if free >= least_bytes] or partly
-    worth.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
+    ranked = [(free, s) for free, s in partly if free >= least_bytes] or partly
+    ranked.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
     stacks = Stacks()
-    return tuple(_pin(segment, free, stacks) for free, segment in worth[:_MOST_PINS])
+    return tuple(_pin(segment, free, stacks) for free, segment in ranked[:_MOST_PINS])
 
 
 def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:

@@ -112,7 +112,7 @@ class Guard(Generic[_Free]):
             watcher()
 
     def queue(self, free: _Free) -> None:
-        """Queue a free that could not enter."""
+        """Queue a free that could not acquire the lock."""
         self.late.append(free)
         self.drain()  # the holder may have left before it saw the queue
 

@@ -75,7 +75,7 @@ def gather(depth: int = 1) -> RawStack:
 
 
 class Events:
-    """The last ``maxlen`` of ``count`` events. ``metadata`` goes into the next ones."""
+    """The last ``maxlen`` of ``count`` events. Later events get ``metadata``."""
 
     __slots__ = ("count", "maxlen", "metadata", "ring")
 

@@ -31,7 +31,7 @@ class Crossing:
 
     metric: Held
     up: bool  # the value is at least the threshold now; else below
-    value_bytes: int  # when it was checked
+    value_bytes: int  # at the time of the check
     threshold_bytes: int
     device: int
 

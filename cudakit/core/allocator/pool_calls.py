@@ -310,10 +310,10 @@ class Checkpoints:
             created: list[int] = []
             for blocks in state.segments:
                 divided = _divide(engine, blocks, stack)
-                for block, state_ in zip(divided, blocks, strict=True):
-                    if state_.allocated:
+                for block, recorded in zip(divided, blocks, strict=True):
+                    if recorded.allocated:
                         own.live[block.ptr] = block
-                        created.append(state_.address)
+                        created.append(recorded.address)
                     else:
                         own.free_live(block, stack)
             return Restored(addresses, tuple(created))

@@ -325,6 +325,6 @@ class MemPool(HeldPool):
         super().__init__(allocator, pool_id)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return its segments, in PyTorch's format."""
+        """Return the pool's segments, in PyTorch's format."""
         segments = self._allocator.snapshot()["segments"]
         return [segment for segment in segments if segment["segment_pool_id"] == self.id]

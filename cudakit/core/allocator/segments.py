@@ -313,7 +313,7 @@ def _absorb_next(block: Block) -> None:
 
 
 def expandable_size(block: Block) -> int:
-    """Return the size that a free block can grow to: with the unmapped addresses after it."""
+    """Return the size of a free block plus the unmapped addresses after it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 

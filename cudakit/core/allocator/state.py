@@ -113,7 +113,7 @@ class AllocatorState:
         self._slow: set[SlowPathReason] = set()
 
     def connect(self, slow_calls: SlowCalls) -> None:
-        """Create the fast path. The slow calls need this state, and so are passed afterwards."""
+        """Create the fast path, after the slow calls, which need this state."""
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath

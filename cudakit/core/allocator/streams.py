@@ -207,7 +207,7 @@ class PendingFrees:
             block.event_count += 1
 
     def _record_deferred(self, stack: RawStack | None) -> None:
-        """Record the deferred events; blocks that only captures used are complete."""
+        """Record the deferred events; complete the blocks that only captures used."""
         for block in list(self._deferred):
             for stream in self._captured.pop(block, ()):
                 if block.stream_uses:

@@ -48,7 +48,7 @@ class Case:
 
     workload: Workload
     method: Method
-    work: Work | Unavailable = _LATENCY  # of one execution: the roofline bounds its time
+    work: Work | Unavailable = _LATENCY  # of one execution, for the roofline
     size_bytes: int = 0  # of one buffer on the device
     buffers: int = 0  # number of such buffers in a buffer set
     host_bytes: int = 0  # host memory in buffers of ``size_bytes``

@@ -138,7 +138,7 @@ class FailOn:
     verdict: Verdict
     threshold: float = 0.0  # relative change of the median
 
-    def found(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
+    def matching_cases(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
         """Return the cases that meet the condition."""
         return tuple(case for case in comparison.cases if self._meets(case))
 
@@ -223,8 +223,8 @@ def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unav
 
 
 def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
-    yield from before.environment.unlike(after.environment)
-    yield from before.method.unlike(after.method)
+    yield from before.environment.differences_from(after.environment)
+    yield from before.method.differences_from(after.method)
     for name in _COMPARED_SETTINGS:
         first, last = before.settings.get(name), after.settings.get(name)
         if first != last:

@@ -78,7 +78,7 @@ class Environment:
         }
         return {why: seconds for why, seconds in spans.items() if seconds > 0}
 
-    def unlike(self, other: Environment) -> tuple[str, ...]:
+    def differences_from(self, other: Environment) -> tuple[str, ...]:
         """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
         names = sorted((self.versions.keys() | other.versions.keys()) - {"cudakit", "python"})

@@ -58,7 +58,7 @@ class Method:
         """The clock that times the samples of the mode."""
         return self.mode if self.mode == "host" or self.mode == "call" else "device"
 
-    def unlike(self, other: Method) -> tuple[str, ...]:
+    def differences_from(self, other: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
             f"{name}: {mine} before, {others} after"

@@ -165,9 +165,9 @@ def limit(
 
 def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
     """Return the SM clock in Hz of the datasheet's peak: the maximum clock, except for some products."""
-    matrix = _MATRIX_CLOCKS.get(str(fields.get("name")))
-    if matrix is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
-        return matrix
+    matrix_clock = _MATRIX_CLOCKS.get(str(fields.get("name")))
+    if matrix_clock is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
+        return matrix_clock
     max_khz = _positive(fields, "clock_rate_khz", "the maximum SM clock")
     return max_khz if isinstance(max_khz, Unavailable) else max_khz * 1e3
 

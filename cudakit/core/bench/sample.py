@@ -16,7 +16,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 _THROTTLED_SHARE = 0.75
 _RECENT_CLOCKS = 101
 _MIN_CLOCKS = 5
-# The low clock is taken as normal after this number of throttled readings, if there were no more normal ones.
+# A low clock is accepted as normal after this number of throttled readings, unless samples outnumber them.
 _MAX_THROTTLED = 10
 
 

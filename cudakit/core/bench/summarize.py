@@ -212,7 +212,7 @@ def _run_warnings(run: WorkloadRun) -> Iterator[str]:
     if run.accepts_throttled:
         yield "samples include a throttled clock, because the clock stayed low"
     if run.method.cache == "rotate" and not _is_cold(run):
-        yield "L2 is not cold, because too few buffer sets fit"
+        yield "L2 is not cold: the buffer sets are too small to overwrite the cache"
     if not run.settled:
         yield "clock and times were not stable at the end of the warm-up"
 

@@ -69,7 +69,7 @@ class Query:
     ) -> DevicesResult:
         """Read the telemetry and merge it with the facts; ``names`` limits the fields.
 
-        ``activity`` adds the activity since the previous read with it.
+        ``activity`` adds the activity since the previous read with ``activity``.
         """
         nvml = self.nvml
         return DevicesResult(

@@ -106,7 +106,7 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     """
     excluded = {id(device): next(_reasons(device, spec), "") for device in devices}
     fit = [device for device in devices if not excluded[id(device)]]
-    best = sorted(fit, key=_free, reverse=True)[: spec.count]
+    best = sorted(fit, key=_free_bytes, reverse=True)[: spec.count]
     if len(best) < spec.count:
         reasons = "; ".join(f"{label(d)}: {excluded[id(d)]}" for d in devices if excluded[id(d)])
         raise EnvironmentUnusable(
@@ -147,8 +147,8 @@ def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
     if spec.min_free_bytes is not None:
         if isinstance(free, Unavailable):
             yield f"free memory is unknown: {free.reason}"
-        elif _free(device) < spec.min_free_bytes:
-            yield f"{format_bytes(_free(device))} free"
+        elif _free_bytes(device) < spec.min_free_bytes:
+            yield f"{format_bytes(_free_bytes(device))} free"
     used = device.field("utilization_gpu_percent")
     if spec.max_utilization_percent is not None:
         if isinstance(used, Unavailable):
@@ -157,6 +157,6 @@ def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
             yield f"{used} % utilization"
 
 
-def _free(device: Device) -> int:
+def _free_bytes(device: Device) -> int:
     free = device.field("memory_free_bytes")
     return free if isinstance(free, int) else -1

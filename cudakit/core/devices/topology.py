@@ -37,8 +37,8 @@ def _unknown(first: int, second: int) -> Link:
 
 
 def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
-    one, other = gpus[link.first], gpus[link.second]
-    access = _is_bidirectional(cuda, one, other, "peer_access")
+    left, right = gpus[link.first], gpus[link.second]
+    access = _is_bidirectional(cuda, left, right, "peer_access")
     return Pair(
         first=link.first,
         second=link.second,
@@ -48,22 +48,22 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
         nvml_write=link.p2p_write,
         nvml_atomics=link.p2p_atomics,
         cuda_access=access,
-        cuda_atomics=_is_bidirectional(cuda, one, other, "peer_atomics"),
+        cuda_atomics=_is_bidirectional(cuda, left, right, "peer_atomics"),
         disagreement=_disagreement(link, access),
     )
 
 
 def _is_bidirectional(
-    cuda: CudaView | Unavailable, one: MatchedDevice, other: MatchedDevice, what: str
+    cuda: CudaView | Unavailable, left: MatchedDevice, right: MatchedDevice, list_name: str
 ) -> bool | Unavailable:
     """Return whether CUDA lists a pair in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    ordinals = [each.cuda.index for each in (one, other) if each.cuda and not each.hidden]
+    ordinals = [each.cuda.index for each in (left, right) if each.cuda and not each.hidden]
     if len(ordinals) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first, second = ordinals
-    listed = getattr(cuda, what)
+    listed = getattr(cuda, list_name)
     return (first, second) in listed and (second, first) in listed
 
 

@@ -32,7 +32,7 @@ class WatchView:
     """How the devices are shown; each key returns the next view."""
 
     sort: str = "index"
-    pattern: str = ""  # shows only devices whose names or processes contain it
+    pattern: str = ""  # the name or a process of a shown device contains the pattern
     processes: bool = False
     editing: bool = False  # whether keys go to the pattern
 

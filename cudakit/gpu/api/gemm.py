@@ -275,4 +275,4 @@ def _check_name(kind: str, name: str, valid: Mapping[str, object] | Sequence[str
 
 def _check_minimum(name: str, value: int, minimum: int) -> None:
     if value < minimum:
-        raise InputError(f"{name} is {value}, must be at least {minimum}")
+        raise InputError(f"{name} is {value}; it must be at least {minimum}")

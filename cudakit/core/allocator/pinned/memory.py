@@ -180,7 +180,7 @@ class HostMemory:
         return block
 
     def _alloc_block(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
-        """Take a block from the reserve or from the driver; None if it is out of memory. Raises CudaError."""
+        """Take a block from the reserve or from the driver; None if no memory is left. Raises CudaError."""
         kind = pool.of_size(size)
         ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
         block: Block | None

@@ -38,7 +38,7 @@ _MARGIN_X, _MARGIN_Y = 2.0, 1.6
 # The width of a letter as a share of a narrow plot, and the height of a line of text in pixels.
 _LETTER, _LINE = 0.011, 13
 _LONGEST = 40
-# The distance from a point to its label in pixels, and as a share with the radius of the dot.
+# The distance from a point to its label in pixels, and half the width of a dot as a share of the plot.
 _GAP, _DOT = 9, 0.009
 # The distance from a roof to the middle of its label, in pixels.
 _ABOVE = 10
@@ -63,7 +63,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _PointLabel:
-    """The label of a point at a share of the width, and at pixels below the top of the plot."""
+    """The label of a point; x is a share of the width, y is in pixels below the top of the plot."""
 
     text: str
     share: float

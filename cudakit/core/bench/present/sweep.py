@@ -154,7 +154,9 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
         to_units(1 - y.shares(heights[of_line]), _HEIGHT)
         for heights in (curves.y, curves.low, curves.high)
     )
-    bars = "".join(f"M{at} {a}V{b}" for at, a, b in zip(across, low, high, strict=True))
+    bars = "".join(
+        f"M{left} {bottom}V{top}" for left, bottom, top in zip(across, low, high, strict=True)
+    )
     classes = curves.classes[number]
     colour = _colour(classes)
     for kind, path in (

@@ -34,7 +34,7 @@ class TunedMachine:
     driver: str | Unavailable = NOT_QUERIED
     cudakit: str | Unavailable = NOT_QUERIED
 
-    def unlike(self, other: TunedMachine) -> Iterator[str]:
+    def differences_from(self, other: TunedMachine) -> Iterator[str]:
         """Yield the differences that invalidate the algorithms or their ranking."""
         for name, tuned, current in (
             ("GPU", self.gpu, other.gpu),
@@ -103,7 +103,7 @@ class Tuned:
 
     def entries_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
         """Return the results by key. Raises InputError if they are of another machine."""
-        differences = list(self.machine.unlike(machine))
+        differences = list(self.machine.differences_from(machine))
         if differences:
             raise InputError(
                 f"the algorithms were tuned on another machine: {'; '.join(differences)}",

@@ -22,8 +22,8 @@ _WORD_BYTES = 4
 
 def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Return a case per allocator and size."""
-    usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
-    sizes_bytes = spec.sizes_bytes or usual
+    default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+    sizes_bytes = spec.sizes_bytes or default_sizes
     return tuple(
         _case(spec, Alloc(name, size_bytes, open_))
         for name, open_ in _openers(spec).items()

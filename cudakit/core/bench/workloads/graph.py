@@ -23,7 +23,7 @@ from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, Graph
 _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
-# Samples of both are interleaved, so that both run at the same clock: their difference is reported.
+# Samples of these two steps are interleaved, so that both run at the same clock.
 _PAIR = ("replay", "eager")
 # A step keeps up to this number of graphs, because destroying each at once would be part of its time. One
 # sample in this number contains the destruction, which does not affect the median.

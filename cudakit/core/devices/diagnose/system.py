@@ -60,7 +60,7 @@ def container(context: RunContext) -> Finding:
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # The default is utility and compute.
+    # Without capabilities the runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
     allowed = capabilities.split(",")

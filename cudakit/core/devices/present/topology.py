@@ -57,14 +57,14 @@ def _matrix(
 
 
 def _cell(
-    one: Device,
-    other: Device,
+    row: Device,
+    column: Device,
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Value:
-    if one is other:
+    if row is column:
         return Text("-")
-    first, second = sorted((_number(one), _number(other)))
+    first, second = sorted((_number(row), _number(column)))
     pair = pairs.get((first, second))
     return cell(pair) if pair else Unavailable("NVML does not report it")
 
