@@ -61,14 +61,14 @@ def _timing_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _address_remedies(r: OomReport) -> Iterator[str]:
-    if r.most_addresses is None or r.block_bytes <= r.most_addresses:
+    if r.range_bytes is None or r.block_bytes <= r.range_bytes:
         return
     setting = "expandable_segments_reserve"
     class_name = f" of class {r.reserve_class}" if r.reserve_class else ""
     if r.reserve_class:
         setting += f"_by_class, or {setting}"
     yield (
-        f"an expandable segment{class_name} reserves {format_bytes(r.most_addresses)} of addresses, and a"
+        f"an expandable segment{class_name} reserves {format_bytes(r.range_bytes)} of addresses, and a"
         f" request cannot be larger: raise {setting}"
     )
 
@@ -94,7 +94,7 @@ def _limit_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _free_block_remedies(r: OomReport) -> Iterator[str]:
-    fit, own = r.fit(), r.own
+    fit, own = r.fit(), r.own_pool
     largest = format_bytes(own.largest_free_bytes)
     if fit.after_pending_frees and r.max_split_size_bytes is None:
         yield f"a free block of {largest} came too late: create the allocator with search_again=True"
@@ -108,7 +108,7 @@ def _free_block_remedies(r: OomReport) -> Iterator[str]:
         if not r.expandable_segments:
             action = f"set expandable_segments:True, or {action}"
         yield f"{format_bytes(own.free_bytes)} is free, but the largest free block is {largest}: {action}"
-    if fit.in_another_pool and (other_pool := r.best_other):
+    if fit.in_another_pool and (other_pool := r.best_other_pool):
         yield (
             f"a block of {format_bytes(other_pool.largest_free_bytes)} is cached "
             f"{describe_stream_pool(other_pool)}:"
