@@ -10,5 +10,5 @@ WHY_NOT = "needs Numba, and a numpy that it works with"
 
 
 def numba_is_ready() -> bool:
-    """Say whether Numba is there, and this numpy still has what it imports (row_stack is gone since 2.5)."""
+    """Return whether Numba is installed with a numpy that it can import: row_stack is missing since 2.5."""
     return find_spec("numba") is not None and hasattr(np, "row_stack")

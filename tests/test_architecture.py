@@ -17,7 +17,7 @@ import cudakit
 
 ANYTHING = frozenset({""})
 
-# What any feature may import; never another feature, never a renderer.
+# Any feature may import these, but no other feature and no renderer.
 FEATURE = {
     "torch_rules",
     "gpu.api",

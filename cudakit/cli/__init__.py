@@ -140,5 +140,5 @@ def _show_help() -> int:
 
 def _wants_json(arguments: list[str]) -> bool:
     # Arguments after "--" belong to another program. ``run`` prints its own JSON.
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--json" in own and own[0] != "run"
+    before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in before_dashes and before_dashes[0] != "run"

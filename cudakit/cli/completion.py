@@ -70,7 +70,7 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 
 
 class _Bash(BashComplete):
-    """Completion that reads the line itself, so that words keep their ":" and "="."""
+    """Completion for bash, which parses the line itself so that words keep their ":" and "="."""
 
     source_template = _BASH
 
@@ -82,17 +82,17 @@ class _Bash(BashComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
-        found = _whole_words(super().get_completions(args, incomplete), incomplete)
-        kept = self._kept(incomplete)
-        for item in found:
-            item.value = item.value.removeprefix(kept)
-        return found
+        completions = _whole_words(super().get_completions(args, incomplete), incomplete)
+        prefix = self._kept_prefix(incomplete)
+        for item in completions:
+            item.value = item.value.removeprefix(prefix)
+        return completions
 
     @property
     def _line(self) -> str:
         return os.environ.get("COMP_LINE", "")
 
-    def _kept(self, incomplete: str) -> str:
+    def _kept_prefix(self, incomplete: str) -> str:
         """Return the beginning of the word that bash keeps: up to its last word break."""
         breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
         end = max((incomplete.rfind(character) for character in breaks), default=-1) + 1
@@ -100,7 +100,7 @@ class _Bash(BashComplete):
 
 
 class _Zsh(ZshComplete):
-    """Completion that keeps the name of the option in ``--option=value``."""
+    """Completion for zsh, which keeps the option name in ``--option=value``."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the whole word, which zsh replaces."""
@@ -108,22 +108,24 @@ class _Zsh(ZshComplete):
 
 
 class _Fish(FishComplete):
-    """Completion of values with commas and of ``--option=value``."""
+    """Completion for fish, also in ``--option=value`` and lists with commas."""
 
     source_template = _FISH
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return completions of the whole word, which fish compares with what was typed."""
+        """Return completions of the whole word, because fish matches the whole word."""
         return _whole_words(super().get_completions(args, incomplete), incomplete)
 
 
-def _whole_words(found: list[CompletionItem[str]], incomplete: str) -> list[CompletionItem[str]]:
+def _whole_words(
+    completions: list[CompletionItem[str]], incomplete: str
+) -> list[CompletionItem[str]]:
     """Put the name of the option before values of ``--option=value``, which click completes without it."""
     name = re.match(r"--?[\w-]+=", incomplete)
-    for item in found:
+    for item in completions:
         if item.type == "plain" and name:
             item.value = f"{name.group()}{item.value}"
-    return found
+    return completions
 
 
 _CLASSES: dict[Shell, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
@@ -137,8 +139,8 @@ def complete(program: click.Command, instruction: str) -> int:
     kind = get_completion_class(shell)
     if kind is None:
         return 2
-    asked = kind(program, {}, "cudakit", VARIABLE)
-    click.echo(asked.source() if action == "source" else asked.complete())
+    completion = kind(program, {}, "cudakit", VARIABLE)
+    click.echo(completion.source() if action == "source" else completion.complete())
     return 0
 
 
@@ -190,8 +192,8 @@ def _path(shell: Shell) -> Path:
 
 def _directory(variable: str, default: str) -> Path:
     # The XDG Base Directory Specification ignores relative paths.
-    given = Path(os.environ.get(variable, ""))
-    return given if given.is_absolute() else Path.home() / default
+    directory = Path(os.environ.get(variable, ""))
+    return directory if directory.is_absolute() else Path.home() / default
 
 
 def _next_step(shell: Shell, path: Path) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cudakit.units import Unavailable
 
 
-def _ids(text: str) -> tuple[str, ...]:
+def _parse_ids(text: str) -> tuple[str, ...]:
     """Parse ``CK005,ck12`` as ids."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -48,14 +48,14 @@ _CHECKS = option_group(
     "Checks",
     option(
         "--only",
-        type=Value(_known_ids, _ids, many=True),
+        type=Value(_known_ids, _parse_ids, many=True),
         default=(),
         metavar="ID,...",
         help="Run only these checks.",
     ),
     option(
         "--skip",
-        type=Value(_known_ids, _ids, many=True),
+        type=Value(_known_ids, _parse_ids, many=True),
         default=(),
         metavar="ID,...",
         help="Skip these checks.",

@@ -48,11 +48,13 @@ def explain_term(term: str, output: OutputOptions, *, for_doctor: bool = False) 
     """
     from cudakit.core.devices.explain import check_explanation, explain, report
 
-    found = explain(term, _cuda_errors())
-    result = (check_explanation(found) if for_doctor else None) or found
+    explained = explain(term, _cuda_errors())
+    result = (check_explanation(explained) if for_doctor else None) or explained
     with open_outputs(output) as outputs:
-        brief = [f"{topic.name}: {topic.meaning}" for topic in found.topics]
-        outputs.write(Report(result=result, document=lambda: report(found), brief=lambda: brief))
+        brief = [f"{topic.name}: {topic.meaning}" for topic in explained.topics]
+        outputs.write(
+            Report(result=result, document=lambda: report(explained), brief=lambda: brief)
+        )
     return ExitCode.OK
 
 

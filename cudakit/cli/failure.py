@@ -73,18 +73,18 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
         return ExitCode.INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE
-    known = _as_cudakit_error(error)
+    converted = _as_cudakit_error(error)
     if json_to_stderr:
-        standard_error().write(_as_json(known))
-        return known.exit_code
-    click.echo(f"cudakit: error: {_short(known.message)}", err=True)
-    if known.hint:
-        click.echo(f"hint: {_short(known.hint)}", err=True)
+        standard_error().write(_as_json(converted))
+        return converted.exit_code
+    click.echo(f"cudakit: error: {_short(converted.message)}", err=True)
+    if converted.hint:
+        click.echo(f"hint: {_short(converted.hint)}", err=True)
     if as_json and sys.stdout is not None:
         # The error is on stderr already, so a failure to write JSON does not change the exit code.
         with suppress(BrokenPipeError, EnvironmentUnusable):
-            standard_output().write(_as_json(known))
-    return known.exit_code
+            standard_output().write(_as_json(converted))
+    return converted.exit_code
 
 
 def _short(text: str) -> str:

@@ -33,10 +33,10 @@ class Option(click.Option):
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add the option under all of its spellings."""
-        shown = self.opts
-        self.opts = [*shown, *self.old]
+        visible_opts = self.opts
+        self.opts = [*visible_opts, *self.old]
         super().add_to_parser(parser, ctx)
-        self.opts = shown
+        self.opts = visible_opts
 
 
 def option(*names: str, **attributes: Any) -> Decorator:
@@ -59,12 +59,36 @@ def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
     return tuple(titled(add) for add in options)
 
 
+class _Formatter(click.HelpFormatter):
+    """Wraps help between words only: names such as launch-to-finish stay on one line."""
+
+    _NO_BREAK = "\N{NON-BREAKING HYPHEN}"
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", self._NO_BREAK))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        kept = [(name, text.replace("-", self._NO_BREAK)) for name, text in rows]
+        super().write_dl(kept, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(self._NO_BREAK, "-")
+
+
+class _Context(click.Context):
+    formatter_class = _Formatter
+
+
 class Command(click.Command):
     """A command whose help lists options by group.
 
     ``described_in`` maps the title of a group to the help that describes its options: this help only names
     them.
     """
+
+    context_class = _Context
 
     def __init__(
         self, *args: Any, described_in: dict[str, str] | None = None, **kwargs: Any
@@ -173,12 +197,12 @@ class Value(click.ParamType[Any]):
         """Return the values to offer."""
         if isinstance(self._choices, str):
             module, _, attribute = self._choices.partition(":")
-            found: Iterable[str] = getattr(import_module(module), attribute)
-            return found
+            names: Iterable[str] = getattr(import_module(module), attribute)
+            return names
         return self._choices() if callable(self._choices) else self._choices
 
 
-# No checks here: whoever opens the file reports what is wrong with it, or reads "-".
+# No checks here: "-" is valid, and opening the file reports its errors.
 FILE = click.Path(readable=False, allow_dash=True)
 
 

@@ -84,12 +84,12 @@ def brief(document: Document) -> tuple[str, ...]:
 
     top_level = {id(node) for node in document.nodes}
     notes = (node for node in walk(document.nodes) if isinstance(node, Note))
-    shown = [
+    texts = [
         note.text
         for note in notes
         if note.level in ("warn", "error") or (note.level == "ok" and id(note) in top_level)
     ]
-    return (document.title, *shown)
+    return (document.title, *texts)
 
 
 class Outputs:
@@ -107,9 +107,13 @@ class Outputs:
         self._opened = opened
         self._terminal = terminal
         # The formats to write to the terminal; with --quiet or files only if the options ask for it.
-        asked = [target.suffix or "txt" for target in options.targets if target.path == "-"]
+        terminal_formats = [
+            target.suffix or "txt" for target in options.targets if target.path == "-"
+        ]
         self._on_terminal = (
-            ["json"] if options.json else asked or ([] if files or options.quiet else ["txt"])
+            ["json"]
+            if options.json
+            else terminal_formats or ([] if files or options.quiet else ["txt"])
         )
 
     def write(self, report: Report) -> None:
@@ -167,13 +171,13 @@ def open_outputs(
     formats = options.formats if formats is None else formats
     files = [target for target in options.targets if target.path != "-"]
     refuse_duplicates(options.paths)
-    wanted = [(_format(target, formats), target.path) for target in files]
+    outputs_by_format = [(_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
         terminal()  # raises if standard output is closed
     with ExitStack() as opened:
         written = [
             (suffix, opened.enter_context(open_file(path, force=options.force)))
-            for suffix, path in wanted
+            for suffix, path in outputs_by_format
         ]
         yield Outputs(options, written, opened, terminal)
 

@@ -52,14 +52,14 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def shares(self, values: Array) -> Array:
-        """Return the positions of many values."""
+        """Return the positions of an array of values."""
         if self.logarithmic:
             return np.log(values / self.low) / math.log(self.high / self.low)
         return (values - self.low) / (self.high - self.low)
 
 
 def tight_axis(low: float, high: float, unit: Unit) -> Axis:
-    """Return an axis from ``low`` to ``high``, as for time."""
+    """Return an axis from exactly ``low`` to ``high``, such as a time axis."""
     if not _is_range(low, high):
         margin = max(0.5, abs(low) * 1e-9)
         low, high = low - margin, high + margin
@@ -67,7 +67,7 @@ def tight_axis(low: float, high: float, unit: Unit) -> Axis:
 
 
 def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
-    """Return an axis that contains 0 and ends at ticks, as for amounts.
+    """Return an axis that contains 0 and ends at ticks, such as an axis of bytes.
 
     ``of`` is the unit of the amount of a rate: ``B``, ``FLOP``.
     """

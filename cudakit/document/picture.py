@@ -59,7 +59,7 @@ class Legend:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A name above a drawing, and a remark beside it."""
+    """A name above a drawing, followed by a remark."""
 
     name: str
     remark: str
@@ -153,7 +153,7 @@ def stretched(shapes: Iterable[Shape], *, width: int, height: int) -> Shape:
 
 
 def name_beside(name: str, *, y: float) -> Shape:
-    """Return a name left of a picture, cut to 14 characters."""
+    """Return the name at the left of a picture, cut to 14 characters."""
     return shape(
         "text", name, title=name, longest=_LONGEST_NAME, class_="tick end", x=-8, y=y, dy="0.32em"
     )

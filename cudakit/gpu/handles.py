@@ -92,7 +92,7 @@ def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, missing: st
 def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Argument]) -> None:
     """Raise CUDA_ERROR_INVALID_VALUE unless arguments have the sizes of the kernel's parameters.
 
-    The driver copies the declared size of each parameter, whatever was passed. ``sizes`` are bytes per
+    The driver copies the declared size of each parameter, not that of the argument. ``sizes`` are bytes per
     parameter, None if unknown.
     """
     passed = tuple([_argument_bytes(arg) for arg in args])

@@ -123,16 +123,16 @@ class _Scratch:
 
 @host_kernel("cudakit_differ")
 def _differ(launch: Launch, wrong: Ptr, one: Ptr, other: Ptr, count: np.uint64) -> None:
-    found = launch.read(one, np.uint32, int(count)) != launch.read(other, np.uint32, int(count))
-    _add(launch, wrong, int(np.count_nonzero(found)))
+    differs = launch.read(one, np.uint32, int(count)) != launch.read(other, np.uint32, int(count))
+    _add(launch, wrong, int(np.count_nonzero(differs)))
 
 
 @host_kernel("cudakit_differ_from_word")
 def _differ_from_word(
     launch: Launch, wrong: Ptr, words: Ptr, word: np.uint32, count: np.uint64
 ) -> None:
-    found = launch.read(words, np.uint32, int(count)) != word
-    _add(launch, wrong, int(np.count_nonzero(found)))
+    differs = launch.read(words, np.uint32, int(count)) != word
+    _add(launch, wrong, int(np.count_nonzero(differs)))
 
 
 @host_kernel("cudakit_gather")
@@ -140,11 +140,11 @@ def _gather(
     launch: Launch, to: Ptr, from_: Ptr, indices: Ptr, count: np.uint64, size: np.int32
 ) -> None:
     raw = np.dtype(f"u{size}")
-    wanted = launch.read(indices, np.uint64, int(count))
-    source = launch.read(from_, raw, int(wanted.max()) + 1)
-    launch.write(to, raw, int(count))[:] = source[wanted]
+    selected = launch.read(indices, np.uint64, int(count))
+    source = launch.read(from_, raw, int(selected.max()) + 1)
+    launch.write(to, raw, int(count))[:] = source[selected]
 
 
-def _add(launch: Launch, wrong: Ptr, found: int) -> None:
-    if found:
-        launch.atomic(wrong, np.uint64)[:] += np.uint64(found)
+def _add(launch: Launch, wrong: Ptr, count: int) -> None:
+    if count:
+        launch.atomic(wrong, np.uint64)[:] += np.uint64(count)

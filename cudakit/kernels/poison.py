@@ -91,8 +91,8 @@ class Poison:
         self._kernels.launch_over("cudakit_count_poison", pitch * matrices, args, stream)
         gpu.copy(self._host, self._device, _COUNTS_BYTES, stream)
         gpu.sync_stream(stream)
-        found = np.frombuffer(bytes(gpu.host_view(self._host, _COUNTS_BYTES)), np.uint64)
-        return PoisonCounts(*map(int, found))
+        counts = np.frombuffer(bytes(gpu.host_view(self._host, _COUNTS_BYTES)), np.uint64)
+        return PoisonCounts(*map(int, counts))
 
     def close(self) -> None:
         """Free the buffers and unload the kernel."""

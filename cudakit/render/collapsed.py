@@ -28,13 +28,13 @@ def render(document: Document) -> Iterator[str]:
 
 def trees(document: Document) -> tuple[Tree, ...]:
     """Return the Trees of a document in reading order. Raises UsageError if there is none."""
-    found = tuple(node for node in walk(document.nodes) if isinstance(node, Tree))
-    if not found:
+    nodes = tuple(node for node in walk(document.nodes) if isinstance(node, Tree))
+    if not nodes:
         raise UsageError(
             f"{document.title!r} has no tree of stacks to write",
             hint="choose another output format, such as json",
         )
-    return found
+    return nodes
 
 
 def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:

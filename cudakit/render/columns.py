@@ -15,7 +15,7 @@ _CHUNK_CHARACTERS = 64 * 1024
 
 
 def chunks(texts: Iterable[str]) -> Iterator[str]:
-    """Join texts to chunks of about 64 KiB."""
+    """Join texts into chunks of about 64 KiB."""
     pending: list[str] = []
     size = 0
     for text in texts:
@@ -39,7 +39,7 @@ def decoder(texts: Iterable[str], *, unknown: str) -> Texts:
 
     def decoded(ids: Array) -> list[str]:
         index = ids.astype(np.int64)
-        found: list[str] = table[np.where((index >= 0) & (index < last), index, last)].tolist()
-        return found
+        texts: list[str] = table[np.where((index >= 0) & (index < last), index, last)].tolist()
+        return texts
 
     return decoded

@@ -112,10 +112,10 @@ def _markers(chart: Chart) -> Iterator[_Event]:
 def _counters(chart: Chart) -> Iterator[Iterator[_Event]]:
     for series in chart.series:
         name = f"{chart.title} · {series.name}" if chart.title else series.name
-        known = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
-        at_ns = _nanoseconds(chart.x[known], _per_x(chart))
+        finite = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
+        at_ns = _nanoseconds(chart.x[finite], _per_x(chart))
         order = np.argsort(at_ns, kind="stable")
-        at_ns, y = at_ns[order], series.y[known][order]
+        at_ns, y = at_ns[order], series.y[finite][order]
         changed = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
         yield _counter_events(name, chart.y_unit, at_ns[changed], y[changed])
 

@@ -81,8 +81,8 @@ def _shorten_path(path: str) -> str:
     """Shorten a path to the part after site-packages, or else to its last two components."""
     tidy = path.replace("\\", "/")
     for folder in _INSTALLED:
-        _, found, inside = tidy.rpartition(folder)
-        if found:
+        _, separator, inside = tidy.rpartition(folder)
+        if separator:
             return inside
     return "/".join(tidy.rsplit("/", 2)[-2:])
 

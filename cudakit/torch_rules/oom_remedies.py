@@ -64,11 +64,11 @@ def _address_remedies(r: OomReport) -> Iterator[str]:
     if r.most_addresses is None or r.block_bytes <= r.most_addresses:
         return
     setting = "expandable_segments_reserve"
-    suffix = f" of class {r.reserve_class}" if r.reserve_class else ""
+    class_name = f" of class {r.reserve_class}" if r.reserve_class else ""
     if r.reserve_class:
         setting += f"_by_class, or {setting}"
     yield (
-        f"an expandable segment{suffix} reserves {format_bytes(r.most_addresses)} of addresses, and a"
+        f"an expandable segment{class_name} reserves {format_bytes(r.most_addresses)} of addresses, and a"
         f" request cannot be larger: raise {setting}"
     )
 

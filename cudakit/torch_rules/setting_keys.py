@@ -40,7 +40,7 @@ def _read_backend(entry: Entry) -> str:
 
 
 def _read_size(entry: Entry) -> int:
-    """Read MiB as bytes."""
+    """Parse a number of MiB; return bytes."""
     return _parse_whole(entry, "a whole number of MiB, without a unit", LARGEST_MIB) * MIB
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import cudakit
 
-# What readers of the documentation see of an example that needs a device, and cannot try without.
+# Marks a documentation example that needs a device.
 SKIPPED = "# doctest: +SKIP"
 MODULES = ("cudakit.api", "cudakit.api.profiler", "cudakit.gpu.cuda.current", "cudakit.gpu.nvtx")
 

@@ -67,7 +67,7 @@ def test_the_first_time_that_memory_runs_out_is_saved(torch: Torch) -> None:
     assert Path("step-oom.pickle").read_text() == "the first"
 
 
-def test_what_happens_after_the_block_is_not_saved(torch: Torch) -> None:
+def test_events_after_block_are_not_saved(torch: Torch) -> None:
     with cudakit.record_memory("step.pickle"):
         pass
     torch.run_out_of_memory()

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 import pytest
+from invocation import Cli
 
 from cudakit.cli.options import OutputOptions, Target, byte_size, output_options, percent
 
@@ -69,3 +70,9 @@ def test_value_without_unit_is_a_usage_error_with_an_example(
 
     assert refused.value.param is not None
     assert refused.value.param.opts == [arguments[0]]
+
+
+def test_help_breaks_no_name_at_its_hyphen(cli: Cli) -> None:
+    lines = cli("bench", "launch", "--help").stdout.splitlines()
+
+    assert not [line for line in lines if line.endswith("-")]

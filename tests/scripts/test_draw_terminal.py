@@ -12,7 +12,7 @@ PICTURE = Path(__file__).parents[2] / "docs/images/terminal.svg"
 
 
 def words(svg: str) -> str:
-    """Return the visible text of an SVG without spaces: rich may lay it out and colour it anew."""
+    """Return the visible text of an SVG without spaces, which layout and colors of rich do not change."""
     text = re.sub(r"<style>.*?</style>|<[^>]*>", "", svg, flags=re.DOTALL)
     return "".join(html.unescape(text).split())
 

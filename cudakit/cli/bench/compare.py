@@ -69,7 +69,9 @@ def compare(
             load_result(Path(before)), load_result(Path(after)), force=ignore_mismatch
         )
         outputs.write(Report(result=comparison, document=lambda: present_comparison(comparison)))
-    fails = limits and (_lacks_times(comparison) or any(x.found(comparison) for x in limits))
+    fails = limits and (
+        _lacks_times(comparison) or any(x.matching_cases(comparison) for x in limits)
+    )
     return ExitCode.FINDINGS if fails else ExitCode.OK
 
 

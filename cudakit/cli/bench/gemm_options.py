@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from cudakit.cli.bench.options import given, name_list
+from cudakit.cli.bench.options import given_options, name_list
 from cudakit.cli.options import FILE, Decorator, Value, option, option_group
 from cudakit.errors import UsageError
 
@@ -25,7 +25,7 @@ def _data_types() -> list[str]:
     return [*DATA_TYPES, "all"]
 
 
-# The GEMMs, and the names of those with a named shape.
+# All GEMMs, and a name for each GEMM with a named shape.
 NamedGemms: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
 
 GEMM_OPTIONS: tuple[Decorator, ...] = (
@@ -112,19 +112,21 @@ def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
             options.pop("epilogues") or (None,),
         )
     )
-    kind = given(
+    kind = given_options(
         padding=options.pop("padding"),
         output=options.pop("output_type"),
         accumulate=options.pop("accumulate"),
     )
     batch = options.pop("batch")
     _check_count(len(shapes) * len(kinds))
-    found: dict[Gemm, str] = {}
+    name_by_gemm: dict[Gemm, str] = {}
     for dtype, layout, epilogue in kinds:
         for shape in shapes:
-            gemm = _gemm(shape, batch, given(layout=layout, epilogue=epilogue, **kind), dtype)
-            found.setdefault(gemm, shape.name)
-    return tuple(found), {gemm: name for gemm, name in found.items() if name}
+            gemm = _gemm(
+                shape, batch, given_options(layout=layout, epilogue=epilogue, **kind), dtype
+            )
+            name_by_gemm.setdefault(gemm, shape.name)
+    return tuple(name_by_gemm), {gemm: name for gemm, name in name_by_gemm.items() if name}
 
 
 def _check_count(count: int) -> None:

@@ -24,7 +24,7 @@ Effort: TypeAlias = dict[str, Any]
 _MAX_SIZES = 64  # of a range
 
 
-def given(**options: Any) -> dict[str, Any]:
+def given_options(**options: Any) -> dict[str, Any]:
     """Return the options that were given; the Spec has defaults for the others."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
@@ -41,8 +41,8 @@ def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Val
 
 def sizes(text: str) -> tuple[int, ...]:
     """Parse ``64KiB,1MiB..1GiB`` as bytes; sizes of a range double."""
-    found = [size for part in _parts(text) for size in _range(part)]
-    return tuple(dict.fromkeys(found))
+    sizes_bytes = [size for part in _parts(text) for size in _range(part)]
+    return tuple(dict.fromkeys(sizes_bytes))
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -70,8 +70,8 @@ def _range(text: str) -> list[int]:
         raise click.BadParameter(
             f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB"
         )
-    found = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
-    return found if dots else found[:1]
+    doubled = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
+    return doubled if dots else doubled[:1]
 
 
 def sizes_option(what: str) -> Decorator:
@@ -170,8 +170,8 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def collecting(**options: Any) -> Any:
         parts = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
         limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
-        effort = given(**parts, blocker=False if options.pop("no_blocker") else None)
-        return command(effort=effort | _rule(given(**limits)), **options)
+        effort = given_options(**parts, blocker=False if options.pop("no_blocker") else None)
+        return command(effort=effort | _rule(given_options(**limits)), **options)
 
     return with_options(EFFORT_OPTIONS, collecting)
 

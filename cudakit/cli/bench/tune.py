@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudakit.cli.bench.measure import opened_gpu
-from cudakit.cli.bench.options import given
+from cudakit.cli.bench.options import given_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
 from cudakit.cli.output import open_file, printable
@@ -102,7 +102,7 @@ class TuneOptions:
         """Return the limits of the search. Raises InputError for invalid values."""
         from cudakit.core.bench.tuning.search import Limits
 
-        return Limits(**given(time_s=self.time_s, iterations=self.iterations))
+        return Limits(**given_options(time_s=self.time_s, iterations=self.iterations))
 
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,12 +135,12 @@ def tuned_algorithms(
     from cudakit.core.bench.tuning.tune import tuning_machine
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    known = load_tuned(Path(path))
+    tuned_before = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    entries = known.entries_for(machine)
+    entries = tuned_before.entries_for(machine)
     _warn_missing(path, sum((gemm, settings) not in entries for gemm in gemms), len(gemms))
-    return known.algorithms_for(machine, settings)
+    return tuned_before.algorithms_for(machine, settings)
 
 
 def _warn_missing(path: str, missing: int, count: int) -> None:
@@ -177,11 +177,11 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    known = load_tuned(Path(tuning.known)) if tuning.known else None
+    earlier = load_tuned(Path(tuning.known)) if tuning.known else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # Checked first, because an export that is impossible should not be reported after the long search.
         validators = _validators(tuning, device, run_context) if tuning.export else None
-        tuned = search(spec, device, limits, progress, known=known, run_context=run_context)
+        tuned = search(spec, device, limits, progress, known=earlier, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
 
 
@@ -193,11 +193,11 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
         raise UsageError(
             "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
-    found = (
+    accepted = (
         read_validators(Path(tuning.validators)) if tuning.validators else _installed_validators()
     )
-    check_validators(found, tuning_machine(device, run_context))
-    return found
+    check_validators(accepted, tuning_machine(device, run_context))
+    return accepted
 
 
 def _installed_validators() -> Mapping[str, str]:
@@ -221,7 +221,7 @@ def _report(tuned: Tuned, output: OutputOptions, exported: TorchCsv | None) -> R
 
 def _exit_code(tuned: Tuned) -> ExitCode:
     """Return FINDINGS if a default algorithm computes wrong values."""
-    wrong = any(one.wrong for one in tuned.untuned)
+    wrong = any(gemm.wrong for gemm in tuned.untuned)
     if wrong or any(not entry.verification.passed for entry in tuned.gemms):
         return ExitCode.FINDINGS
     return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

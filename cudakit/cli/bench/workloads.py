@@ -14,7 +14,7 @@ from cudakit.cli.bench.options import (
     Effort,
     cache_option,
     counts,
-    given,
+    given_options,
     mode_option,
     name_list,
     sizes_option,
@@ -55,7 +55,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import MemorySpec
 
-    return MemorySpec(**given(**options), **effort)
+    return MemorySpec(**given_options(**options), **effort)
 
 
 @_benchmark("Bandwidth of copies between host and device, and between GPUs.")
@@ -84,7 +84,7 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import CopySpec
 
-    return CopySpec(**given(**options), **effort)
+    return CopySpec(**given_options(**options), **effort)
 
 
 @_benchmark("Latency of launches, events, waits and streams.")
@@ -109,7 +109,7 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import LaunchSpec
 
-    return LaunchSpec(**given(**options), **effort)
+    return LaunchSpec(**given_options(**options), **effort)
 
 
 @_benchmark("Latency of memory allocation and free.")
@@ -135,7 +135,7 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import AllocSpec
 
-    return AllocSpec(others={"caching": _caching}, **given(**options), **effort)
+    return AllocSpec(others={"caching": _caching}, **given_options(**options), **effort)
 
 
 def _caching(gpu: Gpu) -> Allocator:
@@ -187,7 +187,7 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import GraphSpec
 
-    return GraphSpec(**given(**options), **effort)
+    return GraphSpec(**given_options(**options), **effort)
 
 
 @_benchmark("Health check: does this GPU perform as expected of its model?")

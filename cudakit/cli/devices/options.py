@@ -84,7 +84,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0.1 <= number < float("inf"):
-        raise click.BadParameter(f"{text!r} is not a number of seconds, 0.1 or more")
+        raise click.BadParameter(f"{text!r} is not a number of seconds of at least 0.1")
     return number
 
 

@@ -22,8 +22,8 @@ def list_fields(outputs: Outputs) -> None:
     """Write the list of all fields."""
     from cudakit.core.devices.present.fields import listing
 
-    known = tuple(registry().values())
-    outputs.write(Report(result=FieldsList(known), document=lambda: listing(known)))
+    fields = tuple(registry().values())
+    outputs.write(Report(result=FieldsList(fields), document=lambda: listing(fields)))
 
 
 def print_selection(machine: Machine, outputs: Outputs, view: View, spec: SelectSpec) -> None:
@@ -48,14 +48,14 @@ def show_once(
     result = open_query(machine).read(
         activity=counts_activity(wanted), processes=view.processes, topology=view.topology
     )
-    shown = replace(result, devices=filter_devices(result, view.ids))
-    outputs.write(report_of(shown, view, wanted, warn=lambda: _warn_simulated(machine)))
+    filtered = replace(result, devices=filter_devices(result, view.ids))
+    outputs.write(report_of(filtered, view, wanted, warn=lambda: _warn_simulated(machine)))
 
 
 def counts_activity(wanted: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
     """Return whether the output includes activity since the last read."""
     if wanted:
-        return any(each.kind == "activity" for each in wanted)
+        return any(field.kind == "activity" for field in wanted)
     return watching
 
 
@@ -95,6 +95,6 @@ def report_of(
 
 def _chosen_fields(result: DevicesResult, wanted: tuple[FieldInfo, ...]) -> FieldsResult:
     devices = tuple(
-        {each.name: device.field(each.name) for each in wanted} for device in result.devices
+        {field.name: device.field(field.name) for field in wanted} for device in result.devices
     )
     return FieldsResult(result.simulated, result.time_ns, devices)

@@ -41,7 +41,7 @@ def watch_devices(
     activity = counts_activity(first.wanted, watching=True)
     session = _Session(writers, WatchView(processes=first.view.processes), wait_for_keys)
     try:
-        for number in ticks(seconds, twice=activity, wait=session.wait):
+        for number in ticks(seconds, quick_first=activity, wait=session.wait):
             result = query.read(
                 names=first.view.names or FIELDS,
                 activity=activity,
@@ -85,7 +85,7 @@ class _Session:
         return Live(self.history, self.view, keys=self.wait_for_keys is not None)
 
     def wait(self, seconds: float) -> None:
-        """Wait, and apply keys at once. Raises Quit for "q" and if the terminal is closed."""
+        """Wait, and process each key immediately. Raises Quit for "q" and if the terminal is closed."""
         if self.wait_for_keys is None:
             time.sleep(seconds)
             return
@@ -124,14 +124,14 @@ class Writer:
     _lines_above: int = 0  # of the last text on a terminal
 
     def show(self, result: DevicesResult, live: Live, *, first: bool = True) -> None:
-        """Write a result; on a terminal it replaces the last one. CSV has a header with the ``first``."""
+        """Write a result; on a terminal it replaces the last one. The ``first`` CSV output has a header."""
         if self._is_live:
             self.redraw(result, live)
         else:
             self._replace(self._text(result, first=first))
 
     def redraw(self, result: DevicesResult, live: Live) -> None:
-        """Write the last result again if this is the report on a terminal."""
+        """Rewrite the last report, on a terminal only."""
         if self._is_live:
             from cudakit.core.devices.present.live import live_report
 
@@ -190,11 +190,11 @@ _FIRST_INTERVAL_SECONDS = 0.2
 
 
 def ticks(
-    seconds: float, *, twice: bool, wait: Callable[[float], None] = time.sleep
+    seconds: float, *, quick_first: bool, wait: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Yield 0, 1, ... every ``seconds``; ``twice`` yields 1 shortly after 0. Missed ticks are dropped."""
+    """Yield 0, 1, ... every ``seconds``; ``quick_first`` yields 1 soon after 0. Missed ticks are dropped."""
     yield 0
-    if twice:
+    if quick_first:
         wait(min(_FIRST_INTERVAL_SECONDS, seconds))
         yield 1
     due, number = time.monotonic(), 2

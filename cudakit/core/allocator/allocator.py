@@ -73,7 +73,9 @@ class CachingAllocator:
         with state.inside():
             block = state.live.get(ptr)
             if block is None:
-                raise InvalidPointer(f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}")
+                raise InvalidPointer(
+                    f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}"
+                )
             state.pending.add_use(block, stream_number(stream))
 
     def process_events(self) -> None:

@@ -72,18 +72,18 @@ class Block:
     ) -> None:
         self.ptr: Ptr = ptr  # type: ignore[assignment]  # calling Ptr would double the time
         self.size = size
-        self.free_blocks = free_blocks  # of its pool and stream; has the block while it is free
+        self.free_blocks = free_blocks  # contains the block while it is free
         self.expandable_segment = expandable_segment
         self.mapped = True  # False: an address range of an expandable segment without memory
-        self.requested = 0  # bytes of the last request it served, before rounding
+        self.requested = 0  # bytes of its last request, before rounding
         self.free = self.allocated = False
         self.prev: Block | None = None  # the block before it in the segment
         self.next: Block | None = None
         self.stream_uses: dict[int, None] | None = None  # other streams, without an event yet
         self.event_count = 0  # recorded events that the block waits for
-        self.gc_count_base = 0  # the count of searches when it became free
+        self.gc_count_base = 0  # the pool's searches when the block became free
         self.stack: RawStack | None = None
-        self.segment_stack: RawStack | None = None  # in one block of each segment
+        self.segment_stack: RawStack | None = None  # set in one block per segment
 
     @property
     def stream(self) -> int:
@@ -132,7 +132,7 @@ class FreeBlocks:
     def from_size(self, size: int) -> Iterable[Block]:
         """Return the blocks of at least a size, in order."""
         key = (size,)
-        first = self._part_of(key) if self else 0
+        first = self._part_index(key) if self else 0
         for _, _, block in islice(self.parts[first], bisect_left(self.parts[first], key), None):
             yield block
         for part in self.parts[first + 1 :]:
@@ -146,7 +146,7 @@ class FreeBlocks:
         entry = block.size, block.ptr, block
         part = self.only_part
         if part is None:
-            part = self.parts[self._part_of(entry)]
+            part = self.parts[self._part_index(entry)]
         insort(part, entry)
         if len(part) > MOST_IN_PART:
             self._divide(part)
@@ -157,17 +157,17 @@ class FreeBlocks:
         key = block.size, block.ptr
         part = self.only_part
         if part is None:
-            part = self.parts[self._part_of(key)]
+            part = self.parts[self._part_index(key)]
         del part[bisect_left(part, key)]
         if not part:
             self._drop(part)
 
     def take(self, size: int, limit: int) -> Block | None:
-        """Remove and return the smallest block of at least a size, or None if it has ``limit`` or more."""
+        """Remove and return the smallest block of at least ``size``, or None if it is not below ``limit``."""
         key = (size,)
         part = self.only_part
         if part is None:
-            part = self.parts[self._part_of(key)]
+            part = self.parts[self._part_index(key)]
         index = bisect_left(part, key)
         if index == len(part) or part[index][0] >= limit:
             return None
@@ -177,13 +177,13 @@ class FreeBlocks:
             self._drop(part)
         return block
 
-    def _part_of(self, key: tuple[int] | tuple[int, int] | Entry) -> int:
+    def _part_index(self, key: tuple[int] | tuple[int, int] | Entry) -> int:
         """Return the index of the part with the first entry not below a key, or of the last part."""
         return min(bisect_left(self.parts, key, key=_last), len(self.parts) - 1)
 
     def _divide(self, part: list[Entry]) -> None:
         half = len(part) // 2
-        self.parts.insert(self._part_of(part[-1]) + 1, part[half:])
+        self.parts.insert(self._part_index(part[-1]) + 1, part[half:])
         del part[half:]
         self.only_part = None
 
@@ -240,13 +240,13 @@ class BlockPool:
 
     def free_blocks(self, stream: int) -> FreeBlocks:
         """Return the free blocks of a stream."""
-        found = self.by_stream.get(stream)
-        if found is None:
-            found = self.by_stream[stream] = self._type(self, stream)
-        return found
+        free = self.by_stream.get(stream)
+        if free is None:
+            free = self.by_stream[stream] = self._type(self, stream)
+        return free
 
     def age(self, block: Block) -> int:
-        """Return the number of counted searches since a block became free."""
+        """Return the number of searches since a block became free."""
         return self.stats.blocks.searches - block.gc_count_base
 
     def __iter__(self) -> Iterator[Block]:

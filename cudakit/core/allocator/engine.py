@@ -61,7 +61,7 @@ class Engine:
         self.segments = Segments()
         self.reserved_bytes = 0  # including the driver call that is running
         self.trace: History | None = None
-        self.expandable: ExpandableSegments | None = None  # once the setting was on
+        self.expandable: ExpandableSegments | None = None  # created when the setting is first on
         self.stream_classes: dict[int, str] = {}  # for expandable_segments_reserve_by_class
         self.configure(settings, UNLIMITED)
 

@@ -116,7 +116,7 @@ class ExpandableSegments:
         return place or self._reserve(owner, request)
 
     def _reserve(self, owner: Owner, request: Request) -> Block | None:
-        """Reserve addresses; None if there are none, or the request is larger than a reservation."""
+        """Reserve addresses; None if none are left, or the request is larger than a reservation."""
         total = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
         size = self.reserve_bytes(owner.settings, pool, stream, total)
@@ -190,7 +190,7 @@ def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
 def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
     """Return the best fit among plain and expandable blocks; without ``expands`` among plain ones.
 
-    Blocks are tried by size and address. An expandable one is skipped if the next one can grow less.
+    Blocks are tried by size and address. An expandable block is skipped if the next block can grow less.
     """
     candidates = iter(free.from_size(size))
     if not expands:

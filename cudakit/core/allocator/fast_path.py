@@ -83,7 +83,7 @@ class FastPath:
         self._acquire, self._release = guard.lock.acquire, guard.lock.release
 
     def record_events(self, history: History | None) -> bool:
-        """Record events in a history, or none; return whether the fast path records all of it."""
+        """Set the history of events, or None; return whether the fast path records all events."""
         self._engine.trace = history
         return history is None or not history.level
 
@@ -145,5 +145,9 @@ class FastPath:
 
 def _is_own(block: Block, stream: int | None) -> bool:
     """Return whether a stream is that of a block."""
-    own = block.free_blocks.stream
-    return stream is None or stream == own or (stream == LEGACY and own == DEFAULT_STREAM)
+    own_stream = block.free_blocks.stream
+    return (
+        stream is None
+        or stream == own_stream
+        or (stream == LEGACY and own_stream == DEFAULT_STREAM)
+    )

@@ -18,20 +18,20 @@ from cudakit.gpu.api import MemoryInfo
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, StreamPool
 
 _MOST_PINS = 3
-# The part of the request that must be free in a segment for it to be named before others.
+# Segments with at least this part of the request free are named first.
 _WORTH_NAMING = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMemory:
-    """Memory that one stream keeps from others, in bytes."""
+    """Memory that only one stream can reuse, in bytes."""
 
     stream: int
     stranded_bytes: int  # free, and reused by this stream only
-    releasable_bytes: int  # of these: whole segments and pages, which empty_cache releases
+    releasable_bytes: int  # the part that empty_cache releases: whole segments and pages
     largest_hole_bytes: int
-    pending_bytes: int  # allocated on this stream, freed, and still used by others
-    awaited_bytes: int  # allocated on others, freed, and waiting for this stream
+    pending_bytes: int  # freed blocks of this stream that other streams still use
+    awaited_bytes: int  # freed blocks of other streams that wait for this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Fragmentation:
 
     reserved_bytes: int
     allocated_bytes: int
-    pending_bytes: int  # freed, but used by other streams
+    pending_bytes: int  # freed, but still used by other streams
     requested_bytes: int  # of allocated and pending blocks, before rounding
     free_bytes: int
     largest_hole_bytes: int
@@ -68,17 +68,17 @@ def fragmentation_of(
     segments: Iterable[Segment], awaited: Iterable[tuple[int, Block]]
 ) -> Fragmentation:
     """Return the fragmentation; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
-    held = [(segment, segment.blocks()) for segment in segments]
-    used = [block for _, blocks in held for block in blocks if not block.free]
-    stream_pools = silos_of(held)
+    segment_blocks = [(segment, segment.blocks()) for segment in segments]
+    used = [block for _, blocks in segment_blocks for block in blocks if not block.free]
+    stream_pools = stream_pools_of(segment_blocks)
     return Fragmentation(
-        reserved_bytes=sum(segment.size for segment, _ in held),
+        reserved_bytes=sum(segment.size for segment, _ in segment_blocks),
         allocated_bytes=sum(block.size for block in used if block.allocated),
         pending_bytes=sum(block.size for block in used if not block.allocated),
         requested_bytes=sum(block.requested for block in used),
-        free_bytes=sum(each.free_bytes for each in stream_pools),
-        largest_hole_bytes=max((each.largest_free_bytes for each in stream_pools), default=0),
-        releasable_bytes=sum(each.releasable_bytes for each in stream_pools),
+        free_bytes=sum(pool.free_bytes for pool in stream_pools),
+        largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
+        releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
         stream_pools=stream_pools,
         streams=_streams(stream_pools, awaited_bytes(awaited)),
     )
@@ -86,25 +86,25 @@ def fragmentation_of(
 
 def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
     """Return for each stream the bytes of the freed blocks that wait for it."""
-    found: dict[int, int] = {}
+    bytes_by_stream: dict[int, int] = {}
     for stream, block in awaited:
-        found[stream] = found.get(stream, 0) + block.size
-    return found
+        bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
+    return bytes_by_stream
 
 
-def silos_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[StreamPool, ...]:
+def stream_pools_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[StreamPool, ...]:
     """Group segments by the requests that they serve."""
-    found: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
+    by_key: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in held:
         key = segment.pool.id, segment.pool.small, segment.stream
         free = [block for block in blocks if block.free]
         sizes = [block.size for block in free]
         whole = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
         pending = sum(b.size for b in blocks if not b.free and not b.allocated)
-        found.setdefault(key, []).append(
+        by_key.setdefault(key, []).append(
             StreamPool(*key, segment.size, sum(sizes), max(sizes, default=0), whole, pending)
         )
-    summed = [_summed(parts) for parts in found.values()]
+    summed = [_summed(parts) for parts in by_key.values()]
     return tuple(sorted(summed, key=lambda each: -each.free_bytes))
 
 
@@ -126,10 +126,12 @@ def _streams(
     stream_pools: Iterable[StreamPool], awaited: Mapping[int, int]
 ) -> tuple[StreamMemory, ...]:
     own: dict[int, list[StreamPool]] = {stream: [] for stream in awaited}
-    for each in stream_pools:
-        own.setdefault(each.stream, []).append(each)
-    found = _memory_of(own, awaited)
-    return tuple(sorted(found, key=lambda m: (-m.stranded_bytes - m.awaited_bytes, m.stream)))
+    for pool in stream_pools:
+        own.setdefault(pool.stream, []).append(pool)
+    memory_by_stream = _memory_of(own, awaited)
+    return tuple(
+        sorted(memory_by_stream, key=lambda m: (-m.stranded_bytes - m.awaited_bytes, m.stream))
+    )
 
 
 def _memory_of(
@@ -138,10 +140,10 @@ def _memory_of(
     for stream, stream_pools in own.items():
         yield StreamMemory(
             stream,
-            stranded_bytes=sum(each.free_bytes for each in stream_pools),
-            releasable_bytes=sum(each.releasable_bytes for each in stream_pools),
-            largest_hole_bytes=max((each.largest_free_bytes for each in stream_pools), default=0),
-            pending_bytes=sum(each.pending_bytes for each in stream_pools),
+            stranded_bytes=sum(pool.free_bytes for pool in stream_pools),
+            releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
+            largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
+            pending_bytes=sum(pool.pending_bytes for pool in stream_pools),
             awaited_bytes=awaited.get(stream, 0),
         )
 
@@ -158,7 +160,9 @@ def report_of(
 ) -> OomReport:
     """Return the facts of a request that failed."""
     total = engine.stats.total
-    stream_pools = silos_of((segment, segment.blocks()) for segment in engine.segments.values())
+    stream_pools = stream_pools_of(
+        (segment, segment.blocks()) for segment in engine.segments.values()
+    )
     return OomReport(
         device=device,
         requested_bytes=request.requested,
@@ -197,10 +201,10 @@ def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:
     """Return the smallest used block of the segments with most free bytes for each byte in use."""
     free_in = [(_free_bytes(segment), segment) for segment in segments]
     partly = [(free, s) for free, s in free_in if 0 < free < s.size]
-    worth = [(free, s) for free, s in partly if free >= least_bytes] or partly
-    worth.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
+    ranked = [(free, s) for free, s in partly if free >= least_bytes] or partly
+    ranked.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
     stacks = Stacks()
-    return tuple(_pin(segment, free, stacks) for free, segment in worth[:_MOST_PINS])
+    return tuple(_pin(segment, free, stacks) for free, segment in ranked[:_MOST_PINS])
 
 
 def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:

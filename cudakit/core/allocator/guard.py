@@ -60,7 +60,7 @@ class Guard(Generic[_Free]):
         """Hold the lock. Raises Reentered if this thread holds it already."""
         self.enter()
         try:
-            self.take_late()
+            self.perform_queued()
             yield
         finally:
             self.exit()
@@ -112,7 +112,7 @@ class Guard(Generic[_Free]):
             watcher()
 
     def queue(self, free: _Free) -> None:
-        """Queue a free that could not enter."""
+        """Queue a free that could not acquire the lock."""
         self.late.append(free)
         self.drain()  # the holder may have left before it saw the queue
 
@@ -120,11 +120,11 @@ class Guard(Generic[_Free]):
         """Perform queued frees, unless the lock is held: the holder performs them afterwards."""
         while self.late and self.try_enter():
             try:
-                self.take_late()
+                self.perform_queued()
             finally:
                 self.leave()
 
-    def take_late(self) -> None:
+    def perform_queued(self) -> None:
         """Perform queued frees. The lock is held."""
         while self.late:
             # On an error of an event the block stays pending, and its event is recorded later.

@@ -67,15 +67,15 @@ _IN_TRACE = Level.ALLOC  # a global variable is read faster than an enum member
 def gather(depth: int = 1) -> RawStack:
     """Return the call stack of the caller's caller, without its ``depth - 1`` innermost frames."""
     frame: FrameType | None = sys._getframe(depth + 1)
-    found: list[CodeType | int] = []
+    stack: list[CodeType | int] = []
     while frame is not None:
-        found += (frame.f_code, frame.f_lasti)
+        stack += (frame.f_code, frame.f_lasti)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(stack)
 
 
 class Events:
-    """The last ``maxlen`` of ``count`` events. ``metadata`` goes into the next ones."""
+    """The last ``maxlen`` of ``count`` events. Later events get ``metadata``."""
 
     __slots__ = ("count", "maxlen", "metadata", "ring")
 
@@ -123,7 +123,7 @@ class History:
 
     @property
     def metadata(self) -> Metadata:
-        """The text that goes into the next events."""
+        """The text that later events contain."""
         return self.events.metadata
 
     @metadata.setter
@@ -222,8 +222,8 @@ def _check(
     if max_entries < 1:
         raise UsageError(f"a trace of {max_entries} entries records nothing", hint="at least 1")
     if unknown := sorted(set(skip_actions) - set(SKIPPABLE)):
-        known = ", ".join(SKIPPABLE)
-        raise UsageError(f"there is no action {unknown[0]!r} to skip", hint=f"actions: {known}")
+        choices = ", ".join(SKIPPABLE)
+        raise UsageError(f"there is no action {unknown[0]!r} to skip", hint=f"actions: {choices}")
 
 
 class Stacks:
@@ -238,20 +238,20 @@ class Stacks:
         """Return the frames of a stack in PyTorch's format, innermost first."""
         if not stack:
             return []
-        found = self._stacks.get(stack)
-        if found is None:
+        frames = self._stacks.get(stack)
+        if frames is None:
             pairs = zip(stack[::2], stack[1::2], strict=True)
-            found = [self._frame(*cast("tuple[CodeType, int]", pair)) for pair in pairs]
-            self._stacks[stack] = found
-        return found
+            frames = [self._frame(*cast("tuple[CodeType, int]", pair)) for pair in pairs]
+            self._stacks[stack] = frames
+        return frames
 
     def _frame(self, code: CodeType, offset: int) -> dict[str, str | int]:
-        found = self._frames.get((code, offset))
-        if found is None:
+        cached = self._frames.get((code, offset))
+        if cached is None:
             line = self._line(code, offset)
-            found = {"name": code.co_name, "filename": code.co_filename, "line": line}
-            self._frames[code, offset] = found
-        return found
+            cached = {"name": code.co_name, "filename": code.co_filename, "line": line}
+            self._frames[code, offset] = cached
+        return cached
 
     def _line(self, code: CodeType, offset: int) -> int:
         if code not in self._lines:

@@ -145,7 +145,7 @@ class _Fields:
 
     def texts(self, name: str) -> list[str]:
         value = self._fields.get(name)
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _refused(name, value)
         return value
 
@@ -161,10 +161,10 @@ def _written(handle: Handle) -> str:
 
 
 def _read(text: str, process: ProcessId) -> Handle:
-    found = _KIND.fullmatch(text)
-    if found is None:
+    match = _KIND.fullmatch(text)
+    if match is None:
         raise _refused("handles", text)
-    kind, digits, serial = found.groups()
+    kind, digits, serial = match.groups()
     if kind == "fd" and serial and len(digits) <= 8:
         return DescriptorHandle(process, int(digits, 16), int(serial))
     if serial or len(digits) != 2 * HANDLE_BYTES or kind not in ("ipc", "fabric"):
@@ -252,7 +252,7 @@ class IpcRegistry:
         failure: CudaError | None = None
         for _ in range(len(self._unused)):
             if self._captures() or not self._lock.acquire(blocking=False):
-                break  # a later call does it
+                break  # a later call closes the rest
             try:
                 failure = self._close_one() or failure
             finally:

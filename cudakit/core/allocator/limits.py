@@ -31,7 +31,7 @@ class Crossing:
 
     metric: Held
     up: bool  # the value is at least the threshold now; else below
-    value_bytes: int  # when it was checked
+    value_bytes: int  # at the time of the check
     threshold_bytes: int
     device: int
 
@@ -89,7 +89,7 @@ class Limits:
     def monitor(
         self,
         metric: Held,
-        threshold: int | float,  # bytes, or a share
+        threshold: int | float,  # bytes, or a fraction of the device's memory
         callback: Callback,
         *,
         direction: Direction = "up",
@@ -153,7 +153,7 @@ class Limits:
         try:
             monitor.callback(crossing)
         except Exception as error:  # noqa: BLE001  # not an error of the allocator's caller
-            _report(error, monitor.callback)
+            _report_unraisable(error, monitor.callback)
 
     # The cache.
 
@@ -229,8 +229,8 @@ def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
     engine = state.engine
     whole = sorted(filter(_is_free, engine.segments.values()), key=lambda segment: segment.size)
     while whole and (excess := _cached_bytes(engine) - limit_bytes) > 0:
-        enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
-        state.cache.release_block(whole.pop(next(enough, len(whole) - 1)).first, None)
+        large_enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
+        state.cache.release_block(whole.pop(next(large_enough, len(whole) - 1)).first, None)
 
 
 def _is_free(segment: Segment) -> bool:
@@ -252,7 +252,7 @@ def _check(metric: str, threshold_bytes: int, direction: str) -> None:
         )
 
 
-def _report(error: Exception, callback: Callback) -> None:
+def _report_unraisable(error: Exception, callback: Callback) -> None:
     """Report an exception by sys.unraisablehook, as Python does for finalizers."""
     sys.unraisablehook(
         SimpleNamespace(

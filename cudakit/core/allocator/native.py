@@ -98,7 +98,7 @@ class FastPath(_fast.FastPath):
         return self
 
     def record_events(self, history: History | None) -> bool:
-        """Record events in a history, or none; return whether the fast path records all of it."""
+        """Set the history of events, or None; return whether the fast path records all events."""
         self._engine.trace = history
         level = history.level if history else Level.NONE
         self.set_history(history.events if history else None, level, partial(gather, 0))

@@ -176,7 +176,7 @@ class OomChain:
         state = self._state
         with state.guard.outside():
             freed = [helper() for helper in self._helpers]  # every helper is called
-        state.guard.take_late()
+        state.guard.perform_queued()
         return any(freed)
 
     def _report(self, request: Request, *, rejected: bool) -> OomReport:
@@ -207,7 +207,9 @@ class OomChain:
                 report = replace(report, processes=_processes(self._query))
             saver = [self._saver] if self._saver else []
             observers = self._rejection_observers if report.rejected else self._observers + saver
-            notes = [note for observer in list(observers) if (note := _call(observer, report))]
+            notes = [
+                note for observer in list(observers) if (note := _call_observer(observer, report))
+            ]
         error = OutOfMemory(message_of(report), hint=hint_of(report), report=report)
         for note in notes:
             error.add_note(note)
@@ -318,7 +320,7 @@ def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:
         return Unavailable(str(error) or type(error).__name__)
 
 
-def _call(observer: Observer, report: OomReport) -> str:
+def _call_observer(observer: Observer, report: OomReport) -> str:
     """Call an observer; return its failure as a note, which must not hide the out-of-memory error."""
     try:
         observer(report)

@@ -84,7 +84,7 @@ class GpuPages:
         for ptr, size_bytes in list(self._reserved.items()):
             with suppress(CudaError):
                 self.unreserve(ptr, size_bytes)
-        self._finish([])
+        self._run_cleanup([])
 
     def _wait_for_all_work(self) -> None:
         """Wait for the device. cuMemFree waits too, and unlike cuCtxSynchronize does not end captures."""
@@ -150,7 +150,7 @@ class GpuPages:
             self._release([backing])
 
     def _revoke(self, pages: list[int]) -> None:
-        self._finish([partial(self._gpu.revoke, self._exported.pop(page)) for page in pages])
+        self._run_cleanup([partial(self._gpu.revoke, self._exported.pop(page)) for page in pages])
 
     def _map(self, ptr: int, page_bytes: int, count: int) -> None:
         mapped, backings = 0, self._create(page_bytes, count)
@@ -194,9 +194,9 @@ class GpuPages:
                 del self._kinds[0]
 
     def _release(self, backings: list[Backing]) -> None:
-        self._finish([partial(self._gpu.release, backing) for backing in backings])
+        self._run_cleanup([partial(self._gpu.release, backing) for backing in backings])
 
-    def _finish(self, steps: list[Callable[[], None]]) -> None:
+    def _run_cleanup(self, steps: list[Callable[[], None]]) -> None:
         """Run clean-up steps, and those that failed before. Failed steps are repeated later."""
         left, self._undone = [*self._undone, *steps], []
         for step in left:

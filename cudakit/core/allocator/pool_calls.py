@@ -121,7 +121,7 @@ class PoolRouting:
         only holder; with ``unrouted``, if requests are routed to it at all.
         """
         with self.with_pools() as pools:
-            pools.let_go(pool_id, unrouted=unrouted)
+            pools.release_holder(pool_id, unrouted=unrouted)
 
     def begin_capture(self) -> None:
         """Begin a capture: until its end no event is queried and nothing is released."""
@@ -207,14 +207,14 @@ class PoolRouting:
     def _stop_using(self, pool_id: PoolId) -> None:
         with self.with_pools() as pools:
             pools.end(pool_id)
-            pools.let_go(pool_id)
+            pools.release_holder(pool_id)
 
     def _release_abandoned(self) -> None:
         pools = self._pools
         while pools.abandoned:
             pool_id, empties = pools.abandoned.popleft()
             with suppress(CudaError, PoolError):  # memory that was not released stays cached
-                pools.let_go(pool_id)
+                pools.release_holder(pool_id)
                 if empties:
                     self._empty_pool(pool_id)
 
@@ -309,11 +309,11 @@ class Checkpoints:
                 own.free_live(block, stack)
             created: list[int] = []
             for blocks in state.segments:
-                found = _divide(engine, blocks, stack)
-                for block, was in zip(found, blocks, strict=True):
-                    if was.allocated:
+                divided = _divide(engine, blocks, stack)
+                for block, recorded in zip(divided, blocks, strict=True):
+                    if recorded.allocated:
                         own.live[block.ptr] = block
-                        created.append(was.address)
+                        created.append(recorded.address)
                     else:
                         own.free_live(block, stack)
             return Restored(addresses, tuple(created))
@@ -324,8 +324,8 @@ class Checkpoints:
         Raises PoolError if there is no such pool (torch's _cuda_checkPoolLiveAllocations).
         """
         with self._routing.with_pools() as pools:
-            found = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)
-            return {int(block.ptr) for block in found} == set(live)
+            live_blocks = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)
+            return {int(block.ptr) for block in live_blocks} == set(live)
 
     def _claim(self, blocks: list[Block]) -> list[Block]:
         """Remove blocks from the live ones. Raises PoolError if another thread is freeing one of them."""
@@ -342,8 +342,8 @@ class Checkpoints:
 
 def segments_of(engine: Engine, pool: PoolId) -> list[Segment]:
     """List the segments of a pool by address."""
-    found = [segment for segment in engine.segments.values() if segment.pool.id == pool]
-    return sorted(found, key=lambda segment: segment.ptr)
+    of_pool = [segment for segment in engine.segments.values() if segment.pool.id == pool]
+    return sorted(of_pool, key=lambda segment: segment.ptr)
 
 
 def _live_blocks(engine: Engine, pool: PoolId) -> list[Block]:
@@ -367,16 +367,16 @@ def _check(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
 
 def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
     """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
-    left = engine.segments[Ptr(blocks[0].address)].first
-    found: list[Block] = []
-    for was in blocks:
-        left = found[-1].next or left if found else left
-        left.free_blocks.remove(left)
+    rest = engine.segments[Ptr(blocks[0].address)].first
+    pieces: list[Block] = []
+    for recorded in blocks:
+        rest = pieces[-1].next or rest if pieces else rest
+        rest.free_blocks.remove(rest)
         # Split as at the checkpoint, even if the settings have changed since.
-        split, size = left.size > was.size_bytes, was.size_bytes
-        engine.alloc_found_block(left, size, size, stack, split=split)
-        found.append(left)
-    return found
+        split, size = rest.size > recorded.size_bytes, recorded.size_bytes
+        engine.alloc_found_block(rest, size, size, stack, split=split)
+        pieces.append(rest)
+    return pieces
 
 
 def _division_of(segment: Segment) -> tuple[BlockState, ...]:

@@ -41,7 +41,7 @@ _ACTIVE = {
 
 
 class Stat:
-    """One statistic. Those that change with each call are plain fields of BlockCounters instead."""
+    """One statistic. BlockCounters has the statistics that change with each alloc and free."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -104,26 +104,26 @@ class BlockCounters:
         """Count an allocated block."""
         total, other = self.total, self.other
         self.allocation = count = self.allocation + 1
-        self.allocated_bytes = held = self.allocated_bytes + size
-        self.requested_bytes = wanted = self.requested_bytes + requested
+        self.allocated_bytes = allocated = self.allocated_bytes + size
+        self.requested_bytes = requested_now = self.requested_bytes + requested
         self.allocation_sum += 1
         self.allocated_bytes_sum += size
         self.requested_bytes_sum += requested
         if count > self.allocation_peak:
             self.allocation_peak = count
-        if held > self.allocated_bytes_peak:
-            self.allocated_bytes_peak = held
-        if wanted > self.requested_bytes_peak:
-            self.requested_bytes_peak = wanted
+        if allocated > self.allocated_bytes_peak:
+            self.allocated_bytes_peak = allocated
+        if requested_now > self.requested_bytes_peak:
+            self.requested_bytes_peak = requested_now
         count += other.allocation
         if count > total.allocation_peak:
             total.allocation_peak = count
-        held += other.allocated_bytes
-        if held > total.allocated_bytes_peak:
-            total.allocated_bytes_peak = held
-        wanted += other.requested_bytes
-        if wanted > total.requested_bytes_peak:
-            total.requested_bytes_peak = wanted
+        allocated += other.allocated_bytes
+        if allocated > total.allocated_bytes_peak:
+            total.allocated_bytes_peak = allocated
+        requested_now += other.requested_bytes
+        if requested_now > total.requested_bytes_peak:
+            total.requested_bytes_peak = requested_now
 
     def count_free(self, size: int, requested: int) -> None:
         """Count a block that was freed and is not used any more."""
@@ -134,7 +134,7 @@ class BlockCounters:
     def count_split(self, count: int, size: int) -> None:
         """Count a net change of the free blocks in split segments."""
         self.inactive_split = blocks = self.inactive_split + count
-        self.inactive_split_bytes = held = self.inactive_split_bytes + size
+        self.inactive_split_bytes = inactive = self.inactive_split_bytes + size
         if count > 0:
             self.inactive_split_sum += count
             if blocks > self.inactive_split_peak:
@@ -144,11 +144,11 @@ class BlockCounters:
                 self.total.inactive_split_peak = blocks
         if size > 0:
             self.inactive_split_bytes_sum += size
-            if held > self.inactive_split_bytes_peak:
-                self.inactive_split_bytes_peak = held
-            held += self.other.inactive_split_bytes
-            if held > self.total.inactive_split_bytes_peak:
-                self.total.inactive_split_bytes_peak = held
+            if inactive > self.inactive_split_bytes_peak:
+                self.inactive_split_bytes_peak = inactive
+            inactive += self.other.inactive_split_bytes
+            if inactive > self.total.inactive_split_bytes_peak:
+                self.total.inactive_split_bytes_peak = inactive
 
 
 class Peaks:
@@ -295,11 +295,11 @@ class DeviceStats:
         self.large = PoolStats(counters(), self.peaks)
         self.small.pair_with(self.large)
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
-        # By kind of block; of every private pool that ever existed.
+        # By pool, also dropped ones, and by kind of block.
         self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
-        self.max_split_bytes = max_split_bytes  # as it was at the beginning
+        self.max_split_bytes = max_split_bytes  # the initial setting
         self.num_oom_rejections = 0  # requests refused before any driver call
         self.num_sync_rescues = 0  # requests served by memory that a synchronization made free
         self.num_invalid_frees = 0
@@ -324,18 +324,18 @@ class DeviceStats:
         Also the reserved bytes of each private pool (PyTorch 2.15), 0 once the pool is dropped.
         """
         limit = self.max_split_bytes
-        found = {name: getattr(self, name) for name in _SCALARS}
-        found["max_split_size"] = -1 if limit >= UNLIMITED else limit
+        numbers = {name: getattr(self, name) for name in _SCALARS}
+        numbers["max_split_size"] = -1 if limit >= UNLIMITED else limit
         for kind, peaks, pools in (
             ("all", self.peaks, (self.small, self.large)),
             ("small_pool", self.small, (self.small,)),
             ("large_pool", self.large, (self.large,)),
         ):
-            found |= _read_counted(kind, peaks, pools)
-            found |= _read_active(kind, peaks, pools)
+            numbers |= _read_counted(kind, peaks, pools)
+            numbers |= _read_active(kind, peaks, pools)
         for name, stat in self._stats():
-            found |= stat.read(name)
-        return dict(sorted(found.items()))
+            numbers |= stat.read(name)
+        return dict(sorted(numbers.items()))
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value (torch.cuda.reset_peak_memory_stats)."""

@@ -53,14 +53,14 @@ class PrivatePool(Pools):
         self.uses = 1
 
     def __iter__(self) -> Iterator[BlockPool]:
-        """Iterate over both in the order in which memory is released, which is not the default pool's."""
+        """Iterate over both in the order of release, which differs from the default pool's."""
         yield self.small
         yield self.large
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The requests that go to a pool, and the thread that began it."""
+    """A rule that routes requests to a pool, and the thread that created it."""
 
     pool: PrivatePool
     takes: StreamFilter
@@ -75,7 +75,7 @@ class PrivatePools:
         self._free_blocks = free_blocks
         self._pools: dict[PoolId, PrivatePool] = {}
         self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
-        self.routes: list[Route] = []  # in the order of their begin
+        self.routes: list[Route] = []  # oldest first
         # Pools whose holder was garbage-collected, and whether to release their cached memory.
         self.abandoned: deque[tuple[PoolId, bool]] = deque()
 
@@ -147,7 +147,7 @@ class PrivatePools:
         pool.uses += 1
         return pool
 
-    def let_go(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
+    def release_holder(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
         """Remove a holder of a pool.
 
         Raises PoolError if it has none, and if requests are still routed to it and this is its only holder;
@@ -202,9 +202,9 @@ class PrivatePools:
 
         Without a stream it is the pool that this thread began last.
         """
-        own = threading.get_ident()
+        caller = threading.get_ident()
         for route in reversed(list(self.routes)):
-            if route.thread == own if stream is None else route.takes(stream):
+            if route.thread == caller if stream is None else route.takes(stream):
                 return route.pool.id
         return DEFAULT_POOL
 
@@ -325,6 +325,6 @@ class MemPool(HeldPool):
         super().__init__(allocator, pool_id)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return its segments, in PyTorch's format."""
+        """Return the pool's segments, in PyTorch's format."""
         segments = self._allocator.snapshot()["segments"]
         return [segment for segment in segments if segment["segment_pool_id"] == self.id]

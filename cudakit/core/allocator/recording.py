@@ -97,7 +97,9 @@ class Recording:
         with state.inside():
             block = state.live.get(ptr)
             if block is None:
-                raise InvalidPointer(f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}")
+                raise InvalidPointer(
+                    f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}"
+                )
             if state.history.enabled:
                 state.history.annotate(block, stack, text)
 
@@ -118,8 +120,8 @@ class Recording:
         """Return the segments and the trace in PyTorch's format, as builtin types."""
         state = self._state
         with state.inside():
-            taken = _snapshot(state.engine, state.history, state.device, self._own_settings())
-        return taken | (self._pinned.snapshot() if self._pinned else {})
+            result = _snapshot(state.engine, state.history, state.device, self._own_settings())
+        return result | (self._pinned.snapshot() if self._pinned else {})
 
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot to a file that PyTorch's tools and `cudakit memviz` read.
@@ -144,8 +146,8 @@ def _snapshot(
     """
     stacks = Stacks()
     entries = [_entry(history, stacks, event) for event in history.events]
-    held = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
-    segments = [_segment(segment, stacks, device) for segment in held]
+    by_address = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
+    segments = [_segment(segment, stacks, device) for segment in by_address]
     if engine.trace is not None:
         engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
     others: list[list[Any]] = [[] for _ in range(device)]
@@ -154,7 +156,7 @@ def _snapshot(
         "device_traces": [*others, entries],
         "allocator_settings": engine.settings.as_recorded() | dict(settings),
         "external_annotations": [
-            _annotation(history, each, device) for each in history.annotations
+            _annotation(history, annotation, device) for annotation in history.annotations
         ],
         "trace_alloc_overflowed": [*(False for _ in others), history.overflowed],
     }

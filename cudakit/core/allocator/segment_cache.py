@@ -105,9 +105,9 @@ class SegmentCache:
         needed = max(request.size, limit)
         blocks = list(request.pool.by_stream.get(request.stream) or ())
         candidates = [b for b in blocks if is_whole_segment(b) or b.expandable_segment is not None]
-        enough = next((block for block in candidates if block.size >= needed), None)
-        if enough is not None and enough.expandable_segment is None:
-            self.release_block(enough, request.stack)
+        large_enough = next((block for block in candidates if block.size >= needed), None)
+        if large_enough is not None and large_enough.expandable_segment is None:
+            self.release_block(large_enough, request.stack)
             return True
         released = 0
         smaller = [block for block in blocks if block.size < needed and is_whole_segment(block)]
@@ -126,13 +126,13 @@ class SegmentCache:
         engine = self._engine
         threshold = int(engine.settings.garbage_collection_threshold * engine.limit_bytes)
         pool = engine.default.large
-        left = [block for block in pool if is_whole_segment(block)]
+        candidates = [block for block in pool if is_whole_segment(block)]
         target = engine.reserved_bytes - threshold
-        while left and target > 0:
-            mean = sum(map(pool.age, left)) / len(left)
+        while candidates and target > 0:
+            mean = sum(map(pool.age, candidates)) / len(candidates)
             # The selection of a pass is complete before its first release, as in PyTorch.
-            old = [block for block in left if pool.age(block) >= mean]
-            left = [block for block in left if pool.age(block) < mean]
+            old = [block for block in candidates if pool.age(block) >= mean]
+            candidates = [block for block in candidates if pool.age(block) < mean]
             target -= sum(block.size for block in old)
             self._release_all(old, stack)
 

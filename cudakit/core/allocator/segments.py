@@ -49,10 +49,10 @@ class Segment:
 
     def blocks(self) -> list[Block]:
         """List the blocks by address."""
-        found = [self.first]
-        while (after := found[-1].next) is not None:
-            found.append(after)
-        return found
+        blocks = [self.first]
+        while (after := blocks[-1].next) is not None:
+            blocks.append(after)
+        return blocks
 
 
 class Segments(dict[int, Segment]):
@@ -111,10 +111,10 @@ class MappedRange(Segment):
 
     def blocks(self) -> list[Block]:
         """List the blocks by address."""
-        found = [self.first]
-        while (after := found[-1].next) is not None and after.mapped:
-            found.append(after)
-        return found
+        blocks = [self.first]
+        while (after := blocks[-1].next) is not None and after.mapped:
+            blocks.append(after)
+        return blocks
 
 
 class StreamSegments:
@@ -230,7 +230,7 @@ class ExpandableSegment:
         return block
 
     def _replace(self, old: Block, chain: list[Block]) -> None:
-        """Replace a block in its chain by blocks, of which it may be the first."""
+        """Replace a block in its chain by other blocks; it may be the first of these."""
         before, after = old.prev, old.next
         for left, right in pairwise([before, *chain, after]):
             if left is not None:
@@ -313,15 +313,15 @@ def _absorb_next(block: Block) -> None:
 
 
 def expandable_size(block: Block) -> int:
-    """Return the size that a free block can grow to: with the unmapped addresses after it."""
+    """Return the size of a free block plus the unmapped addresses after it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
 def _reaches(start: Block, size: int) -> bool:
-    found = 0
+    total = 0
     block: Block | None = start
-    while block is not None and found < size and (block.free or not block.mapped):
-        found += block.size
+    while block is not None and total < size and (block.free or not block.mapped):
+        total += block.size
         block = block.next
-    return found >= size
+    return total >= size

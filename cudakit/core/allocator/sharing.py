@@ -105,10 +105,10 @@ class Sharing:
         if ptr in state.uncached:
             return ptr, state.uncached[ptr], None
         block = state.live.get(ptr) or self._live_around(ptr)
-        left = 0 if block is None else block.ptr + block.requested - ptr
-        if block is None or left <= 0:
+        remaining_bytes = 0 if block is None else block.ptr + block.requested - ptr
+        if block is None or remaining_bytes <= 0:
             raise InvalidPointer(
-                f"nothing is allocated at {ptr:#x}: {state.reason_for(ptr)}",
+                f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}",
                 hint="share an address within the requested bytes of a live allocation",
             )
         if state.engine.private.source(block.pool.id) is not None:
@@ -119,7 +119,7 @@ class Sharing:
         first = block
         while first.prev is not None:
             first = first.prev
-        return first.ptr, left, block
+        return first.ptr, remaining_bytes, block
 
     def _live_around(self, ptr: int) -> Block | None:
         """Return the live allocation that an address is inside of."""

@@ -113,7 +113,7 @@ class AllocatorState:
         self._slow: set[SlowPathReason] = set()
 
     def connect(self, slow_calls: SlowCalls) -> None:
-        """Create the fast path. The slow calls need this state, and so are passed afterwards."""
+        """Create the fast path, after the slow calls, which need this state."""
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath
@@ -122,7 +122,7 @@ class AllocatorState:
             self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
 
     def inside(self) -> AbstractContextManager[None]:
-        """Hold the guard within a context. Raises Reentered."""
+        """Hold the guard within a ``with`` block. Raises Reentered."""
         return self.guard.inside()
 
     def retire(self, refusal: Callable[[], Exception] | None) -> None:
@@ -193,7 +193,7 @@ class AllocatorState:
         reason = "it was freed from within the allocator"
         if self.guard.try_enter():
             try:
-                reason = self.reason_for(ptr)
+                reason = self.describe_invalid_pointer(ptr)
             finally:
                 self.guard.leave()
         self.invalid_frees.append(InvalidFree(ptr, reason, stack))
@@ -203,7 +203,7 @@ class AllocatorState:
             hint="free each allocation once, by the address that alloc returned",
         )
 
-    def reason_for(self, ptr: int) -> str:
+    def describe_invalid_pointer(self, ptr: int) -> str:
         """Describe an address at which no live allocation begins. The guard is held."""
         segment = self.engine.segments.at(ptr)
         if segment is None:
@@ -234,7 +234,7 @@ def delegated(
 
     @wraps(method)
     def call(allocator: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        found: _R = find(allocator)(*args, **options)
-        return found
+        result: _R = find(allocator)(*args, **options)
+        return result
 
     return call

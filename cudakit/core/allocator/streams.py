@@ -62,12 +62,12 @@ class CapturedGraph:
         if capture is None:
             return frozenset()
         seen = self._before.setdefault((capture, stream), set())
-        left = list(self._graph.terminals(stream))
-        while left:
-            node = left.pop()
+        unvisited = list(self._graph.terminals(stream))
+        while unvisited:
+            node = unvisited.pop()
             if node not in seen:
                 seen.add(node)
-                left += self._graph.predecessors(node)
+                unvisited += self._graph.predecessors(node)
         return seen
 
 
@@ -134,8 +134,8 @@ class PendingFrees:
         self.count += 1
         if self._captures.count:
             self._deferred[block] = None
-            found = (graph.last_uses(block) for graph in self._captures.graphs)
-            self._deferred[block] = next(filter(None, found), None)
+            uses_by_graph = (graph.last_uses(block) for graph in self._captures.graphs)
+            self._deferred[block] = next(filter(None, uses_by_graph), None)
             return
         self._captured.pop(block, None)
         try:
@@ -165,17 +165,17 @@ class PendingFrees:
     def synchronize(self, stack: RawStack | None = None, *, pool: PoolId | None = None) -> None:
         """Wait for every stream that uses a freed block, or one of a pool, and complete them all."""
         self._record_deferred(stack)
-        left = [block for block in self._deferred if pool is None or block.pool.id == pool]
-        if left:  # the stream may be destroyed: only the device can be waited for
+        waiting = [block for block in self._deferred if pool is None or block.pool.id == pool]
+        if waiting:  # the stream may be destroyed: only the device can be waited for
             self._upstream.sync()
-            self._forget_deferred(left, stack)
+            self._forget_deferred(waiting, stack)
         for key in list(self._queues):
             self._synchronize_queue(self._queues[key], stack, pool)
             if not self._queues[key]:
                 del self._queues[key]
 
     def settle(self, stack: RawStack | None = None) -> None:
-        """Record the events that captures had deferred, and query none."""
+        """Record the events that captures deferred, without querying any."""
         if not self._captures.count:
             self._record_deferred(stack)
 
@@ -207,7 +207,7 @@ class PendingFrees:
             block.event_count += 1
 
     def _record_deferred(self, stack: RawStack | None) -> None:
-        """Record the deferred events; blocks that only captures used are complete."""
+        """Record the deferred events; complete the blocks that only captures used."""
         for block in list(self._deferred):
             for stream in self._captured.pop(block, ()):
                 if block.stream_uses:
@@ -260,8 +260,8 @@ class PendingFrees:
 
 def of_this_thread() -> StreamFilter:
     """Match the requests of the calling thread."""
-    own = threading.get_ident()
-    return lambda stream: threading.get_ident() == own  # noqa: ARG005
+    caller = threading.get_ident()
+    return lambda stream: threading.get_ident() == caller  # noqa: ARG005
 
 
 def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
@@ -270,14 +270,14 @@ def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
     Without a graph, which alone knows those streams, match all requests of this thread and all on that
     stream: a request too many costs memory, one too few would let others use the memory of the graph.
     """
-    own = of_this_thread()
+    is_same_thread = of_this_thread()
     if stream is None:
-        return own
+        return is_same_thread
     if graph is None:
-        return lambda other: other == stream or own(other)
+        return lambda other: other == stream or is_same_thread(other)
 
-    def takes(other: int) -> bool:
+    def matches(other: int) -> bool:
         capture = graph.capture(other)
         return capture is not None and capture == graph.capture(stream)
 
-    return takes
+    return matches

@@ -208,12 +208,12 @@ class GpuGraph:
         self._gpu = gpu
 
     def capture(self, stream: int) -> int | None:
-        known = _captured(stream)
-        return None if known is None else self._gpu.capture_id(known)
+        captured = _captured(stream)
+        return None if captured is None else self._gpu.capture_id(captured)
 
     def terminals(self, stream: int) -> tuple[int, ...]:
-        known = _captured(stream)
-        return () if known is None else self._gpu.capture_dependencies(known)
+        captured = _captured(stream)
+        return () if captured is None else self._gpu.capture_dependencies(captured)
 
     def predecessors(self, node: int) -> tuple[int, ...]:
         return self._gpu.dependencies(GraphNode(node))

@@ -31,8 +31,8 @@ class Implementation:
 
     @property
     def name(self) -> str:
-        own = self.workload.name
-        return own if self.library == CUDAKIT else f"{own} by {self.library}"
+        name = self.workload.name
+        return name if self.library == CUDAKIT else f"{name} by {self.library}"
 
     @property
     def axes(self) -> Mapping[str, Axis]:
@@ -48,7 +48,7 @@ class Case:
 
     workload: Workload
     method: Method
-    work: Work | Unavailable = _LATENCY  # of one execution: the roofline bounds its time
+    work: Work | Unavailable = _LATENCY  # of one execution, for the roofline
     size_bytes: int = 0  # of one buffer on the device
     buffers: int = 0  # number of such buffers in a buffer set
     host_bytes: int = 0  # host memory in buffers of ``size_bytes``
@@ -56,7 +56,7 @@ class Case:
     fitting: Callable[[int], str] | None = None  # describes the largest case that fits N bytes
     baselines: tuple[Baseline, ...] = ()
     operation: str = "FLOP"  # unit of its arithmetic
-    settings: Mapping[str, Axis] = field(default_factory=dict)  # recorded besides the axes
+    settings: Mapping[str, Axis] = field(default_factory=dict)  # recorded with the axes
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:

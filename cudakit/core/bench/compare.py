@@ -138,7 +138,7 @@ class FailOn:
     verdict: Verdict
     threshold: float = 0.0  # relative change of the median
 
-    def found(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
+    def matching_cases(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
         """Return the cases that meet the condition."""
         return tuple(case for case in comparison.cases if self._meets(case))
 
@@ -167,9 +167,9 @@ def parse_fail_on(text: str) -> FailOn:
 
 
 def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
-    for case, which in ((before, "before"), (after, "after")):
+    for case, run in ((before, "before"), (after, "after")):
         if isinstance(case.median_s, Unavailable):
-            return Verdict.AMBIGUOUS, f"{which}: {case.median_s.reason}"
+            return Verdict.AMBIGUOUS, f"{run}: {case.median_s.reason}"
     in_time = _relation(
         _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
     )
@@ -223,8 +223,8 @@ def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unav
 
 
 def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
-    yield from before.environment.unlike(after.environment)
-    yield from before.method.unlike(after.method)
+    yield from before.environment.differences_from(after.environment)
+    yield from before.method.differences_from(after.method)
     for name in _COMPARED_SETTINGS:
         first, last = before.settings.get(name), after.settings.get(name)
         if first != last:

@@ -53,7 +53,7 @@ class Environment:
     memory_bus_bits: int | Unavailable
     memory_bytes: int | Unavailable  # total that CUDA reports
     l2_bytes: int | Unavailable
-    pcie: str | Unavailable  # "5.0 x16": the maximum of GPU and slot
+    pcie: str | Unavailable  # "5.0 x16": the highest that GPU and slot support
     power_limit_w: float | Unavailable  # enforced
     power_limit_default_w: float | Unavailable
     modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
@@ -78,7 +78,7 @@ class Environment:
         }
         return {why: seconds for why, seconds in spans.items() if seconds > 0}
 
-    def unlike(self, other: Environment) -> tuple[str, ...]:
+    def differences_from(self, other: Environment) -> tuple[str, ...]:
         """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
         names = sorted((self.versions.keys() | other.versions.keys()) - {"cudakit", "python"})
@@ -89,9 +89,9 @@ class Environment:
             *((name, self.versions.get(name), other.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{what}: {_shown(mine)} before, {_shown(others)} after"
-            for what, mine, others in pairs
-            if mine != others
+            f"{setting}: {_shown(here)} before, {_shown(there)} after"
+            for setting, here, there in pairs
+            if here != there
         )
 
 
@@ -108,25 +108,25 @@ def environment(
     Only those environment variables are kept that affect CUDA.
     """
     device = run_context.nvml_device
-    known: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
-    moving = after or before
-    limits = moving.fields if moving else {}
+    merged: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
+    telemetry = after or before
+    limits = telemetry.fields if telemetry else {}
     return Environment(
         simulated=simulated,
-        gpu=_text(known, "name"),
+        gpu=_text(merged, "name"),
         uuid=facts.uuid,
         pci_bus_id=facts.pci_bus_id,
-        compute_capability=_text(known, "compute_capability"),
-        multiprocessors=_integer(known, "multiprocessor_count"),
-        sm_clock_max_mhz=_number(known, "clock_rate_khz", 1e-3),
-        memory_clock_mhz=_number(known, "memory_clock_rate_khz", 1e-3),
-        memory_bus_bits=_integer(known, "global_memory_bus_width_bits"),
-        memory_bytes=_integer(known, "usable_memory_bytes"),
-        l2_bytes=_integer(known, "l2_cache_size_bytes"),
-        pcie=_pcie(known),
+        compute_capability=_text(merged, "compute_capability"),
+        multiprocessors=_integer(merged, "multiprocessor_count"),
+        sm_clock_max_mhz=_number(merged, "clock_rate_khz", 1e-3),
+        memory_clock_mhz=_number(merged, "memory_clock_rate_khz", 1e-3),
+        memory_bus_bits=_integer(merged, "global_memory_bus_width_bits"),
+        memory_bytes=_integer(merged, "usable_memory_bytes"),
+        l2_bytes=_integer(merged, "l2_cache_size_bytes"),
+        pcie=_pcie(merged),
         power_limit_w=_number(limits, "power_limit_enforced_w"),
-        power_limit_default_w=_number(known, "power_limit_default_w"),
-        modes={name: _mode(known[name]) for name in _MODES if name in known},
+        power_limit_default_w=_number(merged, "power_limit_default_w"),
+        modes={name: _mode(merged[name]) for name in _MODES if name in merged},
         versions=dict(sorted(run_context.versions.items())),
         other_processes=run_context.other_processes,
         host=run_context.host.summary(),

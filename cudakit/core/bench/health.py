@@ -69,7 +69,7 @@ _BOUNDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# The axis whose value names a figure, by bench.
+# By bench, the axis whose value is part of a figure's name.
 _NAMED_BY = MappingProxyType(
     {
         "gemm": "dtype",
@@ -94,7 +94,9 @@ class Band:
     expected: float  # in that unit
     warn: float  # a worse figure is a warning
     fail: float  # a worse figure is a failure
-    warn_above: float | None  # a higher rate is a warning: it is of another GPU, or wrong
+    warn_above: (
+        float | None
+    )  # a higher rate is a warning: another GPU model, or a wrong measurement
     source: Source  # origin of the expected value
 
     def health_of(self, reached: float) -> Health:
@@ -153,7 +155,7 @@ def assess(
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
-    suspect = [case.environment for one, case in pairs if one.is_out_of_band]
+    suspect = [case.environment for rated, case in pairs if rated.is_out_of_band]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
@@ -167,7 +169,7 @@ def assess(
 
 def figure(case: CaseResult) -> Figure:
     """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
-    amount, unit = reached(case)
+    amount, unit = measured_value(case)
     expected = _SIMULATED if case.environment.simulated else band(case)
     return Figure(
         name=figure_of(case),
@@ -191,19 +193,19 @@ def _health(
 
 
 def _worst(figures: Sequence[Figure]) -> Health | None:
-    seen = {one.health for one in figures}
+    seen = {rated.health for rated in figures}
     return next((health for health in _WORST_FIRST if health in seen), None)
 
 
 def figure_of(case: CaseResult) -> str:
     """Return the name of the figure of a case: its bench and the value of one axis, as in ``gemm bf16``."""
     kind = str(case.axes.get(_NAMED_BY.get(case.name, ""), ""))
-    bench = "" if case.name == "launch" and kind else case.name  # the name of the call suffices
+    bench = "" if case.name == "launch" and kind else case.name  # a call is named without its bench
     peer = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench, kind, peer)))
 
 
-def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
+def measured_value(case: CaseResult) -> tuple[float | Unavailable, str]:
     """Return the rate of a case, or the time of a latency; and the unit."""
     if case.amount:
         return case.per_second(case.amount), f"{case.unit}/s"
@@ -212,7 +214,7 @@ def reached(case: CaseResult) -> tuple[float | Unavailable, str]:
 
 def band(case: CaseResult) -> Band | Unavailable:
     """Return the expected value of a case, or the reason why there is none."""
-    figure, (_, unit) = figure_of(case), reached(case)
+    figure, (_, unit) = figure_of(case), measured_value(case)
     if unit == "s":
         return _bound(figure)
     measured = _MEASURED.get(str(case.environment.gpu), {}).get(figure)

@@ -1,4 +1,4 @@
-"""The L2 state at the begin of an execution: cold or hot."""
+"""The L2 state at the start of an execution: cold or hot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _UNKNOWN_L2_BYTES = 128 << 20
 
 def l2_size_bytes(fields: Mapping[str, Field]) -> int:
     """Return the size of the L2 cache of a device."""
-    known = fields.get("l2_cache_size_bytes")
-    return known if isinstance(known, int) and known > 0 else _UNKNOWN_L2_BYTES
+    reported = fields.get("l2_cache_size_bytes")
+    return reported if isinstance(reported, int) and reported > 0 else _UNKNOWN_L2_BYTES
 
 
 def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes: int) -> int:
@@ -32,9 +32,9 @@ def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes
     """
     if cache != "rotate" or footprint_bytes <= 0:
         return 1
-    wanted = max(2, ceil(_CACHE_MULTIPLE * l2_bytes / footprint_bytes) + 1)
+    needed = max(2, ceil(_CACHE_MULTIPLE * l2_bytes / footprint_bytes) + 1)
     fitting = 1 + int(_SHARE_OF_FREE * free_bytes) // footprint_bytes
-    return min(wanted, fitting, MAX_SETS)
+    return min(needed, fitting, MAX_SETS)
 
 
 def is_cold(sets: int, *, l2_bytes: int, footprint_bytes: int) -> bool:

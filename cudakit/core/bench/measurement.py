@@ -97,37 +97,37 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
         settings=last.settings,
         method=replace(
             planned,
-            warmup_s=sum(each.method.warmup_s for each in rounds),
-            blocker=all(each.method.blocker for each in rounds),
+            warmup_s=sum(part.method.warmup_s for part in rounds),
+            blocker=all(part.method.blocker for part in rounds),
             rounds=len(rounds),
         ),
         samples=_merge_samples(rounds),
-        verification=worst(each.verification for each in rounds),
-        stopped=_worst_reason([each.stopped for each in rounds]),
-        settled=all(each.settled for each in rounds),
-        cold=all(each.cold for each in rounds),
-        warmup=tuple(chain.from_iterable(each.warmup for each in rounds)),
-        discarded=tuple(chain.from_iterable(each.discarded for each in rounds)),
+        verification=worst(part.verification for part in rounds),
+        stopped=_worst_reason([part.stopped for part in rounds]),
+        settled=all(part.settled for part in rounds),
+        cold=all(part.cold for part in rounds),
+        warmup=tuple(chain.from_iterable(part.warmup for part in rounds)),
+        discarded=tuple(chain.from_iterable(part.discarded for part in rounds)),
         after=last.after,
-        executions=sum(each.executions for each in rounds),
+        executions=sum(part.executions for part in rounds),
         energy_j=last.energy_j,
-        elapsed_s=sum(each.elapsed_s for each in rounds),
-        warnings=tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in rounds))),
+        elapsed_s=sum(part.elapsed_s for part in rounds),
+        warnings=tuple(dict.fromkeys(chain.from_iterable(part.warnings for part in rounds))),
     )
 
 
 def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
-    found = [each.samples for each in rounds]
-    discarded = sum(samples.discarded for samples in found)
-    if not all(each.verification.passed for each in rounds):
+    parts = [part.samples for part in rounds]
+    discarded = sum(samples.discarded for samples in parts)
+    if not all(part.verification.passed for part in rounds):
         return Samples((), discarded=discarded, converged=False)
-    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in found)
+    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in parts)
     return Samples(
-        times_s=tuple(chain.from_iterable(samples.times_s for samples in found)),
-        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in found)) if clocks else (),
+        times_s=tuple(chain.from_iterable(samples.times_s for samples in parts)),
+        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in parts)) if clocks else (),
         discarded=discarded,
-        converged=all(samples.converged for samples in found),
-        rounds=tuple(len(samples.times_s) for samples in found),
+        converged=all(samples.converged for samples in parts),
+        rounds=tuple(len(samples.times_s) for samples in parts),
     )
 
 

@@ -26,9 +26,9 @@ class Rule:
     """The stopping rule of sampling."""
 
     min_samples: int = 10
-    min_time_s: float = 0.5  # since the begin of the first sample
+    min_time_s: float = 0.5  # since the start of the first sample
     precision: float = 0.01  # half-width of the 95% CI relative to the median
-    timeout_s: float = 15.0  # since the begin of the first sample
+    timeout_s: float = 15.0  # since the start of the first sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Method:
         """The clock that times the samples of the mode."""
         return self.mode if self.mode == "host" or self.mode == "call" else "device"
 
-    def unlike(self, other: Method) -> tuple[str, ...]:
+    def differences_from(self, other: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
             f"{name}: {mine} before, {others} after"

@@ -92,12 +92,12 @@ def run(
                 part = sub_progress(progress, at, len(cases))
                 outcomes = measure_case(timer, libraries, method, progress=part)
                 measured += map(_Measured, [case] * len(libraries), libraries, outcomes)
-                if any(one.interrupted for one in measured):
+                if any(measured_round.interrupted for measured_round in measured):
                     break
             else:
                 complete = True
     except KeyboardInterrupt:
-        if all(one.outcome is None for one in measured):
+        if all(measured_round.outcome is None for measured_round in measured):
             raise
     results = _summarize(machine, measured, complete=complete)
     warnings = tuple(result_warnings(results, _deviations(measured)))
@@ -109,11 +109,11 @@ def _summarize(
     machine: Machine, measured: Sequence[_Measured], *, complete: bool
 ) -> tuple[CaseResult, ...]:
     """Return the results of all implementations. Raises UnsupportedCase if none is supported."""
-    unsupported = [one.outcome for one in measured if isinstance(one.outcome, UnsupportedCase)]
+    unsupported = [item.outcome for item in measured if isinstance(item.outcome, UnsupportedCase)]
     results = tuple(
-        summarize_case(machine, one.case, one.implementation, one.outcome)
-        for one in measured
-        if one.outcome is not None
+        summarize_case(machine, item.case, item.implementation, item.outcome)
+        for item in measured
+        if item.outcome is not None
     )
     if complete and unsupported and len(unsupported) == len(results):
         raise unsupported[0]
@@ -123,10 +123,10 @@ def _summarize(
 def _deviations(measured: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
     """Return the deviations from the method, each with the titles of its cases."""
     titles: dict[str, dict[str, None]] = {}
-    for one in measured:
-        if not isinstance(one.outcome, UnsupportedCase):
-            for deviation in one.outcome.warnings if one.outcome else (_NO_SAMPLES,):
-                titles.setdefault(deviation, {})[one.case.title] = None
+    for item in measured:
+        if not isinstance(item.outcome, UnsupportedCase):
+            for deviation in item.outcome.warnings if item.outcome else (_NO_SAMPLES,):
+                titles.setdefault(deviation, {})[item.case.title] = None
     return {deviation: tuple(cases) for deviation, cases in titles.items()}
 
 
@@ -156,21 +156,21 @@ def measure_case(
         for number, part in enumerate(round_methods(planned)):
             share = sub_progress(progress, number, planned.rounds)
             measured = measure_round(timer, workloads, part, share, pause)
-            for found, one in zip(rounds, measured, strict=True):
-                found.extend([one] if one else [])
-            if any(one is None or one.ends_case for one in measured):
+            for finished, item in zip(rounds, measured, strict=True):
+                finished.extend([item] if item else [])
+            if any(item is None or item.ends_case for item in measured):
                 break
     except UnsupportedCase as reason:
-        others = [one for one in workloads if one is not reason.workload]
+        others = [item for item in workloads if item is not reason.workload]
         restart = partial(measure_case, progress=progress, pause=pause, skip_settling=skip_settling)
         outcomes = iter(restart(timer, others, method) if others else ())
-        return tuple(reason if one is reason.workload else next(outcomes) for one in workloads)
+        return tuple(reason if item is reason.workload else next(outcomes) for item in workloads)
     except KeyboardInterrupt:
         if not all(rounds):
             raise
-        for found in rounds:
-            found[-1] = replace(found[-1], stopped="interrupted")
-    return tuple(merge_rounds(found, planned) if found else None for found in rounds)
+        for finished in rounds:
+            finished[-1] = replace(finished[-1], stopped="interrupted")
+    return tuple(merge_rounds(finished, planned) if finished else None for finished in rounds)
 
 
 def measure_round(
@@ -229,9 +229,11 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     """Return a name for each interleaved workload: its library or name or, if equal, its axes that differ."""
     if len(workloads) < 2:
         return ()
-    names = tuple(one.library if isinstance(one, Implementation) else one.name for one in workloads)
+    names = tuple(
+        item.library if isinstance(item, Implementation) else item.name for item in workloads
+    )
     if len(set(names)) == len(names):
         return names
-    first, *others = (one.axes for one in workloads)
+    first, *others = (item.axes for item in workloads)
     differing = [name for name in first if any(axes.get(name) != first[name] for axes in others)]
-    return tuple(" ".join(str(one.axes.get(name)) for name in differing) for one in workloads)
+    return tuple(" ".join(str(item.axes.get(name)) for name in differing) for item in workloads)

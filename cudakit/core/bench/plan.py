@@ -79,7 +79,7 @@ def plan_method(
         method = replace(method, sample_s=min(method.sample_s, _SIMULATED_SAMPLE_S))
     if disabling_variable(variables):
         method = replace(method, blocker=False)
-    return method if share_s is None else _within(method, share_s, implementations)
+    return method if share_s is None else _shorten_to(method, share_s, implementations)
 
 
 def without_settling(method: Method) -> Method:
@@ -117,7 +117,7 @@ def round_methods(method: Method) -> Iterator[Method]:
         )
 
 
-def _within(method: Method, share_s: float, implementations: int) -> Method:
+def _shorten_to(method: Method, share_s: float, implementations: int) -> Method:
     """Shorten a method to a time for all implementations; the minimum number of samples stays."""
     share_s = max(share_s, 1e-3)
     rounds = max(1, min(method.rounds, int(share_s / _MIN_ROUND_S)))

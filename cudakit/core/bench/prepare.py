@@ -79,7 +79,7 @@ def prepare(
     Raises UnsupportedCase for a workload that the device or a library does not support.
     """
     # All are allocated before the first one uses the remaining memory for further buffer sets.
-    prepared = [cleanup.enter_context(closing(_prepare(timer, one, method))) for one in workloads]
+    prepared = [cleanup.enter_context(closing(_prepare(timer, item, method))) for item in workloads]
     return [
         cleanup.enter_context(closing(WorkloadRun(timer, workload, ready, method)))
         for workload, ready in zip(workloads, prepared, strict=True)

@@ -165,9 +165,9 @@ def limit(
 
 def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
     """Return the SM clock in Hz of the datasheet's peak: the maximum clock, except for some products."""
-    matrix = _MATRIX_CLOCKS.get(str(fields.get("name")))
-    if matrix is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
-        return matrix
+    matrix_clock = _MATRIX_CLOCKS.get(str(fields.get("name")))
+    if matrix_clock is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
+        return matrix_clock
     max_khz = _positive(fields, "clock_rate_khz", "the maximum SM clock")
     return max_khz if isinstance(max_khz, Unavailable) else max_khz * 1e3
 
@@ -254,12 +254,14 @@ def matrix_kind(dtype: str, fields: Fields) -> str:
     return "fp64_tensor" if kind == "fp64" and "fp64_tensor" in rates else kind
 
 
-def _positive(fields: Fields, name: str, what: str) -> int | Unavailable:
+def _positive(fields: Fields, name: str, description: str) -> int | Unavailable:
     """Return a fact that is a positive integer; drivers report 0 for unknown values."""
     value = fields.get(name)
     if isinstance(value, Unavailable):
-        return Unavailable(f"{what} is unknown: {value.reason}")
-    return value if isinstance(value, int) and value > 0 else Unavailable(f"{what} is unknown")
+        return Unavailable(f"{description} is unknown: {value.reason}")
+    return (
+        value if isinstance(value, int) and value > 0 else Unavailable(f"{description} is unknown")
+    )
 
 
 def _time(amount: float, per_second: float | Unavailable) -> float | Unavailable:

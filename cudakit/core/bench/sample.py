@@ -16,7 +16,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 _THROTTLED_SHARE = 0.75
 _RECENT_CLOCKS = 101
 _MIN_CLOCKS = 5
-# The low clock is taken as normal after this number of throttled readings, if there were no more normal ones.
+# A low clock is accepted as normal after this number of throttled readings, unless samples outnumber them.
 _MAX_THROTTLED = 10
 
 
@@ -26,14 +26,14 @@ def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[flo
     A run with enough samples continues until all runs have enough.
     """
     samplings = [_Sampling(run) for run in runs]
-    while not all(one.is_done for one in samplings):
-        for one in samplings:
-            run = one.run
+    while not all(sampling.is_done for sampling in samplings):
+        for sampling in samplings:
+            run = sampling.run
             reading = run.timer.time(run.work, blocked=run.is_blocked)
-            if pause_s := one.add(reading):
+            if pause_s := sampling.add(reading):
                 pause(pause_s)
-        unfinished = [one for one in samplings if not one.is_done] or samplings
-        progress(unfinished[0].run.title, min(one.fraction for one in unfinished))
+        unfinished = [sampling for sampling in samplings if not sampling.is_done] or samplings
+        progress(unfinished[0].run.title, min(sampling.fraction for sampling in unfinished))
     for run in runs:
         end_sampling(run)
 

@@ -118,7 +118,7 @@ def _executions(method: Method, estimate_s: float) -> int:
 
 
 def _nodes(method: Method, estimate_s: float, sets: int) -> int:
-    """Return the number of executions of a graph, a multiple of the buffer sets, so that replays rotate."""
+    """Return the number of executions per graph: each buffer set is used equally often."""
     turns = -(-min(_executions(method, estimate_s), MAX_SETS) // sets)
     return sets * max(1, min(turns, MAX_SETS // sets))
 

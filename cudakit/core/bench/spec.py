@@ -125,7 +125,7 @@ class MemorySpec(Spec):
         None  # of each buffer; by default around the size of the L2 cache
     )
     mode: Mode = "batch"
-    cache: Cache = "hot"  # with it, the rate drops at the capacity of the L2 cache
+    cache: Cache = "hot"  # hot: the rate drops at the capacity of the L2 cache
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)

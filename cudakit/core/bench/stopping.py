@@ -42,7 +42,7 @@ class Stopping:
     def add(self, time_s: float, *, elapsed_s: float | None = None) -> bool:
         """Add a sample, and return whether to stop.
 
-        ``elapsed_s`` is the time since the begin of the first sample, with pauses and flushes; by default the
+        ``elapsed_s`` is the time since the start of the first sample, with pauses and flushes; by default the
         sum of the samples.
         """
         self._times.append(time_s)

@@ -90,7 +90,7 @@ def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
 def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
     """Return the cases: latencies first; GEMMs last, because they heat the GPU."""
     specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
-    cases = (case for each in specs for case in plan_cases(each, gpu))
+    cases = (case for bench_spec in specs for case in plan_cases(bench_spec, gpu))
     if spec.quick:
         cases = (replace(case, method=replace(case.method, rounds=1)) for case in cases)
     return tuple(cases)

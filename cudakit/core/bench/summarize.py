@@ -153,8 +153,8 @@ def case_result(
     It has no time if the case is unsupported, its verification failed, or it has no samples.
     """
     withheld = unsupported or reason_to_withhold(samples, verification)
-    kept = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
-    summary = withheld or summarize(kept)
+    reported = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
+    summary = withheld or summarize(reported)
     median_s = summary.median_s if isinstance(summary, Summary) else summary
     return CaseResult(
         name=name,
@@ -162,7 +162,7 @@ def case_result(
         library=library,
         median_s=median_s,
         ci95_s=summary.ci95_s if isinstance(summary, Summary) else summary,
-        samples_s=kept.times_s,
+        samples_s=reported.times_s,
         limit=limit,
         ratio_to_limit=_ratio(limit, median_s),
         ratio_to_datasheet=_ratio(limit, median_s, datasheet=True),
@@ -170,16 +170,16 @@ def case_result(
         verification=verification,
         method=method,
         environment=environment,
-        sm_clock_hz=kept.sm_clock_hz,
-        discarded=kept.discarded,
-        converged=kept.converged,
+        sm_clock_hz=reported.sm_clock_hz,
+        discarded=reported.discarded,
+        converged=reported.converged,
         statistics=summary,
         operations=operations,
         operation=operation,
         bytes_moved=bytes_moved,
         energy_j=withheld or energy_j,
         settings=dict(settings or {}),
-        rounds=kept.rounds,
+        rounds=reported.rounds,
     )
 
 
@@ -212,7 +212,7 @@ def _run_warnings(run: WorkloadRun) -> Iterator[str]:
     if run.accepts_throttled:
         yield "samples include a throttled clock, because the clock stayed low"
     if run.method.cache == "rotate" and not _is_cold(run):
-        yield "L2 is not cold, because too few buffer sets fit"
+        yield "L2 is not cold: the buffer sets are too small to overwrite the cache"
     if not run.settled:
         yield "clock and times were not stable at the end of the warm-up"
 
@@ -221,8 +221,12 @@ def _settings(
     case: Case, implementation: Implementation, configured: Mapping[str, Axis]
 ) -> Mapping[str, Axis]:
     """Combine the settings of the case, its library, and those that the workload reports."""
-    own = implementation.library == CUDAKIT
-    return {**case.settings, **({} if own else {"library": implementation.library}), **configured}
+    is_own = implementation.library == CUDAKIT
+    return {
+        **case.settings,
+        **({} if is_own else {"library": implementation.library}),
+        **configured,
+    }
 
 
 def _ratio(

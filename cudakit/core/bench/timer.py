@@ -22,7 +22,7 @@ _LIMIT_S = 2.0
 # A launch blocks if the queue is full, so fewer calls than the queue holds are enqueued at once.
 MAX_QUEUED = 500
 _WORD_BYTES = 4
-# Environment variables that make every launch wait for its kernel, or kernels wait for a tool.
+# Environment variables that make launches synchronous, or make kernels wait for a tool.
 _DISABLING = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
 
 # Enqueues work on a stream.

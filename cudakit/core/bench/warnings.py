@@ -33,10 +33,10 @@ def result_warnings(
         if fill in _CONSTANT_FILLS:
             yield f"{fill} draw less power than real data, so these rates are too high"
     for deviation, titles in deviations.items():
-        yield deviation + _which(titles, cases)
+        yield deviation + _name_cases(titles, cases)
 
 
-def _which(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
+def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
     """Return the first of the cases and their number; nothing if they are all cases."""
     total = len({(case.name, str(case.axes)) for case in cases})
     if len(titles) >= total:
@@ -54,8 +54,10 @@ def environments(cases: Sequence[CaseResult]) -> list[Environment]:
 
 def environment_warnings(environments: Sequence[Environment]) -> tuple[str, ...]:
     """Return each warning of several environments once; throttled time is summed."""
-    lasting = (warning for each in environments for warning in _lasting(each))
-    return tuple(dict.fromkeys([*lasting, *_throttled(environments)]))
+    lasting = (
+        warning for environment in environments for warning in _lasting_warnings(environment)
+    )
+    return tuple(dict.fromkeys([*lasting, *_throttling_warnings(environments)]))
 
 
 def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ...]:
@@ -63,10 +65,10 @@ def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[
 
     ``environments`` are those of the cases with bad figures, ``fields`` the facts and telemetry of NVML.
     """
-    return tuple(dict.fromkeys([*environment_warnings(environments), *_pcie(fields)]))
+    return tuple(dict.fromkeys([*environment_warnings(environments), *_pcie_warnings(fields)]))
 
 
-def _lasting(environment: Environment) -> Iterator[str]:
+def _lasting_warnings(environment: Environment) -> Iterator[str]:
     """Yield warnings about the state that lasts for the whole run."""
     others = environment.other_processes
     if isinstance(others, int) and others:
@@ -86,7 +88,7 @@ def _lasting(environment: Environment) -> Iterator[str]:
             yield f"{name} is set: {effect}"
 
 
-def _throttled(environments: Sequence[Environment]) -> Iterator[str]:
+def _throttling_warnings(environments: Sequence[Environment]) -> Iterator[str]:
     """Sum the throttled time by reason; without counters, name the reasons of the last telemetry."""
     total: dict[str, float] = {}
     for environment in environments:
@@ -107,11 +109,18 @@ def _throttling_reasons(environment: Environment) -> Iterator[str]:
                 yield f"the clock was throttled: {why}"
 
 
-def _pcie(fields: Fields) -> Iterator[str]:
+def _pcie_warnings(fields: Fields) -> Iterator[str]:
     """Compare the link width and the slot's generation with those that the GPU supports."""
     width, full_width = fields.get("pcie_width"), fields.get("pcie_width_max")
     if isinstance(width, int) and isinstance(full_width, int) and 0 < width < full_width:
         yield f"PCIe runs with {width} of {full_width} lanes"
-    slot, own = fields.get("pcie_generation_max"), fields.get("pcie_generation_device_max")
-    if isinstance(slot, int) and isinstance(own, int) and 0 < slot < own:
-        yield f"the slot supports PCIe {slot}.0, and the GPU PCIe {own}.0"
+    slot_generation, gpu_generation = (
+        fields.get("pcie_generation_max"),
+        fields.get("pcie_generation_device_max"),
+    )
+    if (
+        isinstance(slot_generation, int)
+        and isinstance(gpu_generation, int)
+        and 0 < slot_generation < gpu_generation
+    ):
+        yield f"the slot supports PCIe {slot_generation}.0, and the GPU PCIe {gpu_generation}.0"

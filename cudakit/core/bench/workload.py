@@ -29,9 +29,11 @@ def verification(error: float, tolerance: float, against: str, detail: str = "")
     return Verification(not detail and error <= tolerance, error, tolerance, against, detail)
 
 
-def worst(found: Iterable[Verification]) -> Verification:
+def worst(verifications: Iterable[Verification]) -> Verification:
     """Return a failed verification or, if all passed, the one with the largest error."""
-    return max(found, key=lambda one: (not one.passed, one.error))
+    return max(
+        verifications, key=lambda verification: (not verification.passed, verification.error)
+    )
 
 
 # The verification of a workload that computes no values.

@@ -61,10 +61,10 @@ def explain(term: str, cuda_errors: Sequence[Topic]) -> Explained:
     matches.
     """
     topics = [*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables()]
-    found = tuple(topic for topic in topics if _matches(term.strip().upper(), topic))
-    if not found:
+    matching = tuple(topic for topic in topics if _matches(term.strip().upper(), topic))
+    if not matching:
         raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term, topics))
-    return Explained(term, found)
+    return Explained(term, matching)
 
 
 def check_explanation(result: Explained) -> CheckExplanation | None:

@@ -39,7 +39,7 @@ _USABLE_MEMORY = FieldInfo(
 
 def registry() -> Mapping[str, FieldInfo]:
     """Return all fields by name, identity first."""
-    found: dict[str, FieldInfo] = {}
+    fields: dict[str, FieldInfo] = {}
     for field in (
         *(
             FieldInfo(name, "", source, text, "identity", "identity")
@@ -50,21 +50,21 @@ def registry() -> Mapping[str, FieldInfo]:
         *map(_attribute, attributes()),
     ):
         # A field of both NVML and CUDA is listed once.
-        found.setdefault(field.name, field)
-    return found
+        fields.setdefault(field.name, field)
+    return fields
 
 
 def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
     """Return fields by name. Raises UsageError, with similar names, for an unknown name."""
-    known = registry()
+    fields = registry()
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
             suggestion = f"did you mean {one_of(near)}? " if near else ""
             raise UsageError(
                 f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields"
             )
-    return tuple(known[name] for name in names)
+    return tuple(fields[name] for name in names)
 
 
 def _attribute(attribute: Attribute) -> FieldInfo:

@@ -34,7 +34,7 @@ class MatchedDevice:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """All facts; if both libraries give one, NVML's, which ignores CUDA_VISIBLE_DEVICES."""
+        """All facts; NVML's override CUDA's, because NVML ignores CUDA_VISIBLE_DEVICES."""
         merged: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
         for name, value in (self.nvml.fields if self.nvml else {}).items():
             if name not in merged or not isinstance(value, Unavailable):
@@ -49,7 +49,7 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[M
     """Return NVML's devices in its order, each with its CUDA device, then those of CUDA only."""
     ours = list(nvml.devices) if isinstance(nvml, NvmlView) else []
     theirs = list(_with_hidden(cuda)) if isinstance(cuda, CudaView) else []
-    found = []
+    matched = []
     for device in ours:
         other = next((pair for pair in theirs if _is_same_device(device, pair[0])), None)
         if other is None and len(ours) == len(theirs) == 1:
@@ -57,8 +57,8 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[M
             other = theirs[0]
         if other:
             theirs.remove(other)
-        found.append(MatchedDevice(device, other[0] if other else None, bool(other and other[1])))
-    return (*found, *(MatchedDevice(None, device, hidden) for device, hidden in theirs))
+        matched.append(MatchedDevice(device, other[0] if other else None, bool(other and other[1])))
+    return (*matched, *(MatchedDevice(None, device, hidden) for device, hidden in theirs))
 
 
 def _with_hidden(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
@@ -66,16 +66,16 @@ def _with_hidden(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
     yield from ((device, True) for device in view.hidden)
 
 
-def _is_same_device(one: DeviceFacts, other: DeviceFacts) -> bool:
-    if isinstance(one.uuid, str) and isinstance(other.uuid, str):
-        return one.uuid.lower() == other.uuid.lower()
+def _is_same_device(device: DeviceFacts, other: DeviceFacts) -> bool:
+    if isinstance(device.uuid, str) and isinstance(other.uuid, str):
+        return device.uuid.lower() == other.uuid.lower()
     # All MIG instances of a GPU have its address.
-    known = isinstance(one.pci_bus_id, str) and one.parent is None
-    return known and one.pci_bus_id == other.pci_bus_id
+    is_addressable = isinstance(device.pci_bus_id, str) and device.parent is None
+    return is_addressable and device.pci_bus_id == other.pci_bus_id
 
 
 def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first available value, else the first reason."""
-    found = list(values)
-    known = [value for value in found if isinstance(value, str)]
-    return next(iter(known or found), _UNKNOWN)
+    candidates = list(values)
+    strings = [value for value in candidates if isinstance(value, str)]
+    return next(iter(strings or candidates), _UNKNOWN)

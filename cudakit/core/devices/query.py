@@ -28,10 +28,10 @@ def open_query(machine: Machine) -> Query:
     """
     # NVML first: a child process queries CUDA at the same time.
     nvml, cuda = machine.nvml(), machine.cuda()
-    found = match(nvml, cuda)
-    if not found:
+    matched = match(nvml, cuda)
+    if not matched:
         raise EnvironmentUnusable(f"no GPU found: {_reasons(nvml, cuda)}", hint=_HINT)
-    return Query(machine, nvml, cuda, found, registry())
+    return Query(machine, nvml, cuda, matched, registry())
 
 
 def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
@@ -69,7 +69,7 @@ class Query:
     ) -> DevicesResult:
         """Read the telemetry and merge it with the facts; ``names`` limits the fields.
 
-        ``activity`` adds the activity since the previous read with it.
+        ``activity`` adds the activity since the previous read with ``activity``.
         """
         nvml = self.nvml
         return DevicesResult(
@@ -89,30 +89,30 @@ class Query:
         )
 
     def _device(
-        self, found: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
+        self, device: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
     ) -> Device:
-        nvml, fields = found.nvml, dict(found.fields)
+        nvml, fields = device.nvml, dict(device.fields)
         telemetry = self.machine.telemetry(nvml, names) if nvml else self._without_nvml
         fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
             activity_read = self.machine.activity(nvml, names) if nvml else self._without_nvml
             fields |= self._fields_of(activity_read, "activity", names)
-        self._add_missing(found, names, fields)
+        self._add_missing(device, names, fields)
         lost = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
         visible = self._visible_devices
         name = fields["name"]
         return Device(
-            cuda_index=self._cuda_index(found),
+            cuda_index=self._cuda_index(device),
             nvml_index=nvml.index if nvml else _NOT_IN_NVML,
             parent=nvml.parent if nvml else None,
-            uuid=found.uuid,
-            pci_bus_id=found.pci_bus_id,
+            uuid=device.uuid,
+            pci_bus_id=device.pci_bus_id,
             name=name if isinstance(name, Unavailable) else str(name),
-            hidden=found.hidden,
+            hidden=device.hidden,
             lost=lost is not None,
-            notes=tuple(_device_notes(found, fields, lost=lost, visible_devices=visible)),
-            fields={each: fields[each] for each in fields if not names or each in names},
-            processes=self._processes(found) if processes else None,
+            notes=tuple(_device_notes(device, fields, lost=lost, visible_devices=visible)),
+            fields={key: fields[key] for key in fields if not names or key in names},
+            processes=self._processes(device) if processes else None,
         )
 
     def _fields_of(
@@ -124,13 +124,13 @@ class Query:
         return {field.name: read for field in self._of_kind(kind, names)}
 
     def _add_missing(
-        self, found: MatchedDevice, names: Collection[str], fields: dict[str, Field]
+        self, device: MatchedDevice, names: Collection[str], fields: dict[str, Field]
     ) -> None:
         """Add the missing fields as Unavailable, with the reason."""
         for field in (*self._of_kind("fact"), *self._of_kind("telemetry", names)):
             of_instance = field.group == INSTANCE_GROUP
-            if field.name not in fields and (found.is_instance or not of_instance):
-                fields[field.name] = self._missing_reason(found, field)
+            if field.name not in fields and (device.is_instance or not of_instance):
+                fields[field.name] = self._missing_reason(device, field)
 
     def _of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
@@ -139,22 +139,22 @@ class Query:
             if field.kind == kind and (not names or field.name in names)
         ]
 
-    def _missing_reason(self, found: MatchedDevice, field: FieldInfo) -> Unavailable:
+    def _missing_reason(self, device: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
             return _NOT_IN_CUDA if isinstance(self.cuda, CudaView) else self.cuda
-        return Unavailable("NVML did not report it") if found.nvml else self._without_nvml
+        return Unavailable("NVML did not report it") if device.nvml else self._without_nvml
 
-    def _processes(self, found: MatchedDevice) -> tuple[Process, ...] | Unavailable:
-        if found.nvml is None:
+    def _processes(self, device: MatchedDevice) -> tuple[Process, ...] | Unavailable:
+        if device.nvml is None:
             return _NOT_IN_NVML
-        if found.nvml.fields.get("mig_mode") is True and not found.is_instance:
+        if device.nvml.fields.get("mig_mode") is True and not device.is_instance:
             return Unavailable("the GPU is in MIG mode: see its instances")
-        return self.machine.processes(found.nvml)
+        return self.machine.processes(device.nvml)
 
-    def _cuda_index(self, found: MatchedDevice) -> int | Unavailable:
-        if found.cuda and not found.hidden:
-            return found.cuda.index
-        if found.hidden:
+    def _cuda_index(self, device: MatchedDevice) -> int | Unavailable:
+        if device.cuda and not device.hidden:
+            return device.cuda.index
+        if device.hidden:
             return Unavailable(_hidden_by(self._visible_devices))
         if isinstance(self.cuda, Unavailable):
             return self.cuda
@@ -204,23 +204,29 @@ def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -
 
 
 def _device_notes(
-    found: MatchedDevice, fields: dict[str, Field], *, lost: str | None, visible_devices: str | None
+    device: MatchedDevice,
+    fields: dict[str, Field],
+    *,
+    lost: str | None,
+    visible_devices: str | None,
 ) -> Iterator[str]:
     """Yield notes on an unusual state of a device; ``lost`` is the reason if NVML lost it."""
-    if found.hidden:
+    if device.hidden:
         yield _hidden_by(visible_devices)
     if lost:
         yield lost
     if fields.get("integrated") is True:
         yield "integrated GPU: it uses the memory of the host"
-    if fields.get("mig_mode") is True and found.nvml and found.nvml.parent is None:
+    if fields.get("mig_mode") is True and device.nvml and device.nvml.parent is None:
         yield "MIG mode: CUDA sees its instances only"
     mode = fields.get("compute_mode", "default")
     if isinstance(mode, str) and mode != "default":
         yield f"compute mode: {mode}"
     reasons = fields.get("clock_event_reasons")
     throttled = (
-        [str(each) for each in reasons if each not in _NORMAL] if isinstance(reasons, tuple) else []
+        [str(reason) for reason in reasons if reason not in _NORMAL]
+        if isinstance(reasons, tuple)
+        else []
     )
     if throttled:
         yield f"throttled: {', '.join(throttled)}"

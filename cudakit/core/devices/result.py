@@ -89,8 +89,8 @@ class DevicesResult:
     @property
     def visible(self) -> tuple[Device, ...]:
         """The visible devices, by CUDA index."""
-        shown = [device for device in self.devices if isinstance(device.cuda_index, int)]
-        return tuple(sorted(shown, key=lambda device: int(str(device.cuda_index))))
+        with_index = [device for device in self.devices if isinstance(device.cuda_index, int)]
+        return tuple(sorted(with_index, key=lambda device: int(str(device.cuda_index))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,17 @@ def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Dev
     """
     if not selectors:
         return result.devices
-    wanted = {id(_one(result.devices, selector)) for selector in selectors}
-    return tuple(device for device in result.devices if id(device) in wanted)
+    selected = {id(_match_one(result.devices, selector)) for selector in selectors}
+    return tuple(device for device in result.devices if id(device) in selected)
 
 
-def _one(devices: Sequence[Device], selector: str) -> Device:
-    found = [device for device in devices if _matches(device, selector)]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(map(label, found or devices))
-    if found:
-        message = f"{len(found)} devices match {selector!r}"
+def _match_one(devices: Sequence[Device], selector: str) -> Device:
+    matching = [device for device in devices if _matches(device, selector)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(map(label, matching or devices))
+    if matching:
+        message = f"{len(matching)} devices match {selector!r}"
         raise UsageError(message, hint=f"write more of the UUID; they are: {listed}")
     raise UsageError(f"no device matches {selector!r}", hint=f"{_FORMS}; devices: {listed}")
 
@@ -61,10 +61,10 @@ def _is_address(device: Device, selector: str) -> bool:
     if isinstance(device.pci_bus_id, Unavailable) or device.parent is not None:
         return False
     domain, _, rest = device.pci_bus_id.partition(":")
-    given = selector.lower()
+    lowered = selector.lower()
     # nvidia-smi writes eight digits of the domain; lspci omits a domain of 0.
     forms = {device.pci_bus_id, f"{domain:0>8}:{rest}", *([rest] if not int(domain, 16) else [])}
-    return given in forms or f"{given}.0" in forms
+    return lowered in forms or f"{lowered}.0" in forms
 
 
 def label(device: Device) -> str:
@@ -106,11 +106,11 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     """
     excluded = {id(device): next(_reasons(device, spec), "") for device in devices}
     fit = [device for device in devices if not excluded[id(device)]]
-    best = sorted(fit, key=_free, reverse=True)[: spec.count]
+    best = sorted(fit, key=_free_bytes, reverse=True)[: spec.count]
     if len(best) < spec.count:
         reasons = "; ".join(f"{label(d)}: {excluded[id(d)]}" for d in devices if excluded[id(d)])
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {len(fit) or 'none'} of {len(devices)} can be selected",
+            f"{_request(spec)}, but {_only(len(fit))} of {len(devices)} can be selected",
             hint=reasons or f"use --count {len(devices)}",
         )
     if spec.count > 1 and any(device.parent is not None for device in best):
@@ -120,6 +120,10 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
         )
     uuids = [str(device.uuid) for device in best]
     return SelectResult(result.simulated, ",".join(uuids), tuple(best))
+
+
+def _only(count: int) -> str:
+    return f"only {count}" if count else "none"
 
 
 def _request(spec: SelectSpec) -> str:
@@ -143,8 +147,8 @@ def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
     if spec.min_free_bytes is not None:
         if isinstance(free, Unavailable):
             yield f"free memory is unknown: {free.reason}"
-        elif _free(device) < spec.min_free_bytes:
-            yield f"{format_bytes(_free(device))} free"
+        elif _free_bytes(device) < spec.min_free_bytes:
+            yield f"{format_bytes(_free_bytes(device))} free"
     used = device.field("utilization_gpu_percent")
     if spec.max_utilization_percent is not None:
         if isinstance(used, Unavailable):
@@ -153,6 +157,6 @@ def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
             yield f"{used} % utilization"
 
 
-def _free(device: Device) -> int:
+def _free_bytes(device: Device) -> int:
     free = device.field("memory_free_bytes")
     return free if isinstance(free, int) else -1

@@ -14,13 +14,17 @@ _OK = "ok"
 
 
 def pairs(
-    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, found: Sequence[MatchedDevice]
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, matched: Sequence[MatchedDevice]
 ) -> tuple[Pair, ...]:
     """Return each pair of the GPUs that NVML reports."""
     if isinstance(nvml, Unavailable):
         return ()
     links = {(link.first, link.second): link for link in nvml.links}
-    gpus = {each.nvml.index: each for each in found if each.nvml and each.nvml.parent is None}
+    gpus = {
+        device.nvml.index: device
+        for device in matched
+        if device.nvml and device.nvml.parent is None
+    }
     return tuple(
         _pair(links.get((first, second)) or _unknown(first, second), gpus, cuda)
         for first, second in combinations(sorted(gpus), 2)
@@ -33,8 +37,8 @@ def _unknown(first: int, second: int) -> Link:
 
 
 def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
-    one, other = gpus[link.first], gpus[link.second]
-    access = _both(cuda, one, other, "peer_access")
+    left, right = gpus[link.first], gpus[link.second]
+    access = _is_bidirectional(cuda, left, right, "peer_access")
     return Pair(
         first=link.first,
         second=link.second,
@@ -44,22 +48,22 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
         nvml_write=link.p2p_write,
         nvml_atomics=link.p2p_atomics,
         cuda_access=access,
-        cuda_atomics=_both(cuda, one, other, "peer_atomics"),
+        cuda_atomics=_is_bidirectional(cuda, left, right, "peer_atomics"),
         disagreement=_disagreement(link, access),
     )
 
 
-def _both(
-    cuda: CudaView | Unavailable, one: MatchedDevice, other: MatchedDevice, what: str
+def _is_bidirectional(
+    cuda: CudaView | Unavailable, left: MatchedDevice, right: MatchedDevice, list_name: str
 ) -> bool | Unavailable:
-    """Return whether a list of CUDA contains a pair in both directions."""
+    """Return whether CUDA lists a pair in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    ordinals = [each.cuda.index for each in (one, other) if each.cuda and not each.hidden]
+    ordinals = [each.cuda.index for each in (left, right) if each.cuda and not each.hidden]
     if len(ordinals) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first, second = ordinals
-    listed = getattr(cuda, what)
+    listed = getattr(cuda, list_name)
     return (first, second) in listed and (second, first) in listed
 
 

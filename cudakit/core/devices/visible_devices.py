@@ -55,15 +55,15 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
 
 def _by_number(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     count = len(uuids)
-    found = _NUMBER.match(entry)
-    if found is None:
+    parsed = _NUMBER.match(entry)
+    if parsed is None:
         return None, f"{entry.strip()!r} is not a number"
-    number = _as_unsigned(int(found[2]), negative=found[1] == "-")
+    number = _as_unsigned(int(parsed[2]), negative=parsed[1] == "-")
     if number < count:
         return number, ""
-    if found[1] == "-":
+    if parsed[1] == "-":
         return None, f"{entry.strip()!r} is negative"
-    return None, f"no device has index {int(found[2])} (of {count})"
+    return None, f"no device has index {int(parsed[2])} (of {count})"
 
 
 def _as_unsigned(number: int, *, negative: bool) -> int:

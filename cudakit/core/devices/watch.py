@@ -32,7 +32,7 @@ class WatchView:
     """How the devices are shown; each key returns the next view."""
 
     sort: str = "index"
-    pattern: str = ""  # shows only devices whose names or processes contain it
+    pattern: str = ""  # the name or a process of a shown device contains the pattern
     processes: bool = False
     editing: bool = False  # whether keys go to the pattern
 
@@ -74,10 +74,10 @@ class WatchView:
 
 def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
     """Return the devices that match the pattern of a view, in its order."""
-    shown = [device for device in result.devices if _contains(device, view.pattern.lower())]
+    matching = [device for device in result.devices if _contains(device, view.pattern.lower())]
     value = _SORT_VALUES[view.sort]
-    shown.sort(key=lambda device: _magnitude(value(device)), reverse=True)
-    return replace(result, devices=tuple(shown))
+    matching.sort(key=lambda device: _magnitude(value(device)), reverse=True)
+    return replace(result, devices=tuple(matching))
 
 
 def _contains(device: Device, pattern: str) -> bool:

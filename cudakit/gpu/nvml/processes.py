@@ -21,7 +21,7 @@ _KINDS = {
     "MPS": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
 _OTHER_NAMESPACE = Unavailable("the pid belongs to the host or to another container")
-_NO_MEMORY = Unavailable("the driver does not report memory by process (WDDM or WSL)")
+_NO_MEMORY = Unavailable("the driver does not report memory per process (WDDM or WSL)")
 # NVML_SUCCESS and NVML_ERROR_NOT_FOUND: no process has used the SMs since the last sample.
 _NO_SAMPLES = (0, 6)
 # Field 22 of /proc/PID/stat is the start time in clock ticks after boot; the numbering begins at 1, and

@@ -51,7 +51,9 @@ class SimVirtualMemory:
         self.context = context
         self.backings: Handles[Physical] = Handles("backing")
         self.mapped: dict[int, tuple[Region, Physical]] = {}
-        self.access: dict[int, set[int]] = {}  # other devices with access, by mapping
+        self.access: dict[
+            int, set[int]
+        ] = {}  # other devices with access to each mapping, by address
         self._heap, self._peers = heap, peers
         self._reserved: dict[int, int] = {}
 

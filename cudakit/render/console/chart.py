@@ -43,23 +43,23 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
     labels = _y_labels(chart, low, high)
     gutter = max(map(cell_len, labels.values())) + 1
     plane = Plane(low, high, max(width - gutter - 1, _LEAST_COLUMNS), _ROWS)
-    found = curves(chart, plane)
+    drawn = curves(chart, plane)
     rows = [
         Text.assemble((_edge(labels.get(row, ""), gutter), theme.FAINT), line)
-        for row, line in enumerate(picture(found, plane))
+        for row, line in enumerate(picture(drawn, plane))
     ]
     axis = Text(f"{labels[_ROWS].rjust(gutter - 1)} ┼{'─' * plane.columns}", theme.FAINT)
     below = [_x_range(chart, plane.columns), *_marker_lines(chart.markers, chart.x, plane.columns)]
     margin = " " * (gutter + 1)
     beneath = [Text(margin).append_text(line) for line in below]
-    return [*rows, axis, *beneath, *legend(chart, found, width)]
+    return [*rows, axis, *beneath, *legend(chart, drawn, width)]
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
     """Return the range of the y axis, which always contains 0."""
-    known = [np.asarray(one.y, np.float64) for one in series]
-    known = [y[np.isfinite(y)] for y in known]
-    return min(y.min(initial=0) for y in known), max(y.max(initial=0) for y in known)
+    values = [np.asarray(entry.y, np.float64) for entry in series]
+    values = [y[np.isfinite(y)] for y in values]
+    return min(y.min(initial=0) for y in values), max(y.max(initial=0) for y in values)
 
 
 def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:

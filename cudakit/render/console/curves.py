@@ -65,23 +65,23 @@ class Curve:
 
 def curves(chart: Chart, plane: Plane) -> list[Curve]:
     """Return the first MOST_CURVES series as curves; a series with the same cells as another has no pen."""
-    found: list[Curve] = []
+    result: list[Curve] = []
     for series in chart.series[:MOST_CURVES]:
         maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
         heights = plane.scaled(maxima)
-        other = _coinciding_curve(heights, found, plane)
-        found.append(Curve(series, heights, like=other.series.name if other else ""))
+        other = _coinciding_curve(heights, result, plane)
+        result.append(Curve(series, heights, like=other.series.name if other else ""))
     pens = map(Pen, _LINES, theme.SERIES)
-    return [curve if curve.like else replace(curve, pen=next(pens)) for curve in found]
+    return [curve if curve.like else replace(curve, pen=next(pens)) for curve in result]
 
 
-def picture(found: Sequence[Curve], plane: Plane) -> list[Text]:
+def picture(drawn: Sequence[Curve], plane: Plane) -> list[Text]:
     """Return the rows of the picture, from the top down; a lower curve hides a higher one."""
     cells = [[(" ", _EMPTY)] * plane.columns for _ in range(plane.rows)]
     for column in range(plane.columns):
         tops = [
             (float(curve.heights[column]) * plane.rows, curve.pen)
-            for curve in reversed(found)
+            for curve in reversed(drawn)
             if not (curve.like or math.isnan(curve.heights[column]))
         ]
         for height, pen in sorted(tops, key=lambda top: -top[0]):
@@ -99,15 +99,15 @@ def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
     return line
 
 
-def legend(chart: Chart, found: Sequence[Curve], width: int) -> list[Text]:
+def legend(chart: Chart, drawn: Sequence[Curve], width: int) -> list[Text]:
     """Return lines with the name and the highest value of each curve."""
     lines: list[Text] = []
-    for entry in [_legend_entry(chart, curve, width) for curve in found if not curve.like]:
+    for entry in [_legend_entry(chart, curve, width) for curve in drawn if not curve.like]:
         if lines and lines[-1].cell_len + len(_BETWEEN) + entry.cell_len <= width:
             lines[-1].append(_BETWEEN).append_text(entry)
         else:
             lines.append(entry)
-    remarks = [_remark(chart, curve) for curve in found if curve.like]
+    remarks = [_remark(chart, curve) for curve in drawn if curve.like]
     others = ", ".join(escape(series.name) for series in chart.series[MOST_CURVES:])
     remarks += [f"Not drawn: {others}."] if others else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
@@ -115,9 +115,9 @@ def legend(chart: Chart, found: Sequence[Curve], width: int) -> list[Text]:
 
 def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
     for curve in earlier:
-        apart = np.abs(curve.heights - heights)
+        difference = np.abs(curve.heights - heights)
         same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
-        if same_gaps and not curve.like and not np.any(apart * plane.rows >= 1):
+        if same_gaps and not curve.like and not np.any(difference * plane.rows >= 1):
             return curve
     return None
 
@@ -136,9 +136,9 @@ def _remark(chart: Chart, curve: Curve) -> str:
 
 
 def _highest(chart: Chart, curve: Curve) -> str:
-    known = np.asarray(curve.series.y, np.float64)
-    known = known[np.isfinite(known)]
-    return format_value(y_value(chart, float(known.max()) if len(known) else float("nan")))
+    values = np.asarray(curve.series.y, np.float64)
+    values = values[np.isfinite(values)]
+    return format_value(y_value(chart, float(values.max()) if len(values) else float("nan")))
 
 
 def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
@@ -148,8 +148,8 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
     its left edge, or NaN if the curve has no value there.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    known = np.isfinite(x)
-    x, y = x[known], np.where(np.isfinite(y[known]), y[known], np.nan)
+    finite = np.isfinite(x)
+    x, y = x[finite], np.where(np.isfinite(y[finite]), y[finite], np.nan)
     if len(x) == 0:
         return np.full(columns, np.nan)
     edges = x[0] + (x[-1] - x[0]) * np.arange(columns) / columns

@@ -15,7 +15,7 @@ from cudakit.render.values import NO_STACK, format_frame, leaf, site
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
-_LEAST_LEAF = 12  # cells; fewer do not tell functions apart
+_LEAST_LEAF = 12  # cells; shorter function names are ambiguous
 _MOST_CALLERS = 12  # more than fit on a line
 
 

@@ -131,9 +131,9 @@ def _join_cells(
 
 def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
     missing = [escape(column.name) for i, column in enumerate(table.columns) if i not in widths]
-    said = [f"Columns hidden at this width: {', '.join(missing)}."] if missing else []
-    said += [escape(table.caption)] if table.caption else []
-    return [Text(line, theme.FAINT) for text in said for line in wrap(text, width)]
+    remarks = [f"Columns hidden at this width: {', '.join(missing)}."] if missing else []
+    remarks += [escape(table.caption)] if table.caption else []
+    return [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
 # --- widths of columns

@@ -62,8 +62,8 @@ def _round(places: Array) -> list[int]:
 
 
 def _range(values: Array) -> tuple[float, float] | None:
-    known = values[np.isfinite(values)]
-    return (float(known.min()), float(known.max())) if known.size else None
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else None
 
 
 def _key(series: Series, node: Chart) -> PlotKey:

@@ -70,14 +70,14 @@ def test_closed_terminal_ends_the_watch() -> None:
 def test_ticks_start_at_once_and_keep_interval() -> None:
     start = time.monotonic()
 
-    assert list(islice(ticks(0.05, twice=False), 3)) == [0, 2, 3]
+    assert list(islice(ticks(0.05, quick_first=False), 3)) == [0, 2, 3]
     assert 0.1 <= time.monotonic() - start < 0.5
 
 
 def test_counters_get_early_second_tick() -> None:
     start = time.monotonic()
 
-    assert list(islice(ticks(60, twice=True), 2)) == [0, 1]
+    assert list(islice(ticks(60, quick_first=True), 2)) == [0, 1]
     assert time.monotonic() - start < 2
 
 

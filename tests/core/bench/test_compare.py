@@ -182,10 +182,10 @@ def comparison(before: Samples, after: Samples) -> Comparison:
 def test_fail_on_finds_cases_above_threshold() -> None:
     slower = comparison(evenly(1.0, 0.001), evenly(1.06, 0.001))
 
-    assert len(parse_fail_on("slower:5%").found(slower)) == 1
-    assert parse_fail_on("slower:7%").found(slower) == ()
-    assert len(parse_fail_on("slower").found(slower)) == 1
-    assert parse_fail_on("faster").found(slower) == ()
+    assert len(parse_fail_on("slower:5%").matching_cases(slower)) == 1
+    assert parse_fail_on("slower:7%").matching_cases(slower) == ()
+    assert len(parse_fail_on("slower").matching_cases(slower)) == 1
+    assert parse_fail_on("faster").matching_cases(slower) == ()
 
 
 def test_fail_on_does_not_take_the_ambiguous_for_slower() -> None:
@@ -193,8 +193,8 @@ def test_fail_on_does_not_take_the_ambiguous_for_slower() -> None:
         evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.2, 0.01, clock_hz=1.9e9 / 1.2)
     )
 
-    assert parse_fail_on("slower").found(lower_clock) == ()
-    assert len(parse_fail_on("ambiguous").found(lower_clock)) == 1
+    assert parse_fail_on("slower").matching_cases(lower_clock) == ()
+    assert len(parse_fail_on("ambiguous").matching_cases(lower_clock)) == 1
 
 
 @pytest.mark.parametrize(

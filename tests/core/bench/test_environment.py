@@ -65,10 +65,10 @@ def test_unread_energy_is_unavailable() -> None:
     ],
 )
 def test_differences_of_machines_are_named(changes: dict[str, Any], words: str) -> None:
-    assert machine().unlike(machine(**changes)) == (words,)
+    assert machine().differences_from(machine(**changes)) == (words,)
 
 
 def test_other_gpu_of_model_and_other_cudakit_are_comparable() -> None:
     other = machine(uuid="GPU-1", versions={**VERSIONS, "cudakit": "0.2.0", "python": "3.14"})
 
-    assert machine().unlike(other) == ()
+    assert machine().differences_from(other) == ()

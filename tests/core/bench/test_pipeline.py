@@ -144,7 +144,9 @@ def test_deviation_of_some_cases_names_the_first(hot_cases: int, which: str) -> 
     with closing(Sim(capacity_bytes=40 << 20)) as gpu:
         result = run(SPEC, gpu, cases=[*cases, *hot])
 
-    assert result.warnings == (f"L2 is not cold, because too few buffer sets fit{which}",)
+    assert result.warnings == (
+        f"L2 is not cold: the buffer sets are too small to overwrite the cache{which}",
+    )
 
 
 def test_budget_is_shared_among_cases() -> None:

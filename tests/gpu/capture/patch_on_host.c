@@ -203,7 +203,7 @@ static void *run(void *argument)
 
 #define THREADS 8
 
-/* Let several threads access the same memory, each starting at a different address. */
+/* Access the same memory in several threads, each starting at a different address. */
 void touch_together(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes, ck_u32 flags)
 {
     pthread_t thread[THREADS];
@@ -244,7 +244,7 @@ static void resume(ck_u32 lanes)
         }
 }
 
-/* Let all lanes of a warp make their accesses with one instruction. */
+/* Make the accesses of all lanes of a warp with one instruction. */
 void access_together(const together *all)
 {
     enum { STACK = 1 << 16 };
@@ -346,7 +346,7 @@ static void keep(void *to, const access_range *range)
     into->used++;
 }
 
-/* Return the number of ranges; write as many as fit. */
+/* Return the number of ranges; write those that fit into ``size``. */
 size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *room, size_t size)
 {
     kept into = {room, 0, size};

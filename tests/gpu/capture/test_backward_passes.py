@@ -160,6 +160,42 @@ assert stacks() == [[], [BACKWARD, "backward", "<module>"]], stacks()
     )
 
 
+def test_concurrent_backward_passes_never_get_the_stack_of_each_other(library: Path) -> None:
+    run(
+        library,
+        """
+sys.setswitchinterval(1e-5)
+kernels = Kernel(b"left", 0), Kernel(b"right", 0)
+
+def work(kernel):
+    cuda.launch_on_thread(b"pt_autograd_0", context, stream, ctypes.byref(kernel))
+
+def left():
+    for _ in range(300):
+        backward(lambda: work(kernels[0]))
+
+def right():
+    for _ in range(300):
+        backward(lambda: work(kernels[1]))
+
+threads = [threading.Thread(target=each) for each in (left, right)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+found = set()
+with recording.drained():
+    for batch in taken:
+        launches = view(batch.records[batch.records["kind"] == Kind.LAUNCH], Kind.LAUNCH)
+        for name, site in zip(launches["name"].tolist(), launches["site"].tolist()):
+            callers = {frame.function for frame in batch.stacks[site]} & {"left", "right"}
+            found.add((batch.strings[name], *callers))
+assert found <= {("left",), ("right",), ("left", "left"), ("right", "right")}, found
+""",
+        before="from cudakit.trace.layout import view\n",
+    )
+
+
 def test_pass_that_began_first_may_end_first(library: Path) -> None:
     run(
         library,

@@ -125,7 +125,7 @@ ACCESSES = st.lists(
         st.integers(0, PAGE - 1) | st.integers(0, 64),
         st.sampled_from([1, 2, 4, 8, 16, 32]) | st.integers(1, 32),
         st.sampled_from(sorted(FLAGS)),
-        st.integers(1, 30),  # neighbours after it, as in a warp that streams
+        st.integers(1, 30),  # adjacent accesses after it, as in a warp that streams
     ),
     max_size=15,
 )
@@ -309,7 +309,7 @@ def test_full_arena_claims_each_page_once(library: ctypes.CDLL) -> None:
             before = library.atomics_so_far()
             for i in range(1000):
                 made.access(3, PAGE * i, 4, 1)
-        assert library.atomics_so_far() == before, "no more than the table has room for"
+        assert library.atomics_so_far() == before, "the table is full"
         assert made.lost_launches() == {3}
         made.access(4, PAGE * 9, 4, 1)
         assert made.lost_launches() == {3, 4}

@@ -120,9 +120,9 @@ from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_
 from cudakit.gpu.capture.preflight import Ready, Refusal
 from cudakit.trace.kinds import Kind
 
-library, places, taken = sys.argv[1], SearchPaths.of_this_process(), []
+library, places, recorded = sys.argv[1], SearchPaths.of_this_process(), []
 ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
-recording = begin(taken.append, found=ready)
+recording = begin(recorded.append, found=ready)
 cuda, U = ctypes.CDLL(library), ctypes.c_uint64
 context, stream = ctypes.c_void_p(0x1000), ctypes.c_void_p(0x2000)
 cuda.make_context(context, 0)
@@ -151,10 +151,10 @@ def test_recorder_records_own_process(library: Path) -> None:
         library,
         """
 with recording.drained():
-    kinds = [kind for batch in taken for kind in batch.records["kind"].tolist()]
+    kinds = [kind for batch in recorded for kind in batch.records["kind"].tolist()]
     assert kinds.count(Kind.FILL) == 1
-    assert {batch.process for batch in taken} == {os.getpid()}
-    assert not any(batch.simulated for batch in taken)
+    assert {batch.process for batch in recorded} == {os.getpid()}
+    assert not any(batch.simulated for batch in recorded)
 assert recording.cuda.accesses == "arguments" and not recording.cuda.notes
 """,
     )
@@ -165,12 +165,12 @@ def test_second_recording_of_process_is_refused(library: Path) -> None:
         library,
         """
 try:
-    begin(taken.append, found=ready)
+    begin(recorded.append, found=ready)
 except CudakitError as error:
     assert "being recorded already" in error.message and error.hint
 else:
     raise AssertionError("nothing was raised")
-again = begin(taken.append, found=ready, on_missing="run")
+again = begin(recorded.append, found=ready, on_missing="run")
 assert "CUDA was not recorded" in again.cuda.notes[0]
 """,
     )

@@ -12,8 +12,8 @@ enum { CLASSES = 55 };         /* powers of two from 512 bytes to the largest si
 struct block {
     PyObject_HEAD
     long long ptr, size;
-    /* In the tree of its free blocks. First, to share a cache line with the keys. */
-    struct block *child[2]; /* blocks before this one, and after it */
+    /* The links of the tree are next to the keys, to share a cache line with them. */
+    struct block *child[2]; /* smaller and larger keys */
     uint64_t priority;
     struct block **place; /* the child or root that refers to this block; NULL outside of the tree */
     long long requested, gc_count_base;
@@ -41,14 +41,14 @@ COLLECTED(block, BLOCK_FIELDS)
 static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
-    struct block given = {.expandable_segment = Py_None}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &given.ptr, &given.size,
-                                     state_of(type)->types[FREE_BLOCKS], &given.free_blocks,
-                                     &given.expandable_segment) ||
+    struct block parsed = {.expandable_segment = Py_None}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &parsed.ptr, &parsed.size,
+                                     state_of(type)->types[FREE_BLOCKS], &parsed.free_blocks,
+                                     &parsed.expandable_segment) ||
         !(self = (struct block *)type->tp_alloc(type, 0)))
         return NULL;
-    self->ptr = given.ptr;
-    self->size = given.size;
+    self->ptr = parsed.ptr;
+    self->size = parsed.size;
     self->mapped = true;
     BLOCK_FIELDS(COPY)
     return (PyObject *)self;
@@ -69,8 +69,8 @@ static int set_adjacent(PyObject *self, PyObject *value, void *offset)
 
 static PyObject *get_adjacent(PyObject *self, void *offset)
 {
-    PyObject *found = *(PyObject **)((char *)self + (size_t)offset);
-    return Py_NewRef(found ? found : Py_None);
+    PyObject *value = *(PyObject **)((char *)self + (size_t)offset);
+    return Py_NewRef(value ? value : Py_None);
 }
 
 static PyMemberDef block_members[] = {
@@ -115,20 +115,20 @@ static struct block **root_for(struct free_blocks *self, long long size)
     return &self->roots[63 - 9 - __builtin_clzll((unsigned long long)size | SMALLEST_BLOCK)];
 }
 
-/* Return the smallest block of at least a size, of equal ones that at the lowest address; or NULL. The branch is
- * predicted when a way is taken again; to compute the index of the child would wait for the comparison. */
+/* Return the smallest block of at least a size, at the lowest address among equal sizes; or NULL. A predicted
+ * branch does not wait for the comparison; child[block->size < size] would. */
 static struct block *best_fit(struct free_blocks *self, long long size)
 {
-    struct block *found = NULL;
-    for (struct block **root = root_for(self, size); !found && root < self->roots + CLASSES; root++)
+    struct block *best = NULL;
+    for (struct block **root = root_for(self, size); !best && root < self->roots + CLASSES; root++)
         for (struct block *block = *root; block;)
             if (block->size < size) {
                 block = block->child[1];
             } else {
-                found = block;
+                best = block;
                 block = block->child[0];
             }
-    return found;
+    return best;
 }
 
 static void put(struct block **place, struct block *block)
@@ -148,7 +148,7 @@ static void insert(struct free_blocks *self, struct block *block)
     block->free = true;
     while (*place && (*place)->priority > block->priority)
         place = is_before(*place, block) ? &(*place)->child[1] : &(*place)->child[0];
-    /* Split the subtree there: the blocks before this one become its first child, the others its second. */
+    /* Split the subtree at `place` into the children of this block. */
     struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
     put(place, block);
     while (rest) {
@@ -205,8 +205,8 @@ static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
     return list;
 }
 
-/* Return a block of this pool and stream that is free, or not; NULL with an exception for any other object. */
-static struct block *own_block(PyObject *self, PyObject *object, bool free)
+/* Return the object as a block of this pool and stream, free as requested; NULL with an exception otherwise. */
+static struct block *checked_block(PyObject *self, PyObject *object, bool free)
 {
     struct block *block = (struct block *)object;
     if (!PyObject_TypeCheck(object, state_of(Py_TYPE(self))->types[BLOCK]) ||
@@ -219,7 +219,7 @@ static struct block *own_block(PyObject *self, PyObject *object, bool free)
 
 static PyObject *free_blocks_add(PyObject *self, PyObject *object)
 {
-    struct block *block = own_block(self, object, false);
+    struct block *block = checked_block(self, object, false);
     if (!block)
         return NULL;
     insert((struct free_blocks *)self, (struct block *)Py_NewRef(object));
@@ -228,7 +228,7 @@ static PyObject *free_blocks_add(PyObject *self, PyObject *object)
 
 static PyObject *free_blocks_remove(PyObject *self, PyObject *object)
 {
-    struct block *block = own_block(self, object, true);
+    struct block *block = checked_block(self, object, true);
     if (!block)
         return NULL;
     Py_DECREF(take(block));
@@ -257,9 +257,9 @@ COLLECTED(free_blocks, VISIT_ROOTS)
 static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"pool", "pool_id", "stream", "counters", NULL};
-    struct free_blocks given, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", names, &given.pool, &given.pool_id, &PyLong_Type,
-                                     &given.stream, state_of(type)->types[COUNTERS], &given.counters) ||
+    struct free_blocks parsed, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", names, &parsed.pool, &parsed.pool_id, &PyLong_Type,
+                                     &parsed.stream, state_of(type)->types[COUNTERS], &parsed.counters) ||
         !(self = (struct free_blocks *)type->tp_alloc(type, 0)))
         return NULL;
     FREE_BLOCKS_FIELDS(COPY)

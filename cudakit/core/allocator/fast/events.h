@@ -5,19 +5,19 @@
 #include "blocks.h"
 
 struct event {
-    PyObject *action; /* NULL: Python code appended the event, and `stack` is all of it, a tuple */
+    PyObject *action; /* NULL if Python code appended the event: `stack` is then the event, a tuple */
     PyObject *stack, *metadata;
-    struct free_blocks *free_blocks; /* which knows the stream and the pool */
+    struct free_blocks *free_blocks; /* gives the stream and the pool */
     long long address, size, time_ns;
 };
 #define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
 
-/* The last maxlen events of all that were appended. */
+/* The latest maxlen events. */
 struct events {
     PyObject_HEAD
     struct event *ring;               /* the next event replaces that at count % maxlen */
-    PyObject *metadata;               /* of the next events */
-    Py_ssize_t maxlen, length, count; /* count: of all; until it reaches maxlen, the length of the ring grows */
+    PyObject *metadata;               /* stored in later events */
+    Py_ssize_t maxlen, length, count; /* count: all appended events; the ring grows to maxlen */
 };
 
 static int events_traverse(PyObject *object, visitproc visit, void *arg)
@@ -48,17 +48,17 @@ static int events_clear(PyObject *object)
 static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"maxlen", "metadata", NULL};
-    struct events given, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &given.maxlen, &given.metadata) ||
+    struct events parsed, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &parsed.maxlen, &parsed.metadata) ||
         !(self = (struct events *)type->tp_alloc(type, 0)))
         return NULL;
-    self->maxlen = Py_MAX(given.maxlen, 1);
-    self->metadata = Py_NewRef(given.metadata);
+    self->maxlen = Py_MAX(parsed.maxlen, 1);
+    self->metadata = Py_NewRef(parsed.metadata);
     return (PyObject *)self;
 }
 
 /* Append an event; false with an exception if no memory is left. This may run a finalizer of a dropped event. */
-static bool append_event(struct events *self, struct event given)
+static bool append_event(struct events *self, struct event event)
 {
     if (self->count == self->length && self->length < self->maxlen) {
         Py_ssize_t length = Py_MIN(self->maxlen, self->length * 2 + 64);
@@ -70,10 +70,10 @@ static bool append_event(struct events *self, struct event given)
         self->length = length;
     }
     struct event *place = self->ring + self->count++ % self->maxlen, dropped = *place;
-#define INCREF(field) Py_XINCREF(given.field);
+#define INCREF(field) Py_XINCREF(event.field);
 #define DECREF(field) Py_XDECREF(dropped.field);
     EVENT_FIELDS(INCREF)
-    *place = given;
+    *place = event;
     EVENT_FIELDS(DECREF)
     return true;
 }
@@ -95,12 +95,12 @@ static PyObject *events_iter(PyObject *object)
     Py_ssize_t length = Py_MIN(self->count, self->maxlen), first = self->count - length;
     PyObject *list = PyList_New(length), *iterator = NULL;
     for (Py_ssize_t i = 0; list && i < length; i++) {
-        const struct event given = self->ring[(first + i) % self->maxlen], dropped = given;
+        const struct event event = self->ring[(first + i) % self->maxlen], dropped = event;
         EVENT_FIELDS(INCREF)
-        PyObject *tuple = given.action ? Py_BuildValue("OLLOLOOO", given.action, given.address, given.size,
-                                                       given.free_blocks->stream, given.time_ns, given.stack,
-                                                       given.free_blocks->pool_id, given.metadata)
-                                       : Py_NewRef(given.stack);
+        PyObject *tuple = event.action ? Py_BuildValue("OLLOLOOO", event.action, event.address, event.size,
+                                                       event.free_blocks->stream, event.time_ns, event.stack,
+                                                       event.free_blocks->pool_id, event.metadata)
+                                       : Py_NewRef(event.stack);
         EVENT_FIELDS(DECREF)
         if (tuple)
             PyList_SET_ITEM(list, i, tuple);

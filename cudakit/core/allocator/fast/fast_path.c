@@ -27,7 +27,7 @@
  *
  * A free block belongs to its tree, which owns a reference to it. An allocated block belongs to `live`, the
  * dictionary of blocks by address, which the Python code shares. prev and next own references too, so that a
- * block never points to released memory, whatever Python code does with it.
+ * block never points to released memory, even if Python code modifies the list.
  *
  * Threads and finalizers. The interpreter's lock makes a call atomic, as long as it runs no Python code. Python
  * code may run wherever an object is released or the garbage collector starts: a finalizer may then call this
@@ -63,10 +63,10 @@ struct fast_path {
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
     struct counters *small, *large, *total;
     PyTypeObject *block_type; /* a subclass of Block */
-    struct block *spare;      /* for the rest of a split */
+    struct block *spare;      /* created in advance for the rest of a split */
     struct events *events;    /* NULL: no history is recorded */
     PyObject *gather;         /* returns the call stack of its caller */
-    long level;               /* as in history.Level: whose stacks are gathered */
+    long level;               /* history.Level: the events whose stacks are gathered */
 };
 
 static void count(const struct fast_path *self, struct counters *counters, enum counted counted, long long change)
@@ -106,7 +106,7 @@ static void split(struct fast_path *self, struct block *block, long long size)
     self->spare = NULL;
     rest->ptr = block->ptr + size;
     rest->size = block->size - size;
-    rest->requested = block->requested; /* of the last request, as PyTorch's inactive blocks show */
+    rest->requested = block->requested; /* the last request, as in PyTorch's inactive blocks */
     rest->event_count = 0;
     rest->mapped = true;
     rest->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
@@ -145,7 +145,7 @@ static struct block *absorb_next(struct block *self)
     Py_CLEAR(absorbed->prev); /* this block, which the caller holds */
     if (after) {
         after->prev = (struct block *)Py_NewRef(self);
-        Py_DECREF(absorbed); /* not the last: that of self->next is the caller's now */
+        Py_DECREF(absorbed); /* not the last reference: the caller has that of self->next */
     }
     return absorbed;
 }
@@ -169,7 +169,7 @@ static void free_block(struct fast_path *self, struct block *block, struct block
     if (take_adjacent(free, after)) {
         blocks--;
         size -= after->size;
-        Py_DECREF(after); /* not the last: block->next is one */
+        Py_DECREF(after); /* not the last reference: block->next has one */
         absorbed[0] = absorb_next(block);
     }
     if (take_adjacent(free, before)) { /* its reference goes to insert */
@@ -190,7 +190,7 @@ static void free_block(struct fast_path *self, struct block *block, struct block
 
 /* ---- alloc and free: prepare and finish ------------------------------------------------------------------ */
 
-/* Return whether the allocator may be changed here. */
+/* Return whether the fast path may change the allocator. */
 static bool is_open(const struct fast_path *self)
 {
     return self->gate && !self->gate->busy && !self->gate->slow;
@@ -201,7 +201,7 @@ static bool gather_stack(const struct fast_path *self, long level, PyObject **st
 {
     if (self->level < level)
         return true;
-    PyObject *gather = Py_NewRef(self->gather); /* which the call may replace */
+    PyObject *gather = Py_NewRef(self->gather); /* the call may replace self->gather */
     *stack = PyObject_CallNoArgs(gather);
     Py_DECREF(gather);
     return *stack;
@@ -216,7 +216,7 @@ static bool create_spare(struct fast_path *self)
     return self->spare;
 }
 
-/* Keep a block that was merged away as the spare one, unless it is referenced elsewhere; takes the reference. */
+/* Reuse an absorbed block as the spare, unless other references to it exist; takes the reference. */
 static void keep_spare(struct fast_path *self, struct block *block)
 {
     if (block && Py_REFCNT(block) == 1)
@@ -227,7 +227,7 @@ static void keep_spare(struct fast_path *self, struct block *block)
         Py_XDECREF(block);
 }
 
-/* Return the event of an allocated block, with borrowed references; without a stack, with that of the block. */
+/* Return the event of an allocated block, with borrowed references; a NULL stack stands for the block's stack. */
 static struct event event_of(const struct fast_path *self, const struct block *block, PyObject *stack)
 {
     stack = stack ? stack : block->stack;
@@ -239,7 +239,8 @@ static struct event event_of(const struct fast_path *self, const struct block *b
     };
 }
 
-/* Record an event, and the same with another action. An exception is reported, not raised: the change is made. */
+/* Record an event, and again with next_action unless NULL. Exceptions are reported, not raised, because the
+ * allocator was changed already. */
 static void record(const struct fast_path *self, struct event event, PyObject *action, PyObject *next_action)
 {
     struct events *events = (struct events *)Py_XNewRef((PyObject *)self->events); /* finalizers may replace it */
@@ -289,9 +290,9 @@ static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long l
 {
     long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
     PyObject *by_stream = size <= MOST_SMALL ? self->small_by_stream : self->large_by_stream;
-    PyObject *found = PyDict_GetItemWithError(by_stream, stream);
-    bool is_known = found && PyObject_TypeCheck(found, self->state->types[FREE_BLOCKS]);
-    struct block *block = is_known ? best_fit((struct free_blocks *)found, size) : NULL;
+    PyObject *free_blocks = PyDict_GetItemWithError(by_stream, stream);
+    bool is_known = free_blocks && PyObject_TypeCheck(free_blocks, self->state->types[FREE_BLOCKS]);
+    struct block *block = is_known ? best_fit((struct free_blocks *)free_blocks, size) : NULL;
     PyObject *ptr = block ? PyLong_FromLongLong(block->ptr) : NULL;
     if (!ptr || PyDict_SetItem(self->live, ptr, (PyObject *)block) < 0) {
         Py_XDECREF(ptr);
@@ -310,10 +311,10 @@ static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long l
 static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     struct fast_path *self = (struct fast_path *)object;
-    Py_ssize_t given = count_arguments(self, nargs, kwnames);
-    PyObject *stream = given == 2 ? args[1] : self->state->zero, *stack = NULL, *ptr = NULL;
+    Py_ssize_t argument_count = count_arguments(self, nargs, kwnames);
+    PyObject *stream = argument_count == 2 ? args[1] : self->state->zero, *stack = NULL, *ptr = NULL;
     long long requested, number;
-    if (given && is_open(self) && read_int(args[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
+    if (argument_count && is_open(self) && read_int(args[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
         read_int(stream, &number) && number != PER_THREAD_STREAM && gather_stack(self, LEVEL_STATE, &stack) &&
         create_spare(self) && is_open(self))
         ptr = alloc_best_fit(self, number == LEGACY_STREAM ? self->state->zero : stream, requested, stack);
@@ -321,8 +322,8 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
 }
 
-/* Return the live block at an address, if its free is a usual one; NULL, perhaps with an exception, if not. */
-static struct block *find_usual(const struct fast_path *self, PyObject *ptr, PyObject *stream)
+/* Return the live block at an address; NULL, perhaps with an exception, if only the slow path can free it. */
+static struct block *find_freeable(const struct fast_path *self, PyObject *ptr, PyObject *stream)
 {
     struct block *block = (struct block *)PyDict_GetItemWithError(self->live, ptr);
     long long number, own;
@@ -340,13 +341,13 @@ static struct block *find_usual(const struct fast_path *self, PyObject *ptr, PyO
 static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     struct fast_path *self = (struct fast_path *)object;
-    Py_ssize_t given = count_arguments(self, nargs, kwnames);
-    PyObject *stream = given == 2 ? args[1] : Py_None, *stack = NULL;
+    Py_ssize_t argument_count = count_arguments(self, nargs, kwnames);
+    PyObject *stream = argument_count == 2 ? args[1] : Py_None, *stack = NULL;
     struct block *block = NULL, *absorbed[2] = {NULL, NULL};
     /* Only plain integers: to compare another key could run Python code. */
-    if (given && is_open(self) && PyLong_CheckExact(args[0]) && gather_stack(self, LEVEL_ALL, &stack) &&
+    if (argument_count && is_open(self) && PyLong_CheckExact(args[0]) && gather_stack(self, LEVEL_ALL, &stack) &&
         is_open(self))
-        block = (struct block *)Py_XNewRef((PyObject *)find_usual(self, args[0], stream));
+        block = (struct block *)Py_XNewRef((PyObject *)find_freeable(self, args[0], stream));
     if (!block || PyDict_DelItem(self->live, args[0]) < 0) {
         Py_XDECREF(stack);
         Py_XDECREF(block);
@@ -367,20 +368,20 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
 /* set_history(events, level, gather): record the events of alloc and free, with the stacks that gather returns. */
 static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 {
-    struct fast_path *self = (struct fast_path *)object, given = {.level = 0};
+    struct fast_path *self = (struct fast_path *)object, parsed = {.level = 0};
     PyObject *events;
-    if (!PyArg_ParseTuple(args, "OlO", &events, &given.level, &given.gather))
+    if (!PyArg_ParseTuple(args, "OlO", &events, &parsed.level, &parsed.gather))
         return NULL;
     if (events != Py_None && !PyObject_TypeCheck(events, self->state->types[EVENTS]))
         return PyErr_Format(PyExc_TypeError, "the events of the history are not native");
-    self->level = given.level;
-    Py_XSETREF(self->gather, Py_NewRef(given.gather));
+    self->level = parsed.level;
+    Py_XSETREF(self->gather, Py_NewRef(parsed.gather));
     Py_XSETREF(self->events, events == Py_None ? NULL : (struct events *)Py_NewRef(events));
     Py_RETURN_NONE;
 }
 
 #define FAST_PATH_FIELDS(DO) \
-    DO(gate) /* first: after it, calls change nothing */ \
+    DO(gate) /* cleared first: without a gate, calls change nothing */ \
     DO(live) \
     DO(slow_alloc) \
     DO(slow_free) \
@@ -394,14 +395,14 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
                             "total", "block_type", "slow_alloc",      "slow_free",       NULL};
     struct state *state = state_of(type);
     PyTypeObject *dict = &PyDict_Type, **types = state->types;
-    struct fast_path given = {.level = 0}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!OO", names, types[GATE], &given.gate, dict,
-                                     &given.live, dict, &given.small_by_stream, dict, &given.large_by_stream,
-                                     types[COUNTERS], &given.small, types[COUNTERS], &given.large, types[COUNTERS],
-                                     &given.total, &PyType_Type, &given.block_type, &given.slow_alloc,
-                                     &given.slow_free))
+    struct fast_path parsed = {.level = 0}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!OO", names, types[GATE], &parsed.gate, dict,
+                                     &parsed.live, dict, &parsed.small_by_stream, dict, &parsed.large_by_stream,
+                                     types[COUNTERS], &parsed.small, types[COUNTERS], &parsed.large, types[COUNTERS],
+                                     &parsed.total, &PyType_Type, &parsed.block_type, &parsed.slow_alloc,
+                                     &parsed.slow_free))
         return NULL;
-    if (!PyType_IsSubtype(given.block_type, types[BLOCK]))
+    if (!PyType_IsSubtype(parsed.block_type, types[BLOCK]))
         return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
     if (!(self = (struct fast_path *)type->tp_alloc(type, 0)))
         return NULL;
@@ -445,11 +446,11 @@ static int exec_module(PyObject *self)
         if (!state->types[i] || PyModule_AddType(self, state->types[i]) < 0)
             return -1;
     }
-    bool made = (state->zero = PyLong_FromLong(0)) && (state->stream = PyUnicode_InternFromString("stream")) &&
+    bool created = (state->zero = PyLong_FromLong(0)) && (state->stream = PyUnicode_InternFromString("stream")) &&
                 (state->alloc = PyUnicode_InternFromString("alloc")) &&
                 (state->free_requested = PyUnicode_InternFromString("free_requested")) &&
                 (state->free_completed = PyUnicode_InternFromString("free_completed"));
-    return made ? 0 : -1;
+    return created ? 0 : -1;
 }
 
 static int traverse_module(PyObject *self, visitproc visit, void *arg)

@@ -14,8 +14,8 @@
 /* To apply to each field of a list of references. */
 #define VISIT(field) Py_VISIT(self->field);
 #define CLEAR(field) Py_CLEAR(self->field);
-#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)given.field);
-/* The functions of the garbage collector for a type, of which FIELDS lists the references. */
+#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)parsed.field);
+/* Define tp_traverse and tp_clear for a type; FIELDS lists its references. */
 #define COLLECTED(type, FIELDS) \
     static int type##_traverse(PyObject *object, visitproc visit, void *arg) \
     { \

@@ -30,7 +30,7 @@ from cudakit.torch_rules.settings import Settings
 _POLL_S = 0.001
 
 
-class Background:
+class BackgroundThread:
     """A thread that repeats ``work`` from each wake-up until it returns False.
 
     ``work`` is a method, whose object is not kept alive.
@@ -65,7 +65,7 @@ class Background:
             sleep(_POLL_S)
 
     def _work_once(self) -> bool:
-        """Work once; return False if the object of the work was garbage-collected."""
+        """Call the method once; return False if its object was garbage-collected."""
         self._awake.clear()  # before the work, so that a wake-up during the work is not lost
         work = self._work()
         if work is None:
@@ -104,7 +104,7 @@ class CachingHostAllocator:
         )
         self._history = History()
         self._memory = HostMemory(upstream, holders or NoHolders(), splits=splits)
-        self._background = Background(self._poll)
+        self._background = BackgroundThread(self._poll)
         self._stop = weakref.finalize(self, self._background.stop)
         self.configure(settings or Settings())
 
@@ -230,10 +230,10 @@ class CachingHostAllocator:
     def waiting(self) -> dict[int, int]:
         """Return for each stream the bytes of freed blocks that wait for it."""
         with self._guard.inside():
-            found: dict[int, int] = {}
+            bytes_by_stream: dict[int, int] = {}
             for stream, block in self._memory.awaited():
-                found[stream] = found.get(stream, 0) + block.size
-            return found
+                bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
+            return bytes_by_stream
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""

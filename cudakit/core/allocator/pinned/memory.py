@@ -154,7 +154,7 @@ class HostMemory:
         self.default.pending.close()
 
     def _get_free_block(self, pool: HostPool, size: int) -> Block | None:
-        """Remove a free block that serves a size from a pool, or else from its part of the reserve."""
+        """Remove and return a free block of a pool, or else of the pool's part of the reserve."""
         for blocks in dict.fromkeys((pool.of_size(size), pool.reserve)):
             block = self.engine.get_free_block(blocks, size, NO_STREAM, expands=False)
             if block is not None:
@@ -164,7 +164,7 @@ class HostMemory:
     def _obtain(self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool) -> Block:
         """Return a block for a request that no free block serves."""
         if self.settings.pinned_use_background_threads and not self.captures.count and pool.pending:
-            pool.pending.process()  # frees that the thread has not processed yet
+            pool.pending.process()  # the background thread may not have processed all frees
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
@@ -180,7 +180,7 @@ class HostMemory:
         return block
 
     def _alloc_block(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
-        """Take a block from the reserve or from the driver; None if it is out of memory. Raises CudaError."""
+        """Take a block from the reserve or from the driver; None if no memory is left. Raises CudaError."""
         kind = pool.of_size(size)
         ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
         block: Block | None
@@ -198,8 +198,8 @@ class HostMemory:
 
     def _rescue(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
         """Wait for pending frees, then release cached memory."""
-        for each in dict.fromkeys((pool, self.default)):
-            each.pending.synchronize()
+        for source in dict.fromkeys((pool, self.default)):
+            source.pending.synchronize()
         block = self._get_free_block(pool, size)
         if block is None and self.release_cached(stack, waits=True):
             block = self._alloc_block(pool, size, stack)
@@ -247,7 +247,7 @@ class HostMemory:
 
         Returns the bytes. Raises CudaError if the driver refuses.
         """
-        while pool.kept:  # no graph uses it any more, but streams may
+        while pool.kept:  # no graph uses these blocks any more, but streams may
             with suppress(CudaError):
                 pool.pending.add(pool.kept.pop())
         if waits:
@@ -284,7 +284,9 @@ class HostMemory:
         if self._reserve is None or any(map(self._is_reserved, used)):
             return
         self._supply.free(self._reserve.ptr)
-        for block in [each for each in self.default.free_blocks() if self._is_reserved(each)]:
+        for block in [
+            candidate for candidate in self.default.free_blocks() if self._is_reserved(candidate)
+        ]:
             block.free_blocks.remove(block)
             self.stats.count_released(block.size)
         self._reserve = None

@@ -121,7 +121,7 @@ class BestFitSizes:
 
 
 class Reserve:
-    """Memory that was taken in advance, and is released at the end only. Bins carve blocks from it."""
+    """Memory taken in advance and released at the end, from which blocks are carved."""
 
     def __init__(self, ptr: int, size: int) -> None:
         self.ptr = ptr
@@ -178,7 +178,7 @@ class HostPool:
         self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
         if splits:
             self.small = BlockPool(owner, stats, small=True)
-            self.reserve = BlockPool(owner, stats, small=True)  # for all sizes, split to the last
+            self.reserve = BlockPool(owner, stats, small=True)  # for all sizes, always split
         else:
             self.large.no_split = True
             self.large.by_stream[NO_STREAM] = Pow2Bins(self.large)

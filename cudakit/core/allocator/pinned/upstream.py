@@ -41,7 +41,7 @@ class HostMemoryDevice(Memory, Streams, Protocol):
 class GpuHostUpstream(GpuEvents):
     """Host memory that a device can access (cuMemHostAlloc, cuMemHostRegister), during captures too.
 
-    An allocation is freed the way it was made, whatever the settings are by then, as in PyTorch
+    An allocation is freed the way it was made, even if the settings changed, as in PyTorch
     (aten/src/ATen/cuda/CachingHostAllocator.cpp, free_block).
     """
 
@@ -155,25 +155,25 @@ class HostStats:
     def read(self) -> dict[str, int]:
         """Return the 28 numbers by name, in alphabetical order."""
         counts, totals = zip(*self.active.values(), strict=True) if self.active else ((), ())
-        found = {
+        numbers = {
             "num_host_alloc": self.allocations.allocated,
             "num_host_free": self.allocations.freed,
         }
-        found |= self.alloc_time.read("host_alloc_time") | self.free_time.read("host_free_time")
-        found |= _read("allocations", (self.allocations,))
-        found |= _read("allocated_bytes", (self.allocated_bytes,))
-        found |= _read("active_requests", counts) | _read("active_bytes", totals)
-        return dict(sorted(found.items()))
+        numbers |= self.alloc_time.read("host_alloc_time") | self.free_time.read("host_free_time")
+        numbers |= _read("allocations", (self.allocations,))
+        numbers |= _read("allocated_bytes", (self.allocated_bytes,))
+        numbers |= _read("active_requests", counts) | _read("active_bytes", totals)
+        return dict(sorted(numbers.items()))
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value (torch.cuda.reset_peak_host_memory_stats)."""
-        for each in self._all():
-            each.reset_peak()
+        for stat in self._all():
+            stat.reset_peak()
 
     def reset_sums(self) -> None:
         """Set every sum to 0 (torch.cuda.reset_accumulated_host_memory_stats)."""
-        for each in self._all():
-            each.reset_sums()
+        for stat in self._all():
+            stat.reset_sums()
 
     def _all(self) -> list[Stat | Duration]:
         active = [stat for pair in self.active.values() for stat in pair]

@@ -42,19 +42,19 @@ def baselines(cases: Sequence[CaseResult]) -> list[str]:
 
 def measured_baselines(cases: Sequence[CaseResult]) -> list[str]:
     """Return the baselines that have at least one time."""
-    known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    return baselines(known)
+    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    return baselines(timed)
 
 
 def relative_rate(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:
     """Return cudakit's rate relative to a baseline's as text: ``99.6% ± 0.2%``; "-" for a baseline."""
     if case.library != CUDAKIT:
         return Text("-")
-    found = ratio_to(baseline, case, cases)
-    if isinstance(found, Unavailable):
-        return found
+    ratio = ratio_to(baseline, case, cases)
+    if isinstance(ratio, Unavailable):
+        return ratio
     # One decimal, because 99.6% and 100.4% differ in meaning.
-    return Text(f"{found.ratio:.1%} ± {format_ratio((found.high - found.low) / 2)}")
+    return Text(f"{ratio.ratio:.1%} ± {format_ratio((ratio.high - ratio.low) / 2)}")
 
 
 def ratio_to(
@@ -69,18 +69,18 @@ def ratio_to(
 
 def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
     """Show cudakit's rate relative to each baseline, case by case."""
-    own = [case for case in cases if case.library == CUDAKIT]
-    names = short_labels(own)
+    own_cases = [case for case in cases if case.library == CUDAKIT]
+    names = short_labels(own_cases)
     for baseline in measured_baselines(cases):
-        found = [
+        rates = [
             (name, share)
-            for name, case in zip(names, own, strict=True)
+            for name, case in zip(names, own_cases, strict=True)
             if isinstance(share := ratio_to(baseline, case, cases), RelativeRate)
         ]
-        if found:
-            columns = _columns(baseline, found)
+        if rates:
+            columns = _columns(baseline, rates)
             picture = View(
-                "relative-rate", (columns.name,), draw_relative_rates, _table(baseline, found)
+                "relative-rate", (columns.name,), draw_relative_rates, _table(baseline, rates)
             )
             yield Section(f"Compared with {baseline}", (columns, picture))
 
@@ -106,7 +106,7 @@ def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
     for case in (own, other):
         if isinstance(case.median_s, Unavailable):
             return case.median_s
-    pairs = [pair for pair in _pairs(own, other) if pair]
+    pairs = [pair for pair in _sample_pairs(own, other) if pair]
     ratios = [other_s / own_s for pair in pairs for own_s, other_s in pair if own_s]
     if not ratios:
         return Unavailable("the measured time is 0")
@@ -114,7 +114,7 @@ def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
     return RelativeRate(median(ratios), low, high)
 
 
-def _pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
+def _sample_pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
     """Yield the pairs of interleaved samples of each round: both ran at the same clock."""
     for own_times, other_times in zip(_rounds(own), _rounds(other), strict=False):
         yield list(zip(own_times, other_times, strict=False))
@@ -143,27 +143,27 @@ def _lane(name: str, ends: Array, axis: Axis) -> Lane:
     return Lane(name, remark, stretched((bar, dot), width=WIDTH, height=_HEIGHT))
 
 
-def _columns(baseline: str, found: Sequence[tuple[str, RelativeRate]]) -> Columns:
-    shares = [share for _, share in found]
+def _columns(baseline: str, rates: Sequence[tuple[str, RelativeRate]]) -> Columns:
+    shares = [share for _, share in rates]
     return Columns(
         f"vs {baseline}",
         {
-            "case": np.arange(len(found)),
+            "case": np.arange(len(rates)),
             "ratio": np.array([share.ratio for share in shares]),
             "low": np.array([share.low for share in shares]),
             "high": np.array([share.high for share in shares]),
         },
-        {"case": tuple(name for name, _ in found)},
+        {"case": tuple(name for name, _ in rates)},
     )
 
 
-def _table(baseline: str, found: Sequence[tuple[str, RelativeRate]]) -> Table:
+def _table(baseline: str, rates: Sequence[tuple[str, RelativeRate]]) -> Table:
     titles = (f"vs {baseline}", "CI low", "CI high")
     return Table(
         columns=(Column("case", "text"), *(Column(title, "number") for title in titles)),
         rows=tuple(
             (Text(name), Ratio(share.ratio), Ratio(share.low), Ratio(share.high))
-            for name, share in found
+            for name, share in rates
         ),
         caption=f"Rate relative to {baseline}, with its 95% CI.",
     )

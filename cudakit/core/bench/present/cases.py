@@ -45,16 +45,16 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
     if are_graph_steps(cases):
         return steps_table(cases)
     axes = varying_axes(cases)
-    shown = [column for column in _columns(cases) if any(map(column.has_value, cases))]
+    visible = [column for column in _columns(cases) if any(map(column.has_value, cases))]
     return Table(
         columns=(
             *(_axis_column(name, cases) for name in axes),
-            *(Column(column.title, column.kind) for column in shown),
+            *(Column(column.title, column.kind) for column in visible),
         ),
         rows=tuple(
             (
                 *(axis_value(name, case.axes.get(name)) for name in axes),
-                *(column.cell(case) for column in shown),
+                *(column.cell(case) for column in visible),
             )
             for case in cases
         ),
@@ -92,7 +92,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         _CaseColumn("shape", _shape, "text", lambda case: "shape" in case.settings),
         _CaseColumn("library", _library, "text", lambda _: has_baselines),
         _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
-        _CaseColumn("±", lambda case: cell(lambda found: Ratio(found.noise), case.statistics)),
+        _CaseColumn("±", lambda case: cell(lambda summary: Ratio(summary.noise), case.statistics)),
         _CaseColumn("rate", rate, has_value=lambda case: bool(case.amount)),
         *(
             _CaseColumn(f"vs {baseline}", partial(relative_rate, baseline, cases=cases))
@@ -152,8 +152,8 @@ def _has_peak(case: CaseResult) -> bool:
 def _has_datasheet_peak(case: CaseResult) -> bool:
     """Return whether the peaks at the datasheet's and at the measured clock may differ."""
     limit = case.limit
-    known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
-    return known and bool(case.operations)
+    is_known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
+    return is_known and bool(case.operations)
 
 
 def _library(case: CaseResult) -> Value:

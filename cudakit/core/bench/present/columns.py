@@ -82,14 +82,14 @@ def device_columns(environment: Environment) -> Columns:
 
 
 def _figures(case: CaseResult) -> dict[str, float]:
-    found = case.statistics if isinstance(case.statistics, Summary) else None
-    low, high = found.ci95_s if found else (np.nan, np.nan)
+    summary = case.statistics if isinstance(case.statistics, Summary) else None
+    low, high = summary.ci95_s if summary else (np.nan, np.nan)
     return {
         "median_s": number(case.median_s),
         "ci95_low_s": low,
         "ci95_high_s": high,
         **{
-            name: getattr(found, name) if found else np.nan
+            name: getattr(summary, name) if summary else np.nan
             for name in ("minimum_s", "q1_s", "q3_s", "maximum_s", "mean_s", "stdev_s")
         },
         "operations_per_s": _rate(case, case.operations),
@@ -113,9 +113,9 @@ def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
 
 def _indexed(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
     """Return the index of each word in the tuple of distinct words, -1 for None; and the tuple."""
-    known = list(dict.fromkeys(word for word in words if word is not None))
-    numbers = {word: at for at, word in enumerate(known)}
-    return np.array([-1 if w is None else numbers[w] for w in words], np.int64), tuple(known)
+    distinct = list(dict.fromkeys(word for word in words if word is not None))
+    numbers = {word: at for at, word in enumerate(distinct)}
+    return np.array([-1 if w is None else numbers[w] for w in words], np.int64), tuple(distinct)
 
 
 def _rounds(case: CaseResult) -> list[int]:

@@ -86,15 +86,15 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
         if case.reason:
             reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
     for (reason, direction), cases in reasons.items():
-        which = first_few([labels[id(case)] for case in cases], separator="; ")
-        yield Note("warn", f"{which}: {reason}{_clock_change(direction, cases)}.")
+        titles = first_few([labels[id(case)] for case in cases], separator="; ")
+        yield Note("warn", f"{titles}: {reason}{_clock_change(direction, cases)}.")
     missing: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
             missing.setdefault(case.cycles_change.reason, []).append(labels[id(case)])
     for reason, names in missing.items():
-        which = first_few(names, separator="; ")
-        yield Note("info", f"No change in cycles for {which}: {reason}.")
+        titles = first_few(names, separator="; ")
+        yield Note("info", f"No change in cycles for {titles}: {reason}.")
     for run, only in (("BEFORE", comparison.only_before), ("AFTER", comparison.only_after)):
         if only:
             yield Note("info", f"Only in {run}: {first_few(only, separator='; ')}.")

@@ -37,7 +37,7 @@ class _Line:
 
     name: str
     points: tuple[CaseResult, ...]
-    colour: int  # the same for the same work, in whatever library
+    colour: int  # the same for the same work in all libraries
     library: int  # 0 is cudakit
 
 
@@ -46,11 +46,11 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
 
     The fits of ``graphs`` are drawn with their steps.
     """
-    known = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     # Square GEMMs have an additional axis.
-    square = [_SQUARE] if any(map(is_square, known)) else []
-    for name in [*square, *axis_names(known)]:
-        if groups := _groups(known, name):
+    square = [_SQUARE] if any(map(is_square, timed)) else []
+    for name in [*square, *axis_names(timed)]:
+        if groups := _groups(timed, name):
             pictures = (
                 node for group in _panels(groups) for node in _picture(name, *group, graphs)
             )
@@ -62,8 +62,8 @@ def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         if _coordinate(case, name) is not None:
-            others = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
-            groups.setdefault((case.name, case.library, *others), []).append(case)
+            fixed_axes = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
+            groups.setdefault((case.name, case.library, *fixed_axes), []).append(case)
     return [
         sorted(group, key=lambda case: _position(case, name))
         for group in groups.values()
@@ -89,7 +89,7 @@ def _position(case: CaseResult, name: str) -> float:
 def _panels(
     groups: Sequence[list[CaseResult]],
 ) -> Iterator[tuple[str, list[list[CaseResult]]]]:
-    """Split many groups into titled charts, by the text axis that makes the fewest."""
+    """Split many groups into titled charts, along the text axis that gives the fewest charts."""
     firsts = [group[0] for group in groups]
     by: dict[str, dict[str, list[list[CaseResult]]]] = {}
     for name in axis_names(firsts):
@@ -101,7 +101,7 @@ def _panels(
     if len(groups) <= _MAX_LINES or not by:
         yield "", list(groups)
         return
-    fitting = [one for one in by.values() if max(map(len, one.values())) <= _MAX_LINES]
+    fitting = [charts for charts in by.values() if max(map(len, charts.values())) <= _MAX_LINES]
     yield from min(fitting or by.values(), key=len).items()
 
 

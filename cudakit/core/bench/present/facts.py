@@ -46,9 +46,9 @@ def title(result: BenchResult) -> str:
 
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
     """Return the methods, libraries, versions and the GPU state at the end of the first case that was run."""
-    known = [case for case in cases if not case.is_unsupported] or cases
-    first = known[0]
-    rows = [*method_rows(known), *library_rows(known)]
+    supported = [case for case in cases if not case.is_unsupported] or cases
+    first = supported[0]
+    rows = [*method_rows(supported), *library_rows(supported)]
     rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
     state = _state(first)
     return Facts((*rows, ("GPU state", Text(state))) if state else tuple(rows))
@@ -129,7 +129,7 @@ def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str
     The name has values of an axis that only cases of the group have, then labels of its other cases; the axis
     is the one that leaves the fewest. A group with too many names is counted.
     """
-    rest = [case for case in cases if not any(case is one for one in group)]
+    rest = [case for case in cases if not any(case is member for member in group)]
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
     best: tuple[int, list[str]] | None = None
     values: list[Callable[[CaseResult], str]] = [lambda case: case.name]
@@ -152,10 +152,8 @@ def _count_group(group: Sequence[CaseResult]) -> str:
     for name in varying_axes(group):
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
-            known = [size for size in sizes if isinstance(size, int)]
-            return (
-                f"{counted} of {format_axis(name, min(known))} to {format_axis(name, max(known))}"
-            )
+            numeric = [size for size in sizes if isinstance(size, int)]
+            return f"{counted} of {format_axis(name, min(numeric))} to {format_axis(name, max(numeric))}"
     return counted
 
 
@@ -163,8 +161,8 @@ def _value(name: str, case: CaseResult) -> str:
     return format_axis(name, case.axes.get(name))
 
 
-def _counted(number: str, what: str) -> str:
-    return f"{number} {what}" if number == "1" else f"{number} {what}s"
+def _counted(number: str, noun: str) -> str:
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def _range(values: Sequence[float], show: Callable[[float], str]) -> str:

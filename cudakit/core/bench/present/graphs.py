@@ -56,13 +56,13 @@ def _table(
     columns: tuple[Column, ...], rows: Sequence[tuple[Value, ...]], caption: str
 ) -> Iterator[Table]:
     """Yield a table of the rows that have a value, if there are any."""
-    known = tuple(
+    filled = tuple(
         row
         for row in rows
         if not all(isinstance(value, Unavailable) for value in row[len(_GRAPH) + 1 :])
     )
-    if known:
-        yield Table(columns, known, caption)
+    if filled:
+        yield Table(columns, filled, caption)
 
 
 def _step(graph: GraphCosts, cost: StepCost) -> tuple[Value, ...]:

@@ -52,16 +52,16 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
 
 def _headline(suite: SuiteResult) -> Note:
     """Return the verdict, the figures outside of their bands, and likely causes."""
-    assessed = [one for one in suite.figures if not isinstance(one.health, Unavailable)]
-    bad = [one for one in assessed if one.is_out_of_band]
+    assessed = [figure for figure in suite.figures if not isinstance(figure.health, Unavailable)]
+    bad = [figure for figure in assessed if figure.is_out_of_band]
     if not assessed:
         why = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
         return Note("info", f"{why[:1].upper()}{why[1:]}.")
     if not bad:
         return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"
-    worst_first = sorted(bad, key=lambda one: one.health != "fail")
-    names = first_few([_describe(one) for one in worst_first], 4)
+    worst_first = sorted(bad, key=lambda figure: figure.health != "fail")
+    names = first_few([_describe(figure) for figure in worst_first], 4)
     text = f"{verdict}: {len(bad)} of {len(assessed)} figures are not as expected: {names}."
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."
@@ -80,15 +80,15 @@ def _describe(figure: Figure) -> str:
 def _table(suite: SuiteResult) -> Table:
     """Return a row per figure, without expected values if no figure has one."""
     figures = suite.figures
-    is_assessed = any(not isinstance(one.band, Unavailable) for one in figures)
+    is_assessed = any(not isinstance(figure.band, Unavailable) for figure in figures)
     rows = tuple(
-        _row(one, case, is_assessed=is_assessed)
-        for one, case in zip(figures, suite.bench.results, strict=True)
+        _row(figure, case, is_assessed=is_assessed)
+        for figure, case in zip(figures, suite.bench.results, strict=True)
     )
     if not is_assessed:
         return Table((*_MEASURED, *_PEAK), rows)
     unassessed = frozenset(
-        i for i, one in enumerate(figures) if isinstance(one.health, Unavailable)
+        i for i, figure in enumerate(figures) if isinstance(figure.health, Unavailable)
     )
     return Table((*_MEASURED, *_EXPECTED, *_PEAK, *_VERDICT), rows, _CAPTION, faint=unassessed)
 
@@ -122,16 +122,16 @@ def _share(figure: Figure) -> Value:
 
 
 def _not_run(suite: SuiteResult) -> Iterator[Note]:
-    for one in suite.left_out:
-        yield Note("warn", f"{one.what} was not run: {one.reason}.", (one.remedy,))
+    for bench in suite.left_out:
+        yield Note("warn", f"{bench.what} was not run: {bench.reason}.", (bench.remedy,))
 
 
 def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
     """Give the reason for each figure without an expected value, if others have one."""
     reasons: dict[str, list[str]] = {}
-    for one in suite.figures:
-        if isinstance(one.band, Unavailable):
-            reasons.setdefault(one.band.reason, []).append(one.name)
+    for figure in suite.figures:
+        if isinstance(figure.band, Unavailable):
+            reasons.setdefault(figure.band.reason, []).append(figure.name)
     if sum(map(len, reasons.values())) < len(suite.figures):
         for reason, names in reasons.items():
             yield Note("info", f"No expected value for {_listed(names)}: {reason}.")
@@ -144,4 +144,6 @@ def _listed(names: Sequence[str]) -> str:
 def _without_causes(result: BenchResult) -> BenchResult:
     """Return the result without the warnings that the headline gives as likely causes."""
     causes = environment_warnings(environments(result.results))
-    return replace(result, warnings=tuple(each for each in result.warnings if each not in causes))
+    return replace(
+        result, warnings=tuple(warning for warning in result.warnings if warning not in causes)
+    )

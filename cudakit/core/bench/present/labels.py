@@ -60,12 +60,12 @@ def short_labels(
     ``without`` names axes to leave out; ``library`` adds the library of baselines. If no axis varies, the
     label is the name of the bench.
     """
-    shown = [name for name in varying_axes(cases) if name not in without]
-    if not set(DIMENSIONS).isdisjoint(shown):
+    names = [name for name in varying_axes(cases) if name not in without]
+    if not set(DIMENSIONS).isdisjoint(names):
         # One dimension of a GEMM alone would be ambiguous.
-        shown = [name for name in axis_names(cases) if name in shown or name in DIMENSIONS]
+        names = [name for name in axis_names(cases) if name in names or name in DIMENSIONS]
     several = len({case.name for case in cases}) > 1
-    return [_label(case, shown, named=several, library=library) for case in cases]
+    return [_label(case, names, named=several, library=library) for case in cases]
 
 
 def describe_some(some: Sequence[Labelled], cases: Sequence[Labelled]) -> str:

@@ -21,14 +21,14 @@ _MAX_OF_PEAK = 1.02
 def notes(result: BenchResult) -> list[Note]:
     """Return each error, reason and warning of a result once, with the cases that it concerns."""
     cases = result.results
-    found = [Note("info", SIMULATED)] if result.simulated else []
+    heading = [Note("info", SIMULATED)] if result.simulated else []
     return [
-        *found,
+        *heading,
         *_wrong(cases),
         *_not_run(cases),
-        *_missing(cases),
+        *_missing_notes(cases),
         *_warnings(result),
-        *_verified(cases),
+        *_verified_notes(cases),
     ]
 
 
@@ -48,7 +48,7 @@ def _not_run(cases: Sequence[CaseResult]) -> Iterator[Note]:
         yield Note("info", f"Not run: {describe_some(some, cases)}: {reason}.")
 
 
-def _missing(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _missing_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Give the reason for each figure that a measured case should have and does not have."""
     timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
@@ -68,21 +68,21 @@ def _warnings(result: BenchResult) -> Iterator[Note]:
         yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     for sentence in result.warnings:
         yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
-    known = [case for case in cases if isinstance(case.statistics, Summary)]
+    summarized = [case for case in cases if isinstance(case.statistics, Summary)]
     for is_doubtful, text, remedy in _DOUBTS:
-        if doubtful := [case for case in known if is_doubtful(case)]:
+        if doubtful := [case for case in summarized if is_doubtful(case)]:
             yield Note("warn", f"{text}: {describe_some(doubtful, cases)}.", (remedy,))
 
 
-def _verified(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Count the cases whose values were verified, and all others, so that the sum is the number of cases."""
     verified = sum(case.verified for case in cases)
     wrong = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
     if wrong or not verified:
         return
     if verified == len(cases):
-        which = "1 case" if verified == 1 else f"all {verified} cases"
-        yield Note("ok", f"Results verified for {which}.")
+        subject = "1 case" if verified == 1 else f"all {verified} cases"
+        yield Note("ok", f"Results verified for {subject}.")
         return
     not_run = sum(case.is_unsupported for case in cases)
     without = len(cases) - verified - not_run

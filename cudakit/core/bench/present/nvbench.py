@@ -46,20 +46,24 @@ def nvbench(document: Document) -> str:
 
     Raises UsageError if the document has no Columns ``results`` with figures.
     """
-    found = {node.name: node for node in walk(document.nodes) if isinstance(node, Columns)}
-    if _FIRST_FIGURE not in (found["results"].arrays if "results" in found else ()):
+    columns_by_name = {
+        node.name: node for node in walk(document.nodes) if isinstance(node, Columns)
+    }
+    if _FIRST_FIGURE not in (
+        columns_by_name["results"].arrays if "results" in columns_by_name else ()
+    ):
         raise UsageError(
             f"{document.title!r} has no results that nvbench's format can express",
             hint="choose another output format, such as json",
         )
-    rows = _rows(found["results"])
-    device = next(iter(_rows(found["device"])), {}) if "device" in found else {}
-    plain = {
+    rows = _rows(columns_by_name["results"])
+    device = next(iter(_rows(columns_by_name["device"])), {}) if "device" in columns_by_name else {}
+    content = {
         "meta": {"argv": [document.title], "version": {"json": _VERSION}},
         "devices": [_device(device)],
         "benchmarks": _benchmarks(rows),
     }
-    return json.dumps(plain, indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _rows(columns: Columns) -> list[_Row]:
@@ -145,13 +149,13 @@ def _kind(values: list[Any]) -> str:
 
 
 def _state(row: _Row, axes: list[str]) -> _Json:
-    given = [axis for axis in axes if row[axis] is not None]
+    row_axes = [axis for axis in axes if row[axis] is not None]
     skipped = row[_FIRST_FIGURE] is None
     state: _Json = {
-        "name": " ".join(["Device=0", *(f"{axis}={row[axis]}" for axis in given)]),
+        "name": " ".join(["Device=0", *(f"{axis}={row[axis]}" for axis in row_axes)]),
         "device": 0,
         "type_config_index": 0,
-        "axis_values": [_value(axis, row[axis]) for axis in given],
+        "axis_values": [_value(axis, row[axis]) for axis in row_axes],
         "summaries": [] if skipped else list(_summaries(row)),
         "is_skipped": skipped,
     }

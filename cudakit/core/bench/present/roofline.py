@@ -38,7 +38,7 @@ _MARGIN_X, _MARGIN_Y = 2.0, 1.6
 # The width of a letter as a share of a narrow plot, and the height of a line of text in pixels.
 _LETTER, _LINE = 0.011, 13
 _LONGEST = 40
-# The distance from a point to its label in pixels, and as a share with the radius of the dot.
+# The distance from a point to its label in pixels, and half the width of a dot as a share of the plot.
 _GAP, _DOT = 9, 0.009
 # The distance from a roof to the middle of its label, in pixels.
 _ABOVE = 10
@@ -63,7 +63,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _PointLabel:
-    """The label of a point at a share of the width, and at pixels below the top of the plot."""
+    """The label of a point; x is a share of the width, y is in pixels below the top of the plot."""
 
     text: str
     share: float
@@ -115,7 +115,7 @@ class _Picture:
 
 
 def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show the cases that compute and move data, and whose peaks are known."""
+    """Show the cases with arithmetic, memory traffic and known peaks."""
     placed = [
         (case, case.limit)
         for case in cases
@@ -144,14 +144,14 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
     title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
         stretched(parts, width=_WIDTH, height=_HEIGHT)
-        for parts in (_roofs(picture), _cases(picture))
+        for parts in (_draw_roofs(picture), _draw_cases(picture))
     )
     return Plot(
         "scatter",
         title,
         picture.x,
         picture.y,
-        shapes=(shape("g", roofs, *_labels(picture), cases),),
+        shapes=(shape("g", roofs, *_draw_labels(picture), cases),),
         legend=tuple(_legend(picture)),
         description=f"{title}: {', '.join(placed.text['case'][:8])}",
         x_label=f"arithmetic intensity ({picture.unit} per byte)",
@@ -170,16 +170,16 @@ def _picture(columns: Columns) -> _Picture:
 
 def _legend(picture: _Picture) -> list[PlotKey]:
     kinds = picture.columns.text["kind"]
-    own = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
+    own_keys = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
     others = ", ".join(picture.columns.text["library"][1:])
-    return [*own, PlotKey(others, classes="ring shared", hollow=True)] if others else own
+    return [*own_keys, PlotKey(others, classes="ring shared", hollow=True)] if others else own_keys
 
 
 def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
     return log_axis(float(values.min()) / margin, float(values.max()) * margin, unit, of=of)
 
 
-def _roofs(picture: _Picture) -> Iterator[Shape]:
+def _draw_roofs(picture: _Picture) -> Iterator[Shape]:
     """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
     x, y = picture.x, picture.y
     for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
@@ -214,7 +214,7 @@ def _roof_labels(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_PointLab
     yield _PointLabel(label, picture.x.share(middle), height, is_left=True)
 
 
-def _cases(picture: _Picture) -> Iterator[Shape]:
+def _draw_cases(picture: _Picture) -> Iterator[Shape]:
     """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
     across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
@@ -234,33 +234,33 @@ def _cases(picture: _Picture) -> Iterator[Shape]:
             yield shape("path", class_="scatter hole", d=place)
 
 
-def _labels(picture: _Picture) -> Iterator[Shape]:
+def _draw_labels(picture: _Picture) -> Iterator[Shape]:
     """Label the roofs, and the dots of cudakit if there is space: to the right, or to the left."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
-    found = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
-    roofs = list(_roof_labels(picture, found))
-    taken = [*found, *(roof.box for roof in roofs)]
+    dots = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
+    roofs = list(_roof_labels(picture, dots))
+    occupied = [*dots, *(roof.box for roof in roofs)]
     named: list[_Box] = []
     yield from (roof.drawn() for roof in roofs)
     for i in np.flatnonzero(arrays["library"] == 0).tolist():
         # Overlapping dots have one label.
-        if any(map(found[i].touches, named)):
+        if any(map(dots[i].touches, named)):
             continue
         name = near[int(arrays["near"][i])]
         for is_left in (False, True):
             label = _PointLabel(name, shares[i], heights[i], is_left=is_left)
-            if label.box.is_inside and not any(map(label.box.touches, taken)):
-                taken.append(label.box)
-                named.append(found[i])
+            if label.box.is_inside and not any(map(label.box.touches, occupied)):
+                occupied.append(label.box)
+                named.append(dots[i])
                 yield label.drawn()
                 break
 
 
 def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     cases = [case for case, _ in placed]
-    limits = [found for _, found in placed]
+    limits = [limit for _, limit in placed]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
     near = short_labels(cases, without=("dtype",), library=False)
@@ -275,8 +275,8 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
             "library": np.array([libraries.index(case.library) for case in cases], np.int64),
             "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
             "operations_per_s": np.array([number(c.per_second(c.operations)) for c in cases]),
-            "peak_operations_per_s": np.array([number(one.operations_per_s) for one in limits]),
-            "peak_bytes_per_s": np.array([number(one.bytes_per_s) for one in limits]),
+            "peak_operations_per_s": np.array([number(limit.operations_per_s) for limit in limits]),
+            "peak_bytes_per_s": np.array([number(limit.bytes_per_s) for limit in limits]),
             "unit": np.zeros(len(placed), np.int64),
         },
         {
@@ -304,10 +304,10 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
                 Text(name),
                 Text(_number(case.operations / case.bytes_moved)),
                 rate(case),
-                Rate(case.operations / found.seconds, case.operation),
+                Rate(case.operations / limit.seconds, case.operation),
                 Ratio(number(case.ratio_to_limit)),
             )
-            for name, (case, found) in zip(names, placed, strict=True)
+            for name, (case, limit) in zip(names, placed, strict=True)
         ),
         caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )

@@ -93,25 +93,25 @@ def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     cases = list(_cases(samples, figures))
     if not cases:
         return NoData("No samples.")
-    shown = cases[:MAX_LANES]
-    axis = _axis(shown)
+    drawn = cases[:MAX_LANES]
+    axis = _axis(drawn)
     title = "Samples around the median of their case"
-    rows = [_lane(case, axis) for case in shown]
+    rows = [_lane(case, axis) for case in drawn]
     drawing = lanes(rows, axis, Mark(0.0, "median"), height=_LANE, title=title)
-    beyond = omitted_lanes(len(cases) - len(shown))
+    beyond = omitted_lanes(len(cases) - len(drawn))
     return Figure("lanes spread", (drawing, Caption(_CAPTION), *beyond))
 
 
 def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
     arrays = columns.arrays
     for i, name in enumerate(columns.text["case"]):
-        which = arrays["case"] == i
-        times = arrays["time_s"][which]
+        of_case = arrays["case"] == i
+        times = arrays["time_s"][of_case]
         median = float(np.median(times)) if len(times) else 0.0
         if median > 0:
             low, high = (float(figures.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
             interval = (low / median - 1, high / median - 1)
-            yield _Case(name, median, times / median - 1, arrays["round"][which], interval)
+            yield _Case(name, median, times / median - 1, arrays["round"][of_case], interval)
 
 
 def _axis(cases: list[_Case]) -> Axis:
@@ -127,7 +127,7 @@ def _lane(case: _Case, axis: Axis) -> Lane:
     remark = f"{format_seconds(case.median_s, pad=True)}, {len(inside):,} samples" + (
         f", {beyond:,} beyond" if beyond else ""
     )
-    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_medians(case, axis))
+    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_draw_medians(case, axis))
     return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
 
 
@@ -150,7 +150,7 @@ def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
     )
 
 
-def _medians(case: _Case, axis: Axis) -> Iterator[Shape]:
+def _draw_medians(case: _Case, axis: Axis) -> Iterator[Shape]:
     """Draw the median of each round over the height of its samples."""
     starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
     ends = [*starts[1:].tolist(), len(case.rounds)]
@@ -175,11 +175,11 @@ def _spread_table(cases: Sequence[CaseResult]) -> Table:
     return Table(tuple(columns), tuple(rows))
 
 
-def _spread_row(name: str, found: Summary) -> tuple[Value, ...]:
-    times = (Seconds(getattr(found, time)) for time in _TIMES)
-    return (Text(name), Count(found.n), *times, Text(_describe_shape(found)))
+def _spread_row(name: str, summary: Summary) -> tuple[Value, ...]:
+    times = (Seconds(getattr(summary, time)) for time in _TIMES)
+    return (Text(name), Count(summary.n), *times, Text(_describe_shape(summary)))
 
 
-def _describe_shape(found: Summary) -> str:
-    flags = (("drifts", found.trend), ("two groups", found.bimodal))
+def _describe_shape(summary: Summary) -> str:
+    flags = (("drifts", summary.trend), ("two groups", summary.bimodal))
     return ", ".join(word for word, set_ in flags if set_)

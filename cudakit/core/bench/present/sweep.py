@@ -60,7 +60,7 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     curves = _curves(points, name, by_rate=by_rate)
     x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if by_rate else "")
     names = points.text["line"]
-    limits = list(_limits(curves, x, y)) if by_rate else []
+    limits = list(_draw_limits(curves, x, y)) if by_rate else []
     paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
     fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
     title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
@@ -107,8 +107,8 @@ def _x_axis(values: Array, name: str) -> Axis:
 def _y_axis(curves: _Curves, unit: str) -> Axis:
     """Return an axis that starts at 0, or a logarithmic one if some line would be flat on it."""
     values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
-    known = values[np.isfinite(values)]
-    low, high = float(known.min()), float(known.max())
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(finite.max())
     if not unit:
         long = low > 0 and high / low > _LOG_TIME
         return (
@@ -120,13 +120,13 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
     return rounded_axis(0, high, "rate", of=unit)
 
 
-def _limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
+def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw equal peaks as one line, in the colour of their curves if these have one colour."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
-        which = (curves.line == i) & np.isfinite(curves.limit)
-        across = to_units(x.shares(curves.x[which]), _WIDTH)
-        down = to_units(1 - y.shares(curves.limit[which]), _HEIGHT)
+        of_line = (curves.line == i) & np.isfinite(curves.limit)
+        across = to_units(x.shares(curves.x[of_line]), _WIDTH)
+        down = to_units(1 - y.shares(curves.limit[of_line]), _HEIGHT)
         points = dict(zip(across, down, strict=True))
         for others, colours in merged:
             shared = points.keys() & others.keys()
@@ -148,26 +148,28 @@ def _colour(classes: str) -> str:
 
 
 def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
-    which = curves.line == number
-    across = to_units(x.shares(curves.x[which]), _WIDTH)
+    of_line = curves.line == number
+    across = to_units(x.shares(curves.x[of_line]), _WIDTH)
     middle, low, high = (
-        to_units(1 - y.shares(heights[which]), _HEIGHT)
+        to_units(1 - y.shares(heights[of_line]), _HEIGHT)
         for heights in (curves.y, curves.low, curves.high)
     )
-    bars = "".join(f"M{at} {a}V{b}" for at, a, b in zip(across, low, high, strict=True))
+    bars = "".join(
+        f"M{left} {bottom}V{top}" for left, bottom, top in zip(across, low, high, strict=True)
+    )
     classes = curves.classes[number]
     colour = _colour(classes)
     for kind, path in (
-        (f"line {classes}", _line(curves, which, across, middle, y)),
+        (f"line {classes}", _line(curves, of_line, across, middle, y)),
         (f"line {colour}", bars),
         (f"scatter {colour}", dots(across, middle)),
     ):
         yield shape("path", title=name, class_=kind, d=path)
 
 
-def _line(curves: _Curves, which: Array, across: list[int], middle: list[int], y: Axis) -> str:
+def _line(curves: _Curves, selected: Array, across: list[int], middle: list[int], y: Axis) -> str:
     """Return the path of the fit to the points if it can be drawn, or of the points."""
-    fit = curves.fit[which]
+    fit = curves.fit[selected]
     drawable = np.isfinite(fit).all() and bool((fit > 0).all())
     return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
 

@@ -41,15 +41,15 @@ def candidates(
         )
     first = _distinct(recommended)
     others = _distinct(blas.algorithms(gemm, settings, is_over))
-    rest = [each for numbers, each in others.items() if numbers not in first]
+    rest = [algorithm for numbers, algorithm in others.items() if numbers not in first]
     random.Random(seed).shuffle(rest)  # noqa: S311 not for cryptography
     return Candidates((*first.values(), *rest), not is_over())
 
 
 def _distinct(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
     """Return the first algorithm of each set of parameters."""
-    found: dict[Algorithm, Algorithm] = {}
+    distinct: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
         # The workspace is a function of the other parameters.
-        found.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
-    return found
+        distinct.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
+    return distinct

@@ -89,7 +89,7 @@ def _table(entries: Sequence[TunedGemm]) -> Table:
         _COLUMNS,
         tuple(map(_row, entries)),
         caption=_CAPTION,
-        faint=frozenset(at for at, entry in enumerate(entries) if not entry.significant),
+        faint=frozenset(index for index, entry in enumerate(entries) if not entry.significant),
     )
 
 

@@ -42,7 +42,7 @@ _DROP_LEVEL = 0.05
 # A slowdown in the only round, or in all of several rounds, that noise cannot explain.
 _SLOW_IN_ONE, _SLOW_IN_ALL = 1.5, 1.1
 
-Stopped: TypeAlias = Literal["complete", "time", "interrupted"]
+StopReason: TypeAlias = Literal["complete", "time", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Outcome:
     tried: int  # number of candidates that were measured, with the default
     wrong: tuple[int, ...]  # finalists that computed wrong values
     rounds: int  # of the final
-    stopped: Stopped  # why the search ended
+    stopped: StopReason  # why the search ended
 
 
 def search(
@@ -118,14 +118,14 @@ def search(
     """
     begin_s = now() if begin_s is None else begin_s
     generator = random.Random(seed)  # noqa: S311 not for cryptography
-    found = _Search(trials, limits, generator, now, begin_s, progress)
+    state = _Search(trials, limits, generator, now, begin_s, progress)
     try:
-        found.screen(range(1, count))
-        found.halve()
-        found.run_final()
+        state.screen(range(1, count))
+        state.halve()
+        state.run_final()
     except KeyboardInterrupt:
-        found.stopped = "interrupted"
-    return found.outcome()
+        state.stopped = "interrupted"
+    return state.outcome()
 
 
 @dataclass
@@ -138,7 +138,7 @@ class _Search:
     _now: Callable[[], float]
     _begin_s: float
     _progress: Progress
-    stopped: Stopped = "complete"
+    stopped: StopReason = "complete"
     _stage: tuple[str, float] = ("", 0.0)
     _ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -157,8 +157,8 @@ class _Search:
             self._stage = (f"{at} of {len(numbers)} algorithms", at / len(numbers))
             group = [number for number in numbers[at : at + _GROUP] if self._trials.prepare(number)]
             self._tried += len(group)
-            left = self._measure_rounds(group, _SCREEN_ROUNDS, _SCREEN_UNTIL)
-            ranked = self._ranked([*self._pool, *left])
+            survivors = self._measure_rounds(group, _SCREEN_ROUNDS, _SCREEN_UNTIL)
+            ranked = self._ranked([*self._pool, *survivors])
             self._pool = ranked[:_POOL]
             self._release(ranked[_POOL:])
 
@@ -236,17 +236,17 @@ class _Search:
 
     def _measure_rounds(self, numbers: Sequence[int], rounds: int, until: float) -> list[int]:
         """Measure candidates in rounds, and return those that are not significantly worse than needed."""
-        left = list(numbers)
+        survivors = list(numbers)
         for _ in range(rounds):
-            able = [number for number in left if self._samples[number] < self._max_samples]
+            able = [number for number in survivors if self._samples[number] < self._max_samples]
             if not able or self._is_over(until):
                 break
             for number, ratio in self._round(able).items():
                 self._ratios[number].append(ratio)
             worse = {number for number in able if self._is_worse(number)}
             self._release(worse)
-            left = [number for number in left if number not in worse]
-        return left
+            survivors = [number for number in survivors if number not in worse]
+        return survivors
 
     def _round(self, numbers: Sequence[int]) -> dict[int, float]:
         """Measure each candidate and the default once, and return the valid ratios."""

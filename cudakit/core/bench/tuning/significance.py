@@ -83,8 +83,8 @@ class Final:
 
     def gain_interval(self, number: int) -> tuple[float, float] | None:
         """Return the CI of the gain; None for too few samples."""
-        found = ratio_interval(self._all(number), FALSE_POSITIVE_RATE / len(self.finalists))
-        return (1 - found[1], 1 - found[0]) if found else None
+        interval = ratio_interval(self._all(number), FALSE_POSITIVE_RATE / len(self.finalists))
+        return (1 - interval[1], 1 - interval[0]) if interval else None
 
     def is_faster(self, number: int) -> bool:
         """Return whether a finalist is significantly faster than the default, by MIN_GAIN or more.

@@ -78,20 +78,20 @@ def read_validators(path: Path) -> Mapping[str, str]:
     """Return the validators of a file of torch.cuda.tunable. Raises InputError if it has none."""
     lines = read_text(path, hint=_HOW_TO_WRITE).splitlines()
     parts = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
-    found = {part[1]: part[2].strip() for part in parts if len(part) == 3}
-    if not found:
+    validators = {part[1]: part[2].strip() for part in parts if len(part) == 3}
+    if not validators:
         raise InputError(
             f"{path} has no line that starts with 'Validator,'",
             hint=_HOW_TO_WRITE,
         )
-    return found
+    return validators
 
 
 def _line(entry: TunedGemm) -> str:
     seconds = entry.winner_s
-    known = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
+    times = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
     gemm = entry.gemm
-    return ",".join((_operation(gemm), _parameters(gemm), solution(entry.winner), *known))
+    return ",".join((_operation(gemm), _parameters(gemm), solution(entry.winner), *times))
 
 
 def _operation(gemm: Gemm) -> str:

@@ -36,7 +36,7 @@ class _Candidate:
     work: SampleWork | None = None
 
     def drop_work(self) -> None:
-        """Release the sample work; the next sample makes it anew."""
+        """Release the sample work; the next sample creates new work."""
         if self.work is not None:
             self.work.close()
             self.work = None
@@ -74,7 +74,7 @@ class AlgorithmTrials:
             cleanup.callback(lambda: self._gemm.close())
             self._sets = rotate_buffers(timer, self._gemm, method)
             cleanup.callback(self._close_candidates)
-            self._candidates[DEFAULT] = self._make(DEFAULT)
+            self._candidates[DEFAULT] = self._load_candidate(DEFAULT)
             self._cleanup = cleanup.pop_all()
 
     @property
@@ -100,7 +100,7 @@ class AlgorithmTrials:
     def prepare(self, number: int) -> bool:
         """Prepare a candidate; return False if it cannot run or is several times slower than the default."""
         try:
-            candidate = self._make(number)
+            candidate = self._load_candidate(number)
         except CudakitError as error:
             self._timer.gpu.sync()  # raises if the device is lost
             self.errors[number] = error.message
@@ -143,8 +143,8 @@ class AlgorithmTrials:
 
     def times_s(self, number: int, rounds: int) -> tuple[float, ...]:
         """Return the times of a candidate in the last ``rounds`` rounds, or in all rounds for 0."""
-        found = (readings.get(number) for readings in self.rounds[-rounds:])
-        return tuple(reading.time_s for reading in found if reading and reading.valid)
+        valid_readings = (readings.get(number) for readings in self.rounds[-rounds:])
+        return tuple(reading.time_s for reading in valid_readings if reading and reading.valid)
 
     def close(self) -> None:
         """Release everything."""
@@ -154,7 +154,7 @@ class AlgorithmTrials:
         """Allocate the operands, which all algorithms share."""
         return PreparedGemm(self._timer.gpu, self._workload, self._seed)
 
-    def _make(self, number: int) -> _Candidate:
+    def _load_candidate(self, number: int) -> _Candidate:
         """Load the kernel of a candidate by one execution, and estimate its time."""
         workload = self._workload
         plan = self._blas.prepare(workload.gemm, workload.settings, self._algorithms[number])

@@ -89,9 +89,11 @@ def tune(
     session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
-    kept = known.entries_for(machine) if known else {}
-    complete = session.tune_all(cases, {key: p for key, p in kept.items() if _is_done(p)}, progress)
-    others = {key: entry for key, entry in kept.items() if key not in session.gemms}
+    earlier = known.entries_for(machine) if known else {}
+    complete = session.tune_all(
+        cases, {key: p for key, p in earlier.items() if _is_done(p)}, progress
+    )
+    others = {key: entry for key, entry in earlier.items() if key not in session.gemms}
     return Tuned(
         simulated=gpu.simulated,
         time_ns=begin_ns,
@@ -117,10 +119,10 @@ class _Session:
         self._spec, self._gpu, self._limits, self._unblocked = spec, gpu, limits, unblocked
 
     def tune_all(
-        self, cases: Mapping[Gemm, Case], kept: Iterable[object], progress: Progress
+        self, cases: Mapping[Gemm, Case], skipped: Iterable[object], progress: Progress
     ) -> bool:
         """Tune the GEMMs that are not in ``kept``; return whether all were tuned."""
-        missing = [gemm for gemm in cases if (gemm, self._spec.settings) not in kept]
+        missing = [gemm for gemm in cases if (gemm, self._spec.settings) not in skipped]
         try:
             with closing(Timer(self._gpu)) as timer:
                 for at, gemm in enumerate(missing):
@@ -131,23 +133,23 @@ class _Session:
             if not self.gemms:
                 raise
             return False
-        if self._unsupported and not self.gemms and not kept:
+        if self._unsupported and not self.gemms and not skipped:
             raise self._unsupported[0]
         return True
 
     def _tune_one(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
         """Tune a GEMM; return whether the user interrupted it."""
         try:
-            found = self._search(timer, gemm, method, progress)
+            result = self._search(timer, gemm, method, progress)
         except Unsupported as reason:
             self._unsupported.append(reason)
             self.untuned.append(Untuned(gemm, reason.message, wrong=False))
             return False
-        if isinstance(found, Untuned):
-            self.untuned.append(found)
+        if isinstance(result, Untuned):
+            self.untuned.append(result)
             return False
-        self.gemms[found.key] = found
-        return found.stopped == "interrupted"
+        self.gemms[result.key] = result
+        return result.stopped == "interrupted"
 
     def _search(
         self, timer: Timer, gemm: Gemm, method: Method, progress: Progress
@@ -159,9 +161,9 @@ class _Session:
 
         with closing(self._gpu.blas(spec.library)) as blas:
             listed = partial(is_over, _LISTED_BY)
-            found = candidates(blas, gemm, spec.settings, seed=spec.seed, is_over=listed)
+            candidate_list = candidates(blas, gemm, spec.settings, seed=spec.seed, is_over=listed)
         workload = GemmWorkload(gemm, spec.settings, spec.library, spec.fill)
-        trials = AlgorithmTrials(timer, workload, method, found.algorithms, seed=spec.seed)
+        trials = AlgorithmTrials(timer, workload, method, candidate_list.algorithms, seed=spec.seed)
         with closing(trials), garbage_collection_off():
             if not trials.verify(DEFAULT):
                 why = trials.verifications[DEFAULT].detail or "the error exceeds that of rounding"
@@ -171,7 +173,7 @@ class _Session:
             trials.warm_up(partial(is_over, _WARM_BY), partial(progress, "warming up"))
             outcome = search(
                 trials,
-                len(found.algorithms),
+                len(candidate_list.algorithms),
                 limits,
                 seed=spec.seed,
                 now=timer.now_s,
@@ -180,7 +182,7 @@ class _Session:
             )
             if not outcome.significant:
                 trials.verify(DEFAULT)
-            return _tuned_gemm(spec, gemm, limits, found, trials, outcome)
+            return _tuned_gemm(spec, gemm, limits, candidate_list, trials, outcome)
 
     def _method(self, method: Method) -> Method:
         """Return the method of trials: shorter samples, interleaved, in one round."""
@@ -205,7 +207,7 @@ def _tuned_gemm(
     spec: GemmSpec,
     gemm: Gemm,
     limits: Limits,
-    found: Candidates,
+    candidate_list: Candidates,
     trials: AlgorithmTrials,
     outcome: Outcome,
 ) -> TunedGemm:
@@ -216,8 +218,8 @@ def _tuned_gemm(
         gemm=gemm,
         shape=spec.shapes.get(gemm, ""),
         settings=spec.settings,
-        winner=found.algorithms[outcome.winner],
-        default=found.algorithms[DEFAULT],
+        winner=candidate_list.algorithms[outcome.winner],
+        default=candidate_list.algorithms[DEFAULT],
         significant=outcome.significant,
         gain=_NO_FINAL if outcome.gain is None else outcome.gain,
         gain_interval=_gain_interval(outcome),
@@ -227,9 +229,9 @@ def _tuned_gemm(
         winner_ci95_s=_interval(winner_s),
         verification=trials.verifications[outcome.winner],
         tried=outcome.tried,
-        candidates=len(found.algorithms),
-        all_listed=found.complete,
-        wrong=tuple(found.algorithms[number] for number in outcome.wrong),
+        candidates=len(candidate_list.algorithms),
+        all_listed=candidate_list.complete,
+        wrong=tuple(candidate_list.algorithms[number] for number in outcome.wrong),
         rounds=outcome.rounds,
         stopped=outcome.stopped,
         limits=limits,

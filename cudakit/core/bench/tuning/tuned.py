@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from cudakit.core.bench.load import read_json
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.tuning.search import Limits, Stopped
+from cudakit.core.bench.tuning.search import Limits, StopReason
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import NOT_QUERIED
@@ -34,16 +34,16 @@ class TunedMachine:
     driver: str | Unavailable = NOT_QUERIED
     cudakit: str | Unavailable = NOT_QUERIED
 
-    def unlike(self, other: TunedMachine) -> Iterator[str]:
+    def differences_from(self, other: TunedMachine) -> Iterator[str]:
         """Yield the differences that invalidate the algorithms or their ranking."""
-        for what, mine, others in (
+        for name, tuned, current in (
             ("GPU", self.gpu, other.gpu),
             ("compute capability", self.compute_capability, other.compute_capability),
             ("library", self.library, other.library),
             (f"{self.library} version", self.library_version, other.library_version),
         ):
-            if mine != others:
-                yield f"{what}: tuned {_shown(mine)}, here {_shown(others)}"
+            if tuned != current:
+                yield f"{name}: tuned {_shown(tuned)}, here {_shown(current)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TunedGemm:
     all_listed: bool  # whether the library listed all its algorithms within the time
     wrong: tuple[Algorithm, ...]  # finalists that computed wrong values
     rounds: int  # of the final
-    stopped: Stopped  # why the search ended: "complete", "time" or "interrupted"
+    stopped: StopReason  # why the search ended: "complete", "time" or "interrupted"
     limits: Limits
     method: Method
     seed: int  # of data and order
@@ -103,7 +103,7 @@ class Tuned:
 
     def entries_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
         """Return the results by key. Raises InputError if they are of another machine."""
-        differences = list(self.machine.unlike(machine))
+        differences = list(self.machine.differences_from(machine))
         if differences:
             raise InputError(
                 f"the algorithms were tuned on another machine: {'; '.join(differences)}",
@@ -151,7 +151,7 @@ def load_tuned(path: Path) -> Tuned:
 
 
 def _read_each(kind: type[Any], items: object, name: str) -> None:
-    """Raise Mismatch with the position of the first invalid item."""
+    """Parse each item; raise Mismatch with the position of the first invalid one."""
     for at, item in enumerate(items if isinstance(items, list) else ()):
         position = f"{name}[{at}]"
         try:

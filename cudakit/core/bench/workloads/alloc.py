@@ -22,8 +22,8 @@ _WORD_BYTES = 4
 
 def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Return a case per allocator and size."""
-    usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
-    sizes_bytes = spec.sizes_bytes or usual
+    default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+    sizes_bytes = spec.sizes_bytes or default_sizes
     return tuple(
         _case(spec, Alloc(name, size_bytes, open_))
         for name, open_ in _openers(spec).items()
@@ -33,8 +33,8 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 
 def _openers(spec: AllocSpec) -> dict[str, AllocatorFactory]:
     """Return the factories of the requested allocators by name."""
-    known = {**_DRIVER_ALLOCATORS, **spec.others}
-    return {name: known[name] for name in spec.allocators or known}
+    factories = {**_DRIVER_ALLOCATORS, **spec.others}
+    return {name: factories[name] for name in spec.allocators or factories}
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:

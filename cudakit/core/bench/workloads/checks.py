@@ -36,15 +36,15 @@ class Buffers:
 Check: TypeAlias = Callable[[Compare, Buffers, int, int], Verification]
 
 
-def check_copy(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+def check_copy(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Compare every word with its source."""
-    wrong = compare.count_different(at.to, at.sources[0], size_bytes, LEGACY)
+    wrong = compare.count_different(buffers.to, buffers.sources[0], size_bytes, LEGACY)
     return _compare_words(wrong, size_bytes // _WORD_BYTES, "all words of the source")
 
 
-def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+def check_read(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the kernel found the sentinel at the end of the buffer."""
-    missed = compare.count_not_equal(at.to, SENTINEL, _WORD_BYTES, LEGACY)
+    missed = compare.count_not_equal(buffers.to, SENTINEL, _WORD_BYTES, LEGACY)
     detail = "the end of the buffer was not read" if missed else ""
     return verification(float(missed), 0.0, "a sentinel at the end", detail)
 
@@ -52,8 +52,8 @@ def check_read(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Ver
 def check_write(word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
-    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-        wrong = compare.count_not_equal(at.to, word, size_bytes, LEGACY)
+    def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
+        wrong = compare.count_not_equal(buffers.to, word, size_bytes, LEGACY)
         return _compare_words(wrong, size_bytes // _WORD_BYTES, "the word written, all words")
 
     return check
@@ -62,13 +62,13 @@ def check_write(word: int) -> Check:
 def check_linear(factors: Sequence[float]) -> Check:
     """Return a check of a sample of values with fp64, and of all values for being written."""
 
-    def check(compare: Compare, at: Buffers, size_bytes: int, seed: int) -> Verification:
+    def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:
         words = size_bytes // _WORD_BYTES
         indices = _sample_indices(words, seed)
-        values = compare.sample(at.to, FP32, indices, LEGACY)
-        read = (compare.sample(source, FP32, indices, LEGACY) for source in at.sources)
+        values = compare.sample(buffers.to, FP32, indices, LEGACY)
+        read = (compare.sample(source, FP32, indices, LEGACY) for source in buffers.sources)
         expected = sum(f * x for f, x in zip(factors, read, strict=True))
-        unwritten = words - compare.count_not_equal(at.to, _POISONED_WORD, size_bytes, LEGACY)
+        unwritten = words - compare.count_not_equal(buffers.to, _POISONED_WORD, size_bytes, LEGACY)
         detail = f"{unwritten} of {words} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
         return verification(error, _ROUNDING, f"fp64, {len(indices)} values", detail)

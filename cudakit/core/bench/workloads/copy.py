@@ -95,7 +95,7 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     locations, size_bytes = _locations(copy.direction), copy.size_bytes
     buffers = locations.count("device")
     moved = buffers * size_bytes
-    cache = spec.cache or _usual_cache(copy.direction, moved, l2_bytes)
+    cache = spec.cache or _default_cache(copy.direction, moved, l2_bytes)
     return Case(
         copy,
         _method(spec, copy, cache),
@@ -110,7 +110,7 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     )
 
 
-def _usual_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
+def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
     """Return the default L2 state: cold for copies within the device; a link is slower than memory anyway.
 
     The state is hot if copies are so small that no number of buffers fills the cache: their time is that of
@@ -246,16 +246,16 @@ class PreparedCopy:
 
 def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
     """Return the index of each other device, and whether copies to it are direct or staged."""
-    own, found = gpu.facts().index, dict[int, Access]()
+    own_index, access_by_device = gpu.facts().index, dict[int, Access]()
     for ordinal in count():
-        if ordinal == own:
+        if ordinal == own_index:
             continue
         try:
-            found[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
+            access_by_device[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
         except CudaError as error:
             if error.name != "CUDA_ERROR_INVALID_DEVICE":
                 raise
-            return found
+            return access_by_device
     raise AssertionError("unreachable: count() does not end")
 
 

@@ -55,9 +55,9 @@ def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
     kind = matrix_kind(gemm.dtype, fields)
     shape = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
-    own = GemmWorkload(gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm))
+    default = GemmWorkload(gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm))
     return Case(
-        own,
+        default,
         _method(spec),
         Work(gemm.operations, kind, gemm.bytes_moved),
         more_bytes=_needed_bytes(spec, gemm),
@@ -158,7 +158,7 @@ class PreparedGemm:
             )
             self._cleanup = cleanup
             self.rotate(1)
-            self._try()
+            self._run_once()
             self._cleanup = cleanup.pop_all()
 
     @property
@@ -184,13 +184,13 @@ class PreparedGemm:
         gpu, workload, missing = self._gpu, self._workload, sets - len(self._sets)
         if missing <= 0:
             return
-        made = make_operands(gpu, workload.gemm, missing, self._cleanup)
+        operands = make_operands(gpu, workload.gemm, missing, self._cleanup)
         with closing(Fill(gpu)) as fill:
-            fill_operands(fill, made, workload.fill, seed=self._seed, number=len(self._made))
-            self._checker.poison(made)
+            fill_operands(fill, operands, workload.fill, seed=self._seed, number=len(self._made))
+            self._checker.poison(operands)
             gpu.sync()
-        self._made.append(made)
-        self._sets.extend(made[number] for number in range(len(made)))
+        self._made.append(operands)
+        self._sets.extend(operands[number] for number in range(len(operands)))
 
     def enqueue(self, stream: Stream, index: int) -> None:
         self.enqueue_by(self._plan, stream, index)
@@ -209,7 +209,7 @@ class PreparedGemm:
     def close(self) -> None:
         self._cleanup.close()
 
-    def _try(self) -> None:
+    def _run_once(self) -> None:
         """Compute once: some libraries only then report that a GEMM is unsupported, or load its kernels."""
         self.enqueue(LEGACY, 0)
         self._gpu.sync()

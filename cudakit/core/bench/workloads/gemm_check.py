@@ -56,7 +56,7 @@ _FP8_ROUNDOFF = 2.0**-14
 _FP8_STEPS = 128
 # The maximum truncation of both factors to the 10 mantissa bits of tf32 (A100 white paper).
 _TF32_FACTORS = 2.0 * 2.0**-10
-# Roundings to the output type by the root: cuBLASLt adds up to 16 split-k parts in the output type.
+# Square root of the number of roundings: cuBLASLt adds up to 16 split-k parts in the output type.
 _PARTS = 4.0
 # The difference between the erf and tanh forms of gelu, and the error of an approximate tanh.
 _GELU = 2.0**-9
@@ -84,11 +84,12 @@ class Checker:
     def check(self, sets: OperandSets) -> Verification:
         """Check the finished outputs of all buffer sets, and return the worst verification."""
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
-        found, sums = sample.computed(), sample.sums()
+        results, sums = sample.computed(), sample.sums()
         expected = epilogue(self._gemm, sums, sample.bias())
         damage = self._find_damage(sets)
         return worst(
-            self._check_set(sample, damage, *one) for one in zip(found, expected, sums, strict=True)
+            self._check_set(sample, damage, *arrays)
+            for arrays in zip(results, expected, sums, strict=True)
         )
 
     def close(self) -> None:
@@ -96,16 +97,16 @@ class Checker:
         self._cleanup.close()
 
     def _check_set(
-        self, sample: _Sample, damage: str, found: Floats, expected: Floats, sums: Floats
+        self, sample: _Sample, damage: str, computed: Floats, expected: Floats, sums: Floats
     ) -> Verification:
         against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
-        norm, error = (float(np.linalg.norm(values)) for values in (expected, found - expected))
+        norm, error = (float(np.linalg.norm(values)) for values in (expected, computed - expected))
         # NaN is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
             return verification(error, 0.0, against, damage)
         allowed = self._tolerance.of(float(np.linalg.norm(sums)), norm)
-        detail = damage or sample.outlier(found, expected, allowed)
+        detail = damage or sample.outlier(computed, expected, allowed)
         return verification(error / norm, allowed, against, detail)
 
     def _find_damage(self, sets: OperandSets) -> str:
@@ -166,15 +167,15 @@ class _Sample:
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.sets, 1, -1, 1)
 
-    def outlier(self, found: Floats, expected: Floats, allowed: float) -> str:
+    def outlier(self, computed: Floats, expected: Floats, allowed: float) -> str:
         """Describe the value with the largest error if rounding cannot explain it, else return ""."""
         root_mean_square = float(np.sqrt(np.mean(expected**2)))
-        errors = np.abs(found - expected)
+        errors = np.abs(computed - expected)
         at = np.unravel_index(int(np.argmax(errors)), errors.shape)
         if errors[at] <= _OUTLIER * allowed * root_mean_square:
             return ""
         row, column = self.rows[at[1]], self.columns[at[2]]
-        return f"row {row}, column {column} is {found[at]:.6g} instead of {expected[at]:.6g}"
+        return f"row {row}, column {column} is {computed[at]:.6g} instead of {expected[at]:.6g}"
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""

@@ -84,7 +84,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def preset(name: str) -> tuple[Shape, ...]:
-    """Return the shapes of a preset: of a model, those of its layers with 16 and 4096 tokens.
+    """Return the shapes of a preset: for a model, the GEMMs of its layers with 16 and 4096 tokens.
 
     m is the number of output features, n of tokens and k of input features. With layout tn, weights are
     stored as in frameworks. Raises InputError for an unknown name.
@@ -145,9 +145,9 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
 
 def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
     where = f"{path}:{line}: {_quoted(' '.join(words))}"
-    given = dict(zip(columns, words, strict=False))
+    row = dict(zip(columns, words, strict=False))
     fits = len(words) == len(columns) or (columns is _COLUMNS and len(words) == len(_NEEDED))
-    numbers = [given[name] for name in _COLUMNS if name in given]
+    numbers = [row[name] for name in _COLUMNS if name in row]
     if not fits or not all(map(_INTEGER.fullmatch, numbers)):
         raise InputError(f"{where} is not a shape", hint="write m n k, or m n k batch")
     return _shape([int(number) for number in numbers], where)

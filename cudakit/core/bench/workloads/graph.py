@@ -23,7 +23,7 @@ from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, Graph
 _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
-# Samples of both are interleaved, so that both run at the same clock: their difference is reported.
+# Samples of these two steps are interleaved, so that both run at the same clock.
 _PAIR = ("replay", "eager")
 # A step keeps up to this number of graphs, because destroying each at once would be part of its time. One
 # sample in this number contains the destruction, which does not affect the median.
@@ -101,7 +101,7 @@ class PreparedStep(PreparedLatency):
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Run the nodes, if the step itself does not run them."""
+        """Run the nodes unless the step ran them."""
 
     def verify(self) -> Verification:
         self.finish()
@@ -150,11 +150,11 @@ class _Capture(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
         self._made: list[Graph] = []
-        self.cleanup.callback(self._destroy)
+        self.cleanup.callback(self._destroy_executables)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         if len(self._made) >= self.max_kept:
-            self._destroy()
+            self._destroy_executables()
         self._made.append(capture(self.gpu, stream, self.nodes.enqueue))
 
     def finish(self) -> None:
@@ -162,7 +162,7 @@ class _Capture(PreparedStep):
         self.run(executable)
         self.gpu.destroy_graph_exec(executable)
 
-    def _destroy(self) -> None:
+    def _destroy_executables(self) -> None:
         while self._made:
             self.gpu.destroy_graph(self._made.pop())
 
@@ -173,17 +173,17 @@ class _Instantiate(PreparedStep):
         self._graph = self.captured()
         self._made: list[GraphExec] = []
         self.cleanup.callback(gpu.destroy_graph, self._graph)
-        self.cleanup.callback(self._destroy)
+        self.cleanup.callback(self._destroy_executables)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         if len(self._made) >= self.max_kept:
-            self._destroy()
+            self._destroy_executables()
         self._made.append(self.gpu.instantiate(self._graph))
 
     def finish(self) -> None:
         self.run(self._made[-1])
 
-    def _destroy(self) -> None:
+    def _destroy_executables(self) -> None:
         while self._made:
             self.gpu.destroy_graph_exec(self._made.pop())
 
@@ -217,13 +217,13 @@ class _FromFresh(PreparedStep):
         self._fresh: list[GraphExec] = []
         self._used: list[GraphExec] = []
         self.cleanup.callback(gpu.destroy_graph, self._graph)
-        self.cleanup.callback(self._destroy)
-        self._make()
+        self.cleanup.callback(self._destroy_executables)
+        self._instantiate()
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         if not self._fresh:
-            self._destroy()
-            self._make()
+            self._destroy_executables()
+            self._instantiate()
         self._used.append(self._fresh.pop())
         self._call(self._used[-1], stream)
 
@@ -231,14 +231,14 @@ class _FromFresh(PreparedStep):
         if self._uploads:
             self.run(self._used[-1])
 
-    def _make(self) -> None:
+    def _instantiate(self) -> None:
         for _ in range(self.max_kept):
             self._fresh.append(self.gpu.instantiate(self._graph))
 
-    def _destroy(self) -> None:
-        for kept in (self._used, self._fresh):
-            while kept:
-                self.gpu.destroy_graph_exec(kept.pop())
+    def _destroy_executables(self) -> None:
+        for stack in (self._used, self._fresh):
+            while stack:
+                self.gpu.destroy_graph_exec(stack.pop())
 
 
 _STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {

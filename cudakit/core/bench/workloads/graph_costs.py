@@ -61,11 +61,11 @@ def _steps(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
 
 def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
     times = {_nodes(case): case.median_s for case in cases}
-    known = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
-    if len(known) < 2:
+    valid = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
+    if len(valid) < 2:
         return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
-    fixed_s, node_s = fit([*known], [*known.values()])
-    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in known.items())
+    fixed_s, node_s = fit([*valid], [*valid.values()])
+    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in valid.items())
     return StepCost(step, fixed_s, node_s, max(deviations))
 
 

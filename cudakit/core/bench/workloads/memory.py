@@ -55,24 +55,24 @@ class _Operation:
         return self.sources + self.targets
 
 
-def _read(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.read(at.to, at.sources[0], size_bytes, stream)
+def _read(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.read(buffers.to, buffers.sources[0], size_bytes, stream)
 
 
-def _write(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.write(at.to, _WORD, size_bytes, stream)
+def _write(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.write(buffers.to, _WORD, size_bytes, stream)
 
 
-def _copy(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.copy(at.to, at.sources[0], size_bytes, stream)
+def _copy(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.copy(buffers.to, buffers.sources[0], size_bytes, stream)
 
 
-def _scale(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.scale(at.to, at.sources[0], _FACTOR, size_bytes, stream)
+def _scale(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.scale(buffers.to, buffers.sources[0], _FACTOR, size_bytes, stream)
 
 
-def _triad(kernels: Bandwidth, at: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.triad(at.to, at.sources[0], at.sources[1], _FACTOR, size_bytes, stream)
+def _triad(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
+    kernels.triad(buffers.to, buffers.sources[0], buffers.sources[1], _FACTOR, size_bytes, stream)
 
 
 _OPERATIONS: Mapping[str, _Operation] = {

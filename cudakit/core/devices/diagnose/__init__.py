@@ -73,9 +73,9 @@ def diagnose(
         counts={status.name.lower(): counts[status] for status in Status},
         about=versions(context),
         devices=tuple(
-            _device_line(one)
-            for one in context.nvml_devices or context.cuda_devices
-            if one.parent is None
+            _device_line(device)
+            for device in context.nvml_devices or context.cuda_devices
+            if device.parent is None
         ),
         checks=checks,
         variables=set_variables(context),
@@ -83,9 +83,9 @@ def diagnose(
 
 
 def _run_check(theme: str, check: Check, context: RunContext) -> CheckResult:
-    found = check.run(context)
+    finding = check.run(context)
     return CheckResult(
-        check.id, theme, check.title, found.status, found.summary, found.evidence, found.fix
+        check.id, theme, check.title, finding.status, finding.summary, finding.evidence, finding.fix
     )
 
 
@@ -124,7 +124,7 @@ def find(name: str) -> Check:
 def versions(context: RunContext) -> dict[str, str]:
     """Return the known versions of system, driver and packages."""
     offered = driver_cuda(context)
-    found = {
+    versions_by_label = {
         "system": context.host.distribution,
         "kernel": context.host.kernel,
         "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
@@ -135,7 +135,7 @@ def versions(context: RunContext) -> dict[str, str]:
         "Python": "" if context.simulated else platform.python_version(),
         **_packages(context),
     }
-    return {label: text for label, text in found.items() if text}
+    return {label: text for label, text in versions_by_label.items() if text}
 
 
 def _driver(context: RunContext) -> str | None:
@@ -149,7 +149,9 @@ def _driver(context: RunContext) -> str | None:
 def _packages(context: RunContext) -> dict[str, str]:
     if isinstance(context.software.distributions, Unavailable):
         return {}
-    installed = {one.name: one.version for one in reversed(context.software.distributions)}
+    installed = {
+        package.name: package.version for package in reversed(context.software.distributions)
+    }
     return {name: installed[name] for name in _PACKAGES if name in installed}
 
 

@@ -91,15 +91,16 @@ def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> 
 def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
     """Join the findings that are not OK, worst first; return ``otherwise`` if there are none."""
     problems = sorted(
-        (one for one in findings if one.status is not Status.OK), key=lambda one: -one.status
+        (finding for finding in findings if finding.status is not Status.OK),
+        key=lambda item: -item.status,
     )
     if not problems:
         return otherwise
     return Finding(
         problems[0].status,
-        "; ".join(dict.fromkeys(one.summary for one in problems)),
-        {label: value for one in problems for label, value in one.evidence.items()},
-        tuple(dict.fromkeys(fix for one in problems for fix in one.fix)),
+        "; ".join(dict.fromkeys(finding.summary for finding in problems)),
+        {label: value for finding in problems for label, value in finding.evidence.items()},
+        tuple(dict.fromkeys(fix for finding in problems for fix in finding.fix)),
     )
 
 
@@ -176,5 +177,5 @@ class DoctorResult:
 
 def overall_status(statuses: Iterable[Status]) -> Status:
     """Return the worst status; UNKNOWN only if no check could be made."""
-    found = set(statuses)
-    return max(found - {Status.UNKNOWN}, default=Status.UNKNOWN if found else Status.OK)
+    distinct = set(statuses)
+    return max(distinct - {Status.UNKNOWN}, default=Status.UNKNOWN if distinct else Status.OK)

@@ -95,13 +95,13 @@ def visible_devices(context: RunContext) -> Finding:
         return ok(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
         raise NotCheckable(f"CUDA sees no device with any value of {VARIABLE} (CK005)")
-    found = visibility(value, cuda.order)
+    visible = visibility(value, cuda.order)
     evidence = {
         VARIABLE: value or "(empty)",
-        "visible devices": f"{len(found.kept)} of {len(cuda.order)}",
+        "visible devices": f"{len(visible.kept)} of {len(cuda.order)}",
     }
-    notes = "; ".join(found.notes)
-    if not found.kept:
+    notes = "; ".join(visible.notes)
+    if not visible.kept:
         return fail(
             f"no device is visible: {notes}",
             evidence,
@@ -111,7 +111,8 @@ def visible_devices(context: RunContext) -> Finding:
     if notes:
         return warn(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
     return ok(
-        f"{VARIABLE}={value}: {len(found.kept)} of {len(cuda.order)} devices are visible", evidence
+        f"{VARIABLE}={value}: {len(visible.kept)} of {len(cuda.order)} devices are visible",
+        evidence,
     )
 
 
@@ -132,8 +133,8 @@ def device_order(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    found = match(require_nvml(context), cuda)
-    pairs = [(one.cuda, one.nvml) for one in found if one.cuda and not one.hidden]
+    matched = match(require_nvml(context), cuda)
+    pairs = [(device.cuda, device.nvml) for device in matched if device.cuda and not device.hidden]
     numbers = {ours.index: theirs.index for ours, theirs in pairs if theirs}
     shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
     in_order = [numbers[ours] for ours in sorted(numbers)]
@@ -187,10 +188,10 @@ def copy_step(context: RunContext) -> Finding:
 
 def _check_step(context: RunContext, name: str, well: str) -> Finding:
     require_driver(context)
-    step = next((one for one in require(context.self_test) if one.name == name), None)
+    step = next((result for result in require(context.self_test) if result.name == name), None)
     if step is None:
         raise NotCheckable("an earlier step of the self-test failed")
     if step.error:
-        return fail(step.error, step.seen, *filter(None, [step.hint]))
-    seen = ", ".join(dict.fromkeys(step.seen.values()))
-    return ok(f"{well} ({seen})" if seen else well, step.seen)
+        return fail(step.error, step.details, *filter(None, [step.hint]))
+    details = ", ".join(dict.fromkeys(step.details.values()))
+    return ok(f"{well} ({details})" if details else well, step.details)

@@ -74,9 +74,9 @@ def _not_loaded(context: RunContext) -> Finding:
     evidence = {"/proc/driver/nvidia/version": "not found"}
     if gpus:
         evidence["PCI bus"] = ", ".join(
-            f"{one.address} ({one.driver or 'no driver'})" for one in gpus
+            f"{gpu.address} ({gpu.driver or 'no driver'})" for gpu in gpus
         )
-    if any(one.driver == "nouveau" for one in gpus) or context.driver.nouveau_loaded:
+    if any(gpu.driver == "nouveau" for gpu in gpus) or context.driver.nouveau_loaded:
         return fail(
             "the GPU uses the nouveau driver, which does not support CUDA",
             evidence,
@@ -126,13 +126,13 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
 
 
 def _without_wsl_driver(context: RunContext) -> Finding:
-    found = {
+    steps = {
         "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
         "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
     }
     return fail(
         "the Windows driver does not answer in WSL",
-        {path: "present" if exists else "not found" for path, exists in found.items()},
+        {path: "present" if exists else "not found" for path, exists in steps.items()},
         "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
         "wsl --update; wsl --shutdown",
     )
@@ -265,11 +265,11 @@ def _other_copies(context: RunContext, path: str) -> dict[str, str]:
     if isinstance(context.software.libraries, Unavailable):
         return {}
     copies = [
-        one
-        for one in context.software.libraries
-        if one.soname == "libcuda.so.1" and one.real != path
+        library
+        for library in context.software.libraries
+        if library.soname == "libcuda.so.1" and library.real != path
     ]
-    paths = dict.fromkeys(one.real for one in copies)
+    paths = dict.fromkeys(library.real for library in copies)
     return {"other copies": ", ".join(paths)} if paths else {}
 
 
@@ -301,16 +301,16 @@ def libcuda_version(context: RunContext) -> str | None:
 
 def version_in_name(path: str) -> str | None:
     """Return 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
-    found = _IN_NAME.search(path)
-    return found[1] if found else None
+    match = _IN_NAME.search(path)
+    return match[1] if match else None
 
 
 def _first_copy(context: RunContext, soname: str) -> str | None:
     """Return the copy of a library that the dynamic loader would load."""
-    found = (
+    copies = (
         () if isinstance(context.software.libraries, Unavailable) else context.software.libraries
     )
-    return next((one.real for one in found if one.soname == soname), None)
+    return next((library.real for library in copies if library.soname == soname), None)
 
 
 def driver_cuda(context: RunContext) -> tuple[int, int] | None:

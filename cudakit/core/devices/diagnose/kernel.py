@@ -127,8 +127,8 @@ def gpus_on_bus(context: RunContext) -> Finding:
     GPUs in NVML.
     """
     require_driver(context)
-    on_bus = [one for one in context.driver.pci_gpus if one.driver not in _PASSED_THROUGH]
-    gone = [one.address for one in on_bus if one.is_gone]
+    on_bus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASSED_THROUGH]
+    gone = [gpu.address for gpu in on_bus if gpu.is_gone]
     if gone:
         return fail(
             f"a GPU has fallen off the bus: {', '.join(gone)}",
@@ -137,7 +137,7 @@ def gpus_on_bus(context: RunContext) -> Finding:
         )
     gpus = [device for device in require_nvml(context).devices if device.parent is None]
     lost = {
-        f"GPU {one.index}": one.uuid.reason for one in gpus if isinstance(one.uuid, Unavailable)
+        f"GPU {gpu.index}": gpu.uuid.reason for gpu in gpus if isinstance(gpu.uuid, Unavailable)
     }
     if lost:
         return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG)
@@ -152,12 +152,12 @@ def _compare_with_bus(
     context: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]
 ) -> Finding:
     answering = {
-        _without_leading_zeros(one.pci_bus_id) for one in known if isinstance(one.pci_bus_id, str)
+        _without_leading_zeros(gpu.pci_bus_id) for gpu in known if isinstance(gpu.pci_bus_id, str)
     }
-    unknown = [one for one in on_bus if _without_leading_zeros(one.address) not in answering]
+    unknown = [gpu for gpu in on_bus if _without_leading_zeros(gpu.address) not in answering]
     if not unknown:
         return ok(f"NVML reports every GPU on the PCI bus ({len(on_bus)})")
-    seen = {one.address: one.driver or "no driver" for one in unknown}
+    seen = {gpu.address: gpu.driver or "no driver" for gpu in unknown}
     if context.host.container and known:
         return ok(f"this container has {len(known)} of the host's {len(on_bus)} GPUs", seen)
     report = warn if known else fail

@@ -64,7 +64,10 @@ _SUPPORTED: _Capability = (7, 5)
 
 def distributions(context: RunContext) -> dict[str, Distribution]:
     """Return the installed packages by name; of several copies, the first one on the path."""
-    return {one.name: one for one in reversed(require(context.software.distributions))}
+    return {
+        distribution.name: distribution
+        for distribution in reversed(require(context.software.distributions))
+    }
 
 
 def driver_version(context: RunContext) -> Finding:
@@ -115,8 +118,8 @@ def _needs(context: RunContext) -> Iterator[_Need]:
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else None
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
 def _compare(need: _Need, offered: tuple[int, int], evidence: dict[str, str]) -> Finding:
@@ -164,15 +167,15 @@ def architectures(context: RunContext) -> Finding:
 
 def _capabilities(context: RunContext) -> dict[str, _Capability]:
     """Return the compute capability of each kind of GPU."""
-    found = {}
+    capability_by_name = {}
     for device in context.cuda_devices or context.nvml_devices:
         name, capability = device.fields.get("name"), device.fields.get("compute_capability")
         if isinstance(name, str) and isinstance(capability, str):
             major, _, minor = capability.partition(".")
-            found[name] = (int(major), int(minor))
-    if not found:
+            capability_by_name[name] = (int(major), int(minor))
+    if not capability_by_name:
         raise NotCheckable("the compute capability of the GPUs is unknown (CK003, CK005)")
-    return found
+    return capability_by_name
 
 
 def _unsupported_gpus(
@@ -238,13 +241,15 @@ def framework_builds(context: RunContext) -> Finding:
     contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
     jax-cuda13-plugin. The check imports neither.
     """
-    found = {build.framework: build for build in require(context.software.builds)}
+    by_framework = {build.framework: build for build in require(context.software.builds)}
     installed = distributions(context)
-    evidence = {f"{one.framework} {one.version}": _cuda_of_build(one) for one in found.values()}
+    evidence = {
+        f"{item.framework} {item.version}": _cuda_of_build(item) for item in by_framework.values()
+    }
     problems = []
-    if "torch" in found and found["torch"].cuda is None:
-        problems.append(_torch_without_cuda(context, found["torch"], evidence))
-    if "jax" in installed and not any(name.startswith("jax-cuda") for name in found):
+    if "torch" in by_framework and by_framework["torch"].cuda is None:
+        problems.append(_torch_without_cuda(context, by_framework["torch"], evidence))
+    if "jax" in installed and not any(name.startswith("jax-cuda") for name in by_framework):
         problems.append(
             warn(
                 f"JAX {installed['jax'].version} has no CUDA plugin and runs on the CPU",
@@ -289,12 +294,12 @@ def module_conflicts(context: RunContext) -> Finding:
 
 def _same_modules(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _SAME_MODULE.items():
-        found = [name for name in packages if name in set(names)]
-        if len(found) > 1:
-            wanted, *rest = _preferred(module, found)
+        conflicting = [name for name in packages if name in set(names)]
+        if len(conflicting) > 1:
+            wanted, *rest = _preferred(module, conflicting)
             yield warn(
-                f"{' and '.join(found)} install the same module, {module}",
-                {module: ", ".join(found)},
+                f"{' and '.join(conflicting)} install the same module, {module}",
+                {module: ", ".join(conflicting)},
                 f"pip uninstall -y {' '.join(rest)} && pip install --force-reinstall --no-deps {wanted}",
             )
 
@@ -308,21 +313,27 @@ def _preferred(module: str, names: list[str]) -> list[str]:
 
 def _cuda_major(name: str) -> int:
     """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, 0 without one."""
-    found = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
-    return int(found[1]) if found else 0
+    match = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
+    return int(match[1]) if match else 0
 
 
 def _installed_twice(context: RunContext) -> Iterator[Finding]:
     copies: dict[str, list[Distribution]] = {}
-    for one in require(context.software.distributions):
-        if one.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax") or "cupy" in one.name:
-            copies.setdefault(one.name, []).append(one)
-    for name, found in copies.items():
-        versions = dict.fromkeys(one.version for one in found)
+    for distribution in require(context.software.distributions):
+        if (
+            distribution.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax")
+            or "cupy" in distribution.name
+        ):
+            copies.setdefault(distribution.name, []).append(distribution)
+    for name, same_name in copies.items():
+        versions = dict.fromkeys(distribution.version for distribution in same_name)
         if len(versions) > 1:
             yield warn(
-                f"{name} is installed {len(found)} times: {' and '.join(versions)}",
-                {f"{name} {one.version}": one.directory for one in found},
+                f"{name} is installed {len(same_name)} times: {' and '.join(versions)}",
+                {
+                    f"{name} {distribution.version}": distribution.directory
+                    for distribution in same_name
+                },
                 f"pip uninstall {name}, until one copy is left",
             )
 
@@ -342,29 +353,29 @@ def shadowed_libraries(context: RunContext) -> Finding:
     causes no problem.
     """
     libraries = require(context.software.libraries)
-    found = [one for one in libraries if not one.soname.startswith(_DRIVER)]
+    packaged = [library for library in libraries if not library.soname.startswith(_DRIVER)]
     return combine(
-        _shadowed(found),
-        otherwise=ok("LD_LIBRARY_PATH shadows no CUDA library of a package", _by_source(found))
-        if found
+        _shadowed(packaged),
+        otherwise=ok("LD_LIBRARY_PATH shadows no CUDA library of a package", _by_source(packaged))
+        if packaged
         else ok("no CUDA library is on the loader's path"),
     )
 
 
-def _shadowed(found: Sequence[Library]) -> Iterator[Finding]:
-    packaged = {one.soname: one for one in found if one.source == "package"}
-    for one in found:
-        other = packaged.get(one.soname)
-        if one.source == "LD_LIBRARY_PATH" and other is not None and other.real != one.real:
+def _shadowed(libraries: Sequence[Library]) -> Iterator[Finding]:
+    packaged = {library.soname: library for library in libraries if library.source == "package"}
+    for library in libraries:
+        other = packaged.get(library.soname)
+        if library.source == "LD_LIBRARY_PATH" and other is not None and other.real != library.real:
             yield warn(
-                f"LD_LIBRARY_PATH has another {one.soname} before the package's",
-                {one.soname: f"{one.path} before {other.path}"},
+                f"LD_LIBRARY_PATH has another {library.soname} before the package's",
+                {library.soname: f"{library.path} before {other.path}"},
                 "unset LD_LIBRARY_PATH, or remove CUDA's directories from it",
             )
 
 
-def _by_source(found: Iterable[Library]) -> dict[str, str]:
+def _by_source(libraries: Iterable[Library]) -> dict[str, str]:
     by_source: dict[str, set[str]] = {}
-    for one in found:
-        by_source.setdefault(one.source, set()).add(one.soname)
+    for library in libraries:
+        by_source.setdefault(library.source, set()).add(library.soname)
     return {source: ", ".join(sorted(names)) for source, names in by_source.items()}

@@ -102,8 +102,8 @@ def _summary(result: DoctorResult, *, show_all: bool) -> Note:
 
 def _problems(result: DoctorResult) -> list[CheckResult]:
     """Return the failures, then the warnings."""
-    found = [check for check in result.checks if check.status >= Status.WARN]
-    return sorted(found, key=lambda check: -check.status)
+    problems = [check for check in result.checks if check.status >= Status.WARN]
+    return sorted(problems, key=lambda check: -check.status)
 
 
 def _problem(check: CheckResult) -> Iterator[Node]:
@@ -160,8 +160,13 @@ def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
         columns = (Column("variable"), Column("value"), Column("effect"), Column("read by"))
         rows = tuple(
-            (Text(one.name), Text(one.value), Text(one.effect), Text(one.library))
-            for one in variables
+            (
+                Text(variable.name),
+                Text(variable.value),
+                Text(variable.effect),
+                Text(variable.library),
+            )
+            for variable in variables
         )
         yield Section("Environment variables that are set", (Table(columns, rows),))
 

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 _DEVICE = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
-# Common names of users and hosts, which identify nobody.
+# Common names of users and hosts, which are not removed.
 _COMMON_NAMES = frozenset(
     {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
     | {"vm", "pc", "host", "server", "node", "linux", "debian", "fedora", "admin"}
@@ -83,6 +83,6 @@ def _redacted(value: Any, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> A
             }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        changed = {one.name: _redacted(getattr(value, one.name), secrets) for one in fields}
+        changed = {field.name: _redacted(getattr(value, field.name), secrets) for field in fields}
         return dataclasses.replace(value, **changed)
     return value

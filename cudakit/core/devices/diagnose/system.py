@@ -59,11 +59,11 @@ def container(context: RunContext) -> Finding:
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # If it is not set or empty, the default is utility and compute.
+    # Without capabilities the runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
-    given = capabilities.split(",")
-    return [part for part in ("compute", "utility") if part not in given]
+    selected = capabilities.split(",")
+    return [part for part in ("compute", "utility") if part not in selected]
 
 
 def wsl_libraries(context: RunContext) -> Finding:
@@ -74,13 +74,17 @@ def wsl_libraries(context: RunContext) -> Finding:
     """
     if not context.host.is_wsl:
         return ok("not in WSL")
-    copies = [one for one in require(context.software.libraries) if one.soname == "libcuda.so.1"]
-    foreign = [
-        one.path
-        for one in copies
-        if not one.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in one.real
+    copies = [
+        library
+        for library in require(context.software.libraries)
+        if library.soname == "libcuda.so.1"
     ]
-    evidence = {"libcuda.so.1": ", ".join(one.path for one in copies) or "not found"}
+    foreign = [
+        library.path
+        for library in copies
+        if not library.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in library.real
+    ]
+    evidence = {"libcuda.so.1": ", ".join(library.path for library in copies) or "not found"}
     if foreign:
         return fail(
             "a Linux driver inside WSL hides the libcuda of the Windows driver",

@@ -28,7 +28,7 @@ class Variable:
 @cache
 def known_variables() -> Mapping[str, Variable]:
     """Return all rows of the table by name."""
-    found = {}
+    variables = {}
     library = source = ""
     for line in _TABLE.strip().splitlines():
         if line.startswith("["):
@@ -37,8 +37,8 @@ def known_variables() -> Mapping[str, Variable]:
             row = _ROW.fullmatch(line)
             assert row, line  # noqa: S101 the table is a constant
             name, check, effect = row.groups(default="")
-            found[name] = Variable(name, library, effect, source, check)
-    return found
+            variables[name] = Variable(name, library, effect, source, check)
+    return variables
 
 
 _TABLE = """

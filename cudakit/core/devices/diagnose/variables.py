@@ -128,14 +128,14 @@ def nccl(context: RunContext) -> Finding:
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
         if name.startswith("NCCL_") and name != "NCCL_VERSION"
     }
-    passed = ok(f"no setting of NCCL disables a fast path ({', '.join(shown)})", shown)
+    finding = ok(f"no setting of NCCL disables a fast path ({', '.join(shown)})", shown)
     return combine(
         (
             *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
             *apply_rules(_RENAMED, settings),
             *_nccl_log(settings),
         ),
-        otherwise=passed if shown else ok("NCCL has its default settings"),
+        otherwise=finding if shown else ok("NCCL has its default settings"),
     )
 
 
@@ -245,14 +245,14 @@ def misspelled(context: RunContext) -> Finding:
                 f"export {known}={context.variables[name]}; unset {name}",
             )
             for name in sorted(context.variables)
-            for known in _intended(name)
+            for known in _nearest_known_name(name)
         ),
         otherwise=ok("no misspelled environment variable"),
     )
 
 
-def _intended(name: str) -> tuple[str, ...]:
-    """Return the known name that a name is probably a misspelling of, or nothing."""
+def _nearest_known_name(name: str) -> tuple[str, ...]:
+    """Return the known name that is nearest to a misspelled name, or nothing."""
     known, upper = known_variables(), name.upper()
     if name in known or not upper.startswith(_PREFIXES):
         return ()

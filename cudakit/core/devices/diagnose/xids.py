@@ -32,10 +32,10 @@ class Xid:
 def known_xids() -> Mapping[int, Xid]:
     """Return the table of Xid errors by number."""
     rows = (_ROW.fullmatch(line) for line in _TABLE.strip().splitlines())
-    found = (row.groups(default="") for row in rows if row)
+    fields = (row.groups(default="") for row in rows if row)
     return {
         int(number): Xid(int(number), origin, meaning, action or _ACTIONS[origin])
-        for number, origin, meaning, action in found
+        for number, origin, meaning, action in fields
     }
 
 
@@ -141,17 +141,17 @@ def xids(context: RunContext) -> Finding:
     """
     log = require(context.driver.kernel_log)
     matches = (_LINE.search(line) for line in log if "Xid" in line)
-    found = Counter((match[1], int(match[2])) for match in matches if match)
-    if not found:
+    counts = Counter((match[1], int(match[2])) for match in matches if match)
+    if not counts:
         return ok("no Xid errors in the kernel log")
     known = known_xids()
     evidence = {
         f"Xid {number} on {address}": f"{count}×, {known[number].meaning}"
         if number in known
         else f"{count}×, not in the table"
-        for (address, number), count in sorted(found.items())
+        for (address, number), count in sorted(counts.items())
     }
-    numbers = sorted({number for _, number in found})
+    numbers = sorted({number for _, number in counts})
     listed = ", ".join(map(str, numbers))
     origins = {known[number].origin if number in known else "notice" for number in numbers}
     if origins == {"program"}:
@@ -162,6 +162,6 @@ def xids(context: RunContext) -> Finding:
     return report(
         f"the driver reported GPU errors since boot (Xid {listed})",
         evidence,
-        *(f"Xid {one}: {known[one].action}" for one in numbers if one in known),
+        *(f"Xid {xid}: {known[xid].action}" for xid in numbers if xid in known),
         f"NVIDIA's catalog: {CATALOG}",
     )

@@ -69,7 +69,7 @@ def number_with_unit(value: Field, unit: str) -> Value:
 
 
 def nvml_index_text(device: Device) -> Value:
-    """Return the NVML index; of a MIG instance ``0/1``, after the index of its GPU."""
+    """Return the NVML index; for a MIG instance ``GPU/instance``, such as ``0/1``."""
     if device.parent is None:
         return as_text(device.nvml_index)
     return Text(f"{device.parent}/{device.nvml_index}")

@@ -29,10 +29,10 @@ def live_report(
     result: DevicesResult, history: History, view: WatchView, *, width: int, keys: bool
 ) -> Document:
     """Return the report with bars and history; with ``keys`` also the line that explains the keys."""
-    shown = arrange(result, view)
-    page = report(shown, activity=True)
+    devices = arrange(result, view)
+    page = report(devices, activity=True)
     title = f"Utilization and memory, last {HISTORY_SECONDS} s"
-    nodes = [*page.nodes, Section(title, (_history_table(shown, history, width),))]
+    nodes = [*page.nodes, Section(title, (_history_table(devices, history, width),))]
     if keys:
         nodes.append(Note("info", view.help))
     return Document(page.title, tuple(nodes))
@@ -59,8 +59,12 @@ def _row(
 ) -> tuple[Value, ...]:
     kept = list(samples)
     *_, last = kept or [Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))]
-    use = averages([(one.time_ns, one.utilization) for one in kept], now_ns=now_ns, count=count)
-    memory = averages([(one.time_ns, one.memory) for one in kept], now_ns=now_ns, count=count)
+    use = averages(
+        [(sample.time_ns, sample.utilization) for sample in kept], now_ns=now_ns, count=count
+    )
+    memory = averages(
+        [(sample.time_ns, sample.memory) for sample in kept], now_ns=now_ns, count=count
+    )
     return (
         Text(short_label(device)),
         _ratio(last.utilization),

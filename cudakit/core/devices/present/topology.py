@@ -46,25 +46,25 @@ def _matrix(
     local = _LOCAL if title == "link" else {}
     rows = tuple(
         (
-            Text(_name(one)),
-            *(_cell(one, other, pairs, cell) for other in gpus),
-            *(as_text(one.field(name)) for name in local),
+            Text(_name(row)),
+            *(_cell(row, other, pairs, cell) for other in gpus),
+            *(as_text(row.field(name)) for name in local),
         )
-        for one in gpus
+        for row in gpus
     )
     columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *local.values())
     return Table(columns, rows, caption=_legend(pairs) if title == "link" else "")
 
 
 def _cell(
-    one: Device,
-    other: Device,
+    row: Device,
+    column: Device,
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Value:
-    if one is other:
+    if row is column:
         return Text("-")
-    first, second = sorted((_number(one), _number(other)))
+    first, second = sorted((_number(row), _number(column)))
     pair = pairs.get((first, second))
     return cell(pair) if pair else Unavailable("NVML does not report it")
 

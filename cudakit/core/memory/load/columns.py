@@ -127,7 +127,7 @@ def read_final_state(
 ) -> tuple[Segments, Blocks, Warnings]:
     """Return the segments of one device by address, their blocks, and a warning per kind of defect.
 
-    Raises SnapshotError for a segment or block without a size or with an impossible one.
+    Raises SnapshotError for a segment or block without a size, or with an impossible size.
     """
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():

@@ -103,7 +103,7 @@ def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
 
 
 def _expand(reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str) -> bytes:
-    """Return all bytes of ``reader``; the number of bytes read from ``compressed`` limits them."""
+    """Return all bytes of ``reader``. Their number is limited by the bytes read from ``compressed``."""
     content = io.BytesIO()
     try:
         while chunk := reader.read(_CHUNK):

@@ -114,7 +114,7 @@ def _first_of_request(
 
 
 def _before_default(private: Mask) -> Mask:
-    """Mark private pools released before the default pool: a request releases in the reverse order."""
+    """Mark private pools released before the default pool; a request releases the default pool first."""
     default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
     mask: Mask = private & default_follows
     return mask

@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from core.allocator.device import MIB
 from core.allocator.pinned.host import Host
 
-from cudakit.core.allocator.pinned.allocator import Background, CachingHostAllocator
+from cudakit.core.allocator.pinned.allocator import BackgroundThread, CachingHostAllocator
 from cudakit.torch_rules.settings import Settings
 
 IN_BACKGROUND = Settings(pinned_use_background_threads=True)
@@ -33,7 +33,7 @@ class Work:
 
 def test_background_worker_sleeps_without_work_and_continues_when_woken() -> None:
     work = Work(3)
-    background = Background(work.once)
+    background = BackgroundThread(work.once)
     background.wake()
     assert soon(lambda: work.left == 0)
     work.left = 2
