@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.run_context import SelfTestStep
-from cudakit.gpu.probe import INJECTIONS, last_line, without_variables
+from cudakit.gpu.probe import INJECTION_VARIABLES, last_line, without_variables
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
@@ -49,7 +49,7 @@ def run_self_test(
     try:
         result = subprocess.run(  # noqa: S603 this interpreter, with our function
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
-            env={**without_variables(os.environ, *INJECTIONS), "PYTHONPATH": path},
+            env={**without_variables(os.environ, *INJECTION_VARIABLES), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
