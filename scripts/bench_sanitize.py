@@ -92,7 +92,7 @@ def interleaved(commands: dict[str, list[str]], rounds: int, *arguments: str) ->
     runs = [
         {name: measured(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
     ]
-    return {name: median([each[name] for each in runs]) for name in commands}
+    return {name: median([times[name] for times in runs]) for name in commands}
 
 
 def median(runs: list[Figures]) -> Figures:
@@ -118,7 +118,7 @@ def relative_to_plain(figures: dict[str, Figures]) -> Figures:
     return {"runs": figures, "ratios": ratios}
 
 
-def recorder_alone(rounds: int, folder: Path) -> Figures:
+def measure_recorder(rounds: int, folder: Path) -> Figures:
     """Return the time that the recorder adds to a launch, and the number of its records."""
     turns = [
         (measured(PLAIN, "loop"), measured(PLAIN, "loop", "--record", str(folder / str(number))))
@@ -246,7 +246,7 @@ def main() -> int:
         parts: dict[str, Callable[[], Figures]] = {
             "start": lambda: starts(few),
             "engine": lambda: engine_alone(Path(folder, "trace")),
-            "recorder": lambda: recorder_alone(few, Path(folder, "loops")),
+            "recorder": lambda: measure_recorder(few, Path(folder, "loops")),
             "patch": patches,
             "step": lambda: steps(rounds, busy=False),
             "stream": lambda: streams(rounds),

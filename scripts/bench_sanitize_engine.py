@@ -135,10 +135,10 @@ def growth_bytes() -> int:
 
 
 def main() -> int:
-    known = Known.EXACT, Known.ASSUMED
-    slowest = max(measure("one stream", one_stream, each) for each in known)
-    for each in known:
-        measure("two streams", two_streams, each)
+    precisions = Known.EXACT, Known.ASSUMED
+    slowest = max(measure("one stream", one_stream, precision) for precision in precisions)
+    for precision in precisions:
+        measure("two streams", two_streams, precision)
     fast, flat = slowest <= MOST_SECONDS, growth_bytes() <= MOST_GROWTH_BYTES
     print(f"limit in one stream {MOST_SECONDS * 1e6:.0f} µs: {'ok' if fast else 'EXCEEDED'}")
     print(f"limit of growth {MOST_GROWTH_BYTES >> 10} KiB: {'ok' if flat else 'EXCEEDED'}")

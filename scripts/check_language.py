@@ -309,18 +309,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("paths", nargs="*", type=Path, help="files and directories [all]")
     given = parser.parse_args(arguments)
-    found = [
+    findings = [
         finding
-        for path in files_under(given.paths or [ROOT / each for each in DEFAULT_PATHS])
+        for path in files_under(given.paths or [ROOT / folder for folder in DEFAULT_PATHS])
         for finding in findings_in(relative(path), texts_of(path))
     ]
     if given.count:
-        for package, count in Counter(package_of(each.path) for each in found).most_common():
+        for package, count in Counter(
+            package_of(finding.path) for finding in findings
+        ).most_common():
             print(f"{count:6} {package}")
     else:
-        print(*found, sep="\n", end="\n" if found else "")
-    print(f"{len(found)} to replace", file=sys.stderr)
-    return int(bool(found))
+        print(*findings, sep="\n", end="\n" if findings else "")
+    print(f"{len(findings)} to replace", file=sys.stderr)
+    return int(bool(findings))
 
 
 if __name__ == "__main__":

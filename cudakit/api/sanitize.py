@@ -131,7 +131,7 @@ class _Session:
 
 
 def _session(gpu: Which, accesses: Accesses | None) -> _Session:
-    """Return the session of this process, which serves every block: a process is recorded once."""
+    """Return the session of this process, shared by all blocks: a process is recorded once."""
     sessions = _sessions()
     if gpu not in sessions:
         sessions[gpu] = _Session(gpu, accesses)

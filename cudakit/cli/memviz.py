@@ -197,6 +197,8 @@ def memviz(
     if settings:
         if before is not None:
             raise click.UsageError("--what-if and --diff cannot be combined")
+        if limit is not None:
+            raise click.UsageError("--fail-on growth needs --diff; remove --what-if")
         return _replay(files, spec, settings, memory, output)
     if memory is not None:
         raise click.UsageError("--what-if-limit needs --what-if")
@@ -311,4 +313,6 @@ def _exported(form: str, result: MemoryResult) -> Text:
             return perfetto.render(exports.timeline(result))
         case "collapsed":
             return collapsed.render(exports.flame(result))
-    return speedscope.render(exports.flame(result))
+        case "speedscope.json":
+            return speedscope.render(exports.flame(result))
+    raise ValueError(f"unknown export {form!r}")

@@ -130,5 +130,5 @@ def _load_nvrtc() -> Any:
 def _nvrtc_requirement() -> str:
     from importlib.metadata import version
 
-    old = version("cuda-bindings").startswith("12.")
-    return "nvidia-cuda-nvrtc-cu12" if old else "nvidia-cuda-nvrtc"
+    is_cuda_12 = version("cuda-bindings").startswith("12.")
+    return "nvidia-cuda-nvrtc-cu12" if is_cuda_12 else "nvidia-cuda-nvrtc"

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-# Present wherever numpy is: its extension modules link it.
+# numpy's extension modules link this library.
 _LIBRARY = "libstdc++.so.6"
 
 # Longer than any kernel name in practice.
@@ -35,13 +35,13 @@ def _demangler() -> Callable[[str], str]:
     free = ctypes.CDLL(None).free
     free.argtypes = [ctypes.c_void_p]
 
-    def readable(name: str) -> str:
-        text = function(name.encode("utf-8", "surrogateescape"), None, None, None)
-        if text is None:
+    def demangle_with_library(name: str) -> str:
+        demangled = function(name.encode("utf-8", "surrogateescape"), None, None, None)
+        if demangled is None:
             return name
         try:
-            return ctypes.string_at(text).decode("utf-8", "surrogateescape")
+            return ctypes.string_at(demangled).decode("utf-8", "surrogateescape")
         finally:
-            free(text)
+            free(demangled)
 
-    return readable
+    return demangle_with_library

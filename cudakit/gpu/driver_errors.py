@@ -1,4 +1,4 @@
-"""The error codes of the CUDA driver and runtime: what each means, its usual causes, what to do.
+"""The error codes of the CUDA driver and runtime: meaning, usual causes and remedy.
 
 The simulated device raises the same errors as the driver. Source of the codes and meanings: CUDA Driver
 API, "Data types used by CUDA driver", CUresult; CUDA Runtime API, "Data types used by CUDA Runtime",
@@ -337,8 +337,7 @@ class Status(IntEnum):
     )
 
 
-# Errors that leave the CUDA context unusable. The documentation of CUresult says so of all but 214 and 220,
-# after which the context fails too.
+# Errors that leave the CUDA context unusable. CUresult documents this for all except 214 and 220.
 STICKY = frozenset(
     map(Status, (214, 220, 226, 700, 702, 710, *range(714, 720), 721, 810, 911)),
 )
@@ -395,7 +394,7 @@ def runtime_name(status: Status) -> str:
 
 
 def remedy(status: Status) -> str:
-    """Return what to do after an error, "" if there is no general advice."""
+    """Return the advice for an error, "" if there is none."""
     return "; ".join(filter(None, (_RESTART_PROCESS if status in STICKY else "", status.action)))
 
 
@@ -403,14 +402,14 @@ _BY_CODE = {int(status): status for status in Status}
 
 
 def remedy_of(code: int) -> str:
-    """Return what to do after the CUresult, "" if there is no general advice."""
+    """Return the advice for the code of a CUresult, "" if there is none."""
     return remedy(_BY_CODE[code]) if code in _BY_CODE else ""
 
 
 def cuda_error(code: int, *, detail: str = "", name: str = "", text: str = "") -> CudaError:
     """Return the CudaError of a CUresult; ``detail`` are observed values to append to its message.
 
-    ``name`` and ``text`` are the driver's own, used for codes that are not in this module.
+    ``name`` and ``text`` come from the driver, and are used for codes that are not in this module.
     """
     if code not in _BY_CODE:
         return CudaError(

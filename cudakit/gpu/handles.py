@@ -53,9 +53,9 @@ class Handles(Generic[_T]):
         except KeyError:
             raise self._unknown(number) from None
 
-    def discard(self, unwanted: Callable[[_T], bool]) -> None:
+    def discard(self, is_unwanted: Callable[[_T], bool]) -> None:
         """Remove the objects for which a predicate is true."""
-        for number in [number for number, item in self._objects.items() if unwanted(item)]:
+        for number in [number for number, item in self._objects.items() if is_unwanted(item)]:
             self._objects.pop(number, None)
 
     def clear(self) -> list[_T]:

@@ -149,15 +149,15 @@ class RecordedMachine:
     ) -> Telemetry | Unavailable:
         if not self.record.telemetry:
             return Telemetry(0, {})
-        return _select_fields(self._of(device, self.record.telemetry), names)
+        return _select_fields(self._recorded_value(device, self.record.telemetry), names)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        return _select_fields(self._of(device, self.record.activity), names)
+        return _select_fields(self._recorded_value(device, self.record.activity), names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        return self._of(device, self.record.processes)
+        return self._recorded_value(device, self.record.processes)
 
-    def _of(self, device: DeviceFacts, recorded: tuple[_T, ...]) -> _T | Unavailable:
+    def _recorded_value(self, device: DeviceFacts, recorded: tuple[_T, ...]) -> _T | Unavailable:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
         index = devices.index(device) if device in devices else len(recorded)

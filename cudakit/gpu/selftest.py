@@ -19,16 +19,16 @@ import numpy.typing as npt
 from cudakit.errors import CudakitError
 from cudakit.gpu.api import Gpu, Ptr
 from cudakit.gpu.api.run_context import SelfTestStep
-from cudakit.gpu.probe import INJECTIONS, last_line, without_variables
+from cudakit.gpu.probe import INJECTION_VARIABLES, last_line, without_variables
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_VALUE_COUNT = 1 << 20  # threads: several waves on every device
+_VALUE_COUNT = 1 << 20  # number of threads: several waves on every device
 _SEED = 0x9E3779B9
 _ROUNDS = 64  # number of rounds in _SOURCE
 _SOURCE = """
-extern "C" __global__ void trial(unsigned *out, unsigned count, unsigned seed) {
+extern "C" __global__ void hash_values(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     unsigned x = i ^ seed;
@@ -49,7 +49,7 @@ def run_self_test(
     try:
         result = subprocess.run(  # noqa: S603 this interpreter, with our function
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
-            env={**without_variables(os.environ, *INJECTIONS), "PYTHONPATH": path},
+            env={**without_variables(os.environ, *INJECTION_VARIABLES), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -67,12 +67,12 @@ def run_self_test(
     )
 
 
-def _parse_steps(text: str, end: str) -> tuple[SelfTestStep, ...]:
-    """Parse the child's output, a line per step; ``end`` is the reason if steps are missing."""
+def _parse_steps(text: str, exit_reason: str) -> tuple[SelfTestStep, ...]:
+    """Parse the child's output, a line per step; ``exit_reason`` explains missing steps."""
     steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
     if len(steps) == len(_STEPS) or (steps and steps[-1].error):
         return steps
-    return (*steps, SelfTestStep(_STEPS[len(steps)], f"step {_STEPS[len(steps)]!r} {end}"))
+    return (*steps, SelfTestStep(_STEPS[len(steps)], f"step {_STEPS[len(steps)]!r} {exit_reason}"))
 
 
 # --- in the child ----------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def child() -> None:
     with open(pipe, "w", encoding="utf-8") as stream:
         for step in run_steps(_open_all):
             line = {name: getattr(step, name) for name in ("name", "error", "hint")}
-            stream.write(json.dumps({**line, "seen": dict(step.seen)}) + "\n")
+            stream.write(json.dumps({**line, "details": dict(step.details)}) + "\n")
             stream.flush()
 
 
@@ -128,16 +128,16 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
 
 
 def _run_step(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
-    seen: dict[str, str] = {}
+    details: dict[str, str] = {}
     try:
         for detail in step():
-            seen[f"cuda:{len(seen)}"] = detail
+            details[f"cuda:{len(details)}"] = detail
     except CudakitError as error:
-        return SelfTestStep(name, f"cuda:{len(seen)}: {error.message}", error.hint, seen)
+        return SelfTestStep(name, f"cuda:{len(details)}: {error.message}", error.hint, details)
     except _WrongValues as wrong:
         hint = "the hardware may be broken: run dcgmi diag -r 3"
-        return SelfTestStep(name, f"cuda:{len(seen)}: {wrong}", hint, seen)
-    return SelfTestStep(name, seen=seen)
+        return SelfTestStep(name, f"cuda:{len(details)}: {wrong}", hint, details)
+    return SelfTestStep(name, details=details)
 
 
 class _WrongValues(Exception):
@@ -150,7 +150,7 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
     module, out, host = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
     arguments = (out, np.uint32(_VALUE_COUNT), np.uint32(_SEED))
-    kernel = gpu.kernel(module, "trial")
+    kernel = gpu.kernel(module, "hash_values")
     gpu.launch(kernel, (_VALUE_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
     gpu.copy(host, out, size, stream)
     gpu.sync_stream(stream)

@@ -191,7 +191,7 @@ def test_block_after_cuda_init_is_refused_with_a_hint() -> None:
     run(
         """
 cudakit.synchronize()
-refused(lambda: SANITIZE).__enter__(), "CUDA is in use")
+refused(lambda: SANITIZE).__enter__(), "CUDA is already initialized")
 """,
         gpu="auto",
     )

@@ -56,6 +56,7 @@ def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
         (("--what-if", "expandable_segments:Yes"), "--what-if, character 21"),
         (("--what-if", "max_split_size_mb:1"), "max_split_size_mb is 1 MiB"),
         (("--what-if", "", "--diff", OOM), "--what-if and --diff cannot be combined"),
+        (("--what-if", "", "--fail-on", "growth:5%"), "--fail-on growth needs --diff"),
         (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
         (("--what-if", "", "-o", "all.csv"), "all.csv has no suffix of a known format"),
         (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),

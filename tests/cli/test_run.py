@@ -394,9 +394,7 @@ def test_missing_ptxas_refuses_only_explicit_exact_accesses(
 
     run = here.run("--sanitize", here.program(text=TELLTALE))
     assert run.exit_code == 0
-    assert run.stderr.startswith(
-        "cudakit: accesses are inferred from kernel arguments: CUDAKIT_PTXAS is "
-    )
+    assert "accesses are inferred from kernel arguments: CUDAKIT_PTXAS is " in run.stderr
     assert (here.path / "started").exists()
 
 

@@ -89,7 +89,7 @@ def test_steps_succeed_on_working_device() -> None:
 
     assert [step.name for step in steps] == STEPS
     assert not any(step.error for step in steps)
-    assert steps[0].seen == {"cuda:0": "16.0 MiB free", "cuda:1": "16.0 MiB free"}
+    assert steps[0].details == {"cuda:0": "16.0 MiB free", "cuda:1": "16.0 MiB free"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_first_failing_step_is_last_and_names_device(fault: str, words: str) -> 
     assert [step.name for step in steps] == STEPS[: STEPS.index(fault) + 1]
     assert steps[-1].error.startswith(words)
     assert steps[-1].hint
-    assert list(steps[-1].seen) == ["cuda:0"]
+    assert list(steps[-1].details) == ["cuda:0"]
 
 
 def python(program: str) -> list[str]:
@@ -114,7 +114,7 @@ def python(program: str) -> list[str]:
 
 
 def line(name: str) -> str:
-    return json.dumps({"name": name, "error": "", "hint": "", "seen": {"cuda:0": "well"}})
+    return json.dumps({"name": name, "error": "", "hint": "", "details": {"cuda:0": "well"}})
 
 
 def test_crash_fails_current_step() -> None:
@@ -124,7 +124,7 @@ def test_crash_fails_current_step() -> None:
 
     assert not isinstance(steps, Unavailable)
     assert [step.name for step in steps] == ["context", "compile"]
-    assert steps[0].seen == {"cuda:0": "well"}
+    assert steps[0].details == {"cuda:0": "well"}
     assert steps[1].error == "step 'compile' crashed: exit code -6"
 
 

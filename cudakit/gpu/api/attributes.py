@@ -1,7 +1,7 @@
 """The device attributes of the CUDA driver: number, name, unit and meaning.
 
 From CUdevice_attribute of the CUDA Driver API 13.5 (cuda.h). Names are CUDA's, in lower case, with
-units. ``pci_bus_id`` is the name of the whole address. Unsupported attributes become Unavailable fields.
+units. ``pci_bus_id`` is the full PCI address. Unsupported attributes become Unavailable fields.
 """
 
 from __future__ import annotations

@@ -76,32 +76,34 @@ def decode(bits: Bits, element: Element) -> Floats:
     if element is BF16:
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     if element is FP16:
-        halves: npt.NDArray[np.float16] = bits.view(np.float16)
-        return halves.astype(np.float64)
+        fp16_values: npt.NDArray[np.float16] = bits.view(np.float16)
+        return fp16_values.astype(np.float64)
     table = _fp8_values(element.format, has_infinity=element is FP8_E5M2)
     return table.take(bits)
 
 
-def _round_to_format(values: npt.NDArray[np.float32], to: Format, dtype: np.dtype[Any]) -> Bits:
-    magnitude = np.minimum(np.abs(values).astype(np.float64), to.largest)
-    lowest = 1 - to.bias  # exponent of subnormal values and zero
-    exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, lowest), lowest)
-    steps = np.rint(np.ldexp(magnitude, to.mantissa_bits - exponent)).astype(np.int64)
+def _round_to_format(values: npt.NDArray[np.float32], target: Format, dtype: np.dtype[Any]) -> Bits:
+    magnitude = np.minimum(np.abs(values).astype(np.float64), target.largest)
+    min_exponent = 1 - target.bias  # also of subnormal values and zero
+    exponent = np.where(
+        magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, min_exponent), min_exponent
+    )
+    significand = np.rint(np.ldexp(magnitude, target.mantissa_bits - exponent)).astype(np.int64)
     sign = np.signbit(values).astype(np.int64) << (8 * dtype.itemsize - 1)
-    code = ((exponent.astype(np.int64) + to.bias - 1) << to.mantissa_bits) + steps
+    code = ((exponent.astype(np.int64) + target.bias - 1) << target.mantissa_bits) + significand
     bits: Bits = (sign | code).astype(dtype)
     return bits
 
 
-def _fp8_values(form: Format, *, has_infinity: bool) -> Floats:
+def _fp8_values(fp8_format: Format, *, has_infinity: bool) -> Floats:
     """Return the value of each byte of an fp8 format; codes above the largest value are NaN."""
     code = np.arange(128)
-    fraction = code & ((1 << form.mantissa_bits) - 1)
-    exponent = code >> form.mantissa_bits
-    implicit = np.where(exponent > 0, 1 << form.mantissa_bits, 0)
-    scale = np.maximum(exponent, 1) - form.bias - form.mantissa_bits
-    values = np.ldexp((implicit + fraction).astype(np.float64), scale)
-    values[values > form.largest] = np.nan
+    fraction = code & ((1 << fp8_format.mantissa_bits) - 1)
+    exponent = code >> fp8_format.mantissa_bits
+    implicit_bit = np.where(exponent > 0, 1 << fp8_format.mantissa_bits, 0)
+    scale = np.maximum(exponent, 1) - fp8_format.bias - fp8_format.mantissa_bits
+    values = np.ldexp((implicit_bit + fraction).astype(np.float64), scale)
+    values[values > fp8_format.largest] = np.nan
     if has_infinity:
         values[exponent == exponent.max()] = np.where(
             fraction[exponent == exponent.max()], np.nan, np.inf

@@ -33,7 +33,7 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class NvmlField:
-    """One NVML field, and how to read it."""
+    """One NVML field and the call that reads it."""
 
     info: FieldInfo
     arguments: tuple[str, ...]  # numbers or names of nvidia-ml-py constants
@@ -287,7 +287,7 @@ ecc_dram_uncorrected_aggregate - nvmlDeviceGetMemoryErrorCounter(NVML_MEMORY_ERR
 recovery_action - NVML_FI_DEV_GET_GPU_RECOVERY_ACTION Recovery action that the driver requests
 """
 
-# Measured between two reads, for ``devices --watch``.
+# Fields measured between two reads, for ``devices --watch``.
 _ACTIVITY = """
 [activity]
 graphics_activity_percent % NVML_GPM_METRIC_GRAPHICS_UTIL Share of time with graphics or compute active

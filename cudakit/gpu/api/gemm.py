@@ -26,7 +26,7 @@ from cudakit.gpu.api.elements import (
 from cudakit.gpu.api.values import Ptr, Stream
 from cudakit.units import Unavailable
 
-# First letter: A, second letter: B. n is stored as used, t is stored transposed.
+# The first letter is the operation of A, the second that of B: n (none) or t (transpose).
 Layout: TypeAlias = Literal["nn", "nt", "tn", "tt"]
 Epilogue: TypeAlias = Literal["none", "bias", "relu", "gelu", "relu-bias", "gelu-bias"]
 Library: TypeAlias = Literal["cublaslt", "cublas", "torch", "cupy"]

@@ -4,7 +4,7 @@
     def saxpy(launch: Launch, y: Ptr, x: Ptr, a: np.float32, n: np.int32) -> None:
         launch.update(y, np.float32, n)[:] += a * launch.read(x, np.float32, n)
 
-A host kernel does at once what all threads of the launch do together. Real devices ignore host kernels.
+One call of a host kernel performs the work of all threads of a launch. Real devices ignore host kernels.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Launch(Protocol):
     def write(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return a view of elements that the kernel writes, all of them, and does not read."""
+        """Return a view of elements that the kernel overwrites completely, without reading."""
 
     def update(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
@@ -78,7 +78,7 @@ class Launch(Protocol):
     def atomic(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        """Return a view of elements that the kernel reads and writes by atomic operations only."""
+        """Return a view of elements that the kernel accesses by atomic operations only."""
 
     def busy(self, nanoseconds: int) -> None:
         """Add to the duration of the kernel, beyond that of its accesses."""

@@ -132,7 +132,7 @@ class Software:
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
     missing_extensions: tuple[
         str, ...
-    ] = ()  # cudakit's own that are not built: "core/allocator/_fast"
+    ] = ()  # C extensions of cudakit that are not built: "core/allocator/_fast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class SelfTestStep:
     name: str  # "context", "compile", "kernel" or "copy"
     error: str = ""  # "" if all devices passed
     hint: str = ""
-    seen: Mapping[str, str] = field(default_factory=dict)  # details by device
+    details: Mapping[str, str] = field(default_factory=dict)  # by device: "16.0 MiB free"
 
 
 @dataclass(frozen=True, slots=True)

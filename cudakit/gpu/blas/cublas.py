@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Matrix, Operands
-from cudakit.gpu.blas.refusals import (
+from cudakit.gpu.blas.errors import (
     CHOOSES_ITSELF,
     WithoutAlgorithms,
     call_error,
@@ -169,7 +169,11 @@ class _Call:
         self._b = (*_matrix_arguments(gemm.b, vendor.data_type(names.b), batched=batched), beta)
         self._d = _matrix_arguments(gemm.d, vendor.data_type(names.d), batched=batched)
         count = (gemm.batch,) if batched else ()
-        self._last_arguments = (*count, vendor.compute_type(names.compute), cublas.GemmAlgo.DFALT)
+        self._trailing_arguments = (
+            *count,
+            vendor.compute_type(names.compute),
+            cublas.GemmAlgo.DFALT,
+        )
 
     def arguments(self, handle: int, operands: Operands) -> tuple[object, ...]:
         """Return the arguments in the order of the function's parameters."""
@@ -182,7 +186,7 @@ class _Call:
             *self._b,
             operands.d,
             *self._d,
-            *self._last_arguments,
+            *self._trailing_arguments,
         )
 
 

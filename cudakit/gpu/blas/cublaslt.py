@@ -15,7 +15,7 @@ from cudakit.gpu.api import LEGACY, Ptr, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
-from cudakit.gpu.blas.refusals import (
+from cudakit.gpu.blas.errors import (
     UNSUPPORTED,
     call_error,
     check_for_cublaslt,
@@ -26,7 +26,7 @@ from cudakit.gpu.blas.search import allowed_reductions, configurations, round_ro
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import format_bytes
 
-_CHOOSE_ANOTHER = "let the library choose, or tune again"
+_ALGORITHM_HINT = "let the library choose, or tune again"
 
 # Exceeds the number of algorithms of every combination of types.
 _MAX_IDS = 1000
@@ -67,15 +67,15 @@ class CublasLt:
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> LtGemm:
         """Prepare a GEMM. Raises Unsupported for an algorithm that library or settings do not allow."""
-        with ExitStack() as owned:
-            problem = owned.enter_context(closing(self._problem(gemm, settings)))
+        with ExitStack() as resources:
+            problem = resources.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
                 structure, chosen = self._heuristic_results(problem, 1)[0]
             else:
                 structure, chosen = self._checked_structure(problem, algorithm)
             by_user = algorithm is not None
             plan = LtGemm(self, problem, structure, chosen, by_user=by_user)
-            owned.pop_all()  # now owned by the prepared GEMM
+            resources.pop_all()  # now owned by the prepared GEMM
             return plan
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
@@ -139,19 +139,19 @@ class CublasLt:
         return structure, replace(numbers, workspace_bytes=int(result["workspace_size"]))
 
     def _checked_structure(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
-        """Return the checked structure of a given algorithm. Raises Unsupported."""
+        """Return the structure of an algorithm. Raises Unsupported if cublasLtMatmulAlgoCheck rejects it."""
         scheme = algorithm.reduction
         if scheme and scheme not in allowed_reductions(problem.gemm, problem.settings):
             raise Unsupported(
                 f"algorithm {algorithm.id} uses reduction scheme {scheme}, which deterministic mode or "
                 "disabled reduced precision does not allow",
-                hint=_CHOOSE_ANOTHER,
+                hint=_ALGORITHM_HINT,
             )
         check = _AlgorithmCheck(self, problem, algorithm.id)
         if not (checked := check.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} does not accept {algorithm} for this GEMM",
-                hint=_CHOOSE_ANOTHER,
+                hint=_ALGORITHM_HINT,
             )
         return check.structure, checked
 
@@ -168,8 +168,8 @@ class CublasLt:
                 _MAX_IDS,
                 name="cublasLtMatmulAlgoGetIds",
             )
-            searches = (self._configurations_of(problem, algorithm_id) for algorithm_id in ids)
-            yield from round_robin(searches, is_over)
+            iterators = (self._configurations_of(problem, algorithm_id) for algorithm_id in ids)
+            yield from round_robin(iterators, is_over)
 
     def _configurations_of(self, problem: Problem, algorithm_id: int) -> Iterator[Algorithm | None]:
         check = _AlgorithmCheck(self, problem, algorithm_id)

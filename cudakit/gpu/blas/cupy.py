@@ -19,8 +19,8 @@ from cudakit.gpu.api.gemm import (
     Library,
     Operands,
 )
+from cudakit.gpu.blas.errors import CHOOSES_ITSELF, WithoutAlgorithms, closed_error
 from cudakit.gpu.blas.frameworks import Setting, View, run_with, views
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed_error
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.gpu.external_streams import stream_of_cupy
 from cudakit.units import Unavailable

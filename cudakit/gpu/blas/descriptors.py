@@ -28,8 +28,8 @@ _EPILOGUES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# The alignment that cuMemAlloc guarantees (CUDA C++ Programming Guide, "Device Memory Accesses"). It is the
-# default of the preference; set explicitly, because the heuristics depend on it.
+# The alignment that cuMemAlloc guarantees (CUDA C++ Programming Guide, "Device Memory Accesses"). The
+# preference is set explicitly, because the heuristics depend on it.
 _ALIGNMENT_BYTES = 256
 
 # Names in cublasLtMatmulAlgoConfigAttributes_t, by field of Algorithm.
@@ -49,7 +49,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 # Thread block clusters exist since Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
 _CLUSTERS_SINCE = (9, 0)
 
-# Some algorithms accept any value, but only the first few differ.
+# Some algorithms accept any custom option, but only the first few differ.
 _MAX_CUSTOM_OPTIONS = 64
 
 
@@ -216,7 +216,7 @@ class Configurations:
         numbers = {field: self._read(address, buffer) for field, buffer in self._buffers.items()}
         if numbers["split_k"] > 1:
             return Algorithm(**numbers)
-        # The heuristics return split_k -1 with a reduction scheme that the check rejects for 1.
+        # The heuristics may return split_k -1 with a reduction scheme, which is invalid for split_k 1.
         return Algorithm(**numbers | {"split_k": 1, "reduction": NO_REDUCTION})
 
     def write(self, address: int, algorithm: Algorithm) -> None:
@@ -281,7 +281,7 @@ def choices(
 ) -> Choices:
     """Return the parameter values of an algorithm, with reduction schemes from ``allowed`` only."""
     capabilities = Capabilities(lt, address)
-    schemes = capabilities.number("REDUCTION_SCHEME_MASK")
+    scheme_mask = capabilities.number("REDUCTION_SCHEME_MASK")
     max_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
     return Choices(
         id=algorithm_id,
@@ -290,7 +290,7 @@ def choices(
         customs=range(max(max_custom, 0) + 1),
         swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
         splits=SPLITS if capabilities.number("SPLITK_SUPPORT") else (),
-        reductions=tuple(scheme for scheme in allowed if scheme & schemes),
+        reductions=tuple(scheme for scheme in allowed if scheme & scheme_mask),
         clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
         inners=_sorted_values(lt.MatmulInnerShape),
     )

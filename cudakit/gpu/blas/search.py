@@ -14,7 +14,7 @@ from itertools import product
 from cudakit.gpu.api.elements import BF16, FP16
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
 
-# cublasLtReductionScheme_t: how the partial sums of split-k are reduced.
+# cublasLtReductionScheme_t: the reduction of the partial sums of split-k.
 NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
 SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
 
@@ -22,7 +22,7 @@ SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 # Approximate number of tile and stage combinations with which each cluster and inner shape is tried.
-_SAMPLES = 16
+_SAMPLE_COUNT = 16
 
 # Returns the algorithm with its workspace size, or None if the library does not support it.
 Accepts = Callable[[Algorithm], "Algorithm | None"]
@@ -73,8 +73,8 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
             supported.append(shape)
         yield accepted
     samples = _sample(supported or shapes)
-    clusters = _effective("cluster", choices.clusters, samples, accepts)
-    inners = _effective("inner", choices.inners, samples, accepts)
+    clusters = _effective_values("cluster", choices.clusters, samples, accepts)
+    inners = _effective_values("inner", choices.inners, samples, accepts)
     for shape, custom, cluster, inner in product(shapes, choices.customs, clusters, inners):
         candidate = replace(shape, custom=custom, cluster=cluster, inner=inner)
         accepted = accepts(candidate)
@@ -106,10 +106,10 @@ def round_robin(
 
 def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
     """Return an evenly spaced sample: trying all shapes takes seconds per algorithm."""
-    return shapes[:: max(1, len(shapes) // _SAMPLES)]
+    return shapes[:: max(1, len(shapes) // _SAMPLE_COUNT)]
 
 
-def _effective(
+def _effective_values(
     field: str, values: Sequence[int], shapes: Sequence[Algorithm], accepts: Accepts
 ) -> Sequence[int]:
     if len(values) == 1:

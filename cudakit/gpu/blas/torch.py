@@ -10,15 +10,15 @@ from typing import Any
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands
+from cudakit.gpu.blas.errors import CHOOSES_ITSELF, WithoutAlgorithms, closed_error
 from cudakit.gpu.blas.frameworks import Setting, attribute_setting, run_with
-from cudakit.gpu.blas.refusals import CHOOSES_ITSELF, WithoutAlgorithms, closed_error
 from cudakit.gpu.blas.torch_calls import Call, Tensors, choose_call
 from cudakit.gpu.blas.vendor import CudaDevice
 from cudakit.units import Unavailable
 
 # Values that torch requires for deterministic results (aten/src/ATen/Context.cpp).
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-_DETERMINISTIC = (":4096:8", ":16:8")
+_WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 
 class TorchBlas(WithoutAlgorithms):
@@ -141,10 +141,10 @@ def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
 
 
 def _deterministic_setting(torch: Any) -> Setting:
-    if os.environ.get(_WORKSPACE) not in _DETERMINISTIC:
+    if os.environ.get(_WORKSPACE_VARIABLE) not in _DETERMINISTIC_WORKSPACES:
         raise Unsupported(
-            f"torch is deterministic only if {_WORKSPACE} is set before it starts",
-            hint=f"set {_WORKSPACE}={_DETERMINISTIC[0]}",
+            f"torch is deterministic only if {_WORKSPACE_VARIABLE} is set before it starts",
+            hint=f"set {_WORKSPACE_VARIABLE}={_DETERMINISTIC_WORKSPACES[0]}",
         )
     return Setting(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, value=True

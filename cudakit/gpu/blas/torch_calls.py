@@ -26,10 +26,10 @@ DTYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# aten/src/ATen/native/cuda/Blas.cpp, _scaled_mm and _int_mm.
+# Size requirements of _scaled_mm and _int_mm (aten/src/ATen/native/cuda/Blas.cpp).
 _FP8_MULTIPLE = 16
 _INT8_MULTIPLE = 8
-_INT8_ROWS_ABOVE = 16
+_INT8_MIN_N = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +232,9 @@ def _int_mm(torch: Any, gemm: Gemm) -> Call:
             f"epilogue {gemm.epilogue}, batch {gemm.batch} and padding {gemm.padding} were requested",
             hint="use epilogue none, batch 1 and padding 0",
         )
-    if gemm.n <= _INT8_ROWS_ABOVE or gemm.k % _INT8_MULTIPLE or gemm.m % _INT8_MULTIPLE:
+    if gemm.n < _INT8_MIN_N or gemm.k % _INT8_MULTIPLE or gemm.m % _INT8_MULTIPLE:
         raise Unsupported(
-            f"torch needs n above {_INT8_ROWS_ABOVE} and multiples of {_INT8_MULTIPLE} for m and k of int8, "
+            f"torch needs n of at least {_INT8_MIN_N} and multiples of {_INT8_MULTIPLE} for m and k of int8, "
             f"got {gemm.m} x {gemm.n} x {gemm.k}"
         )
     return Call(

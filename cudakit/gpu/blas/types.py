@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.gpu.api.gemm import Gemm
 
-_DATA: Mapping[str, str] = MappingProxyType(
+_DATA_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "fp64": "CUDA_R_64F",
         "fp32": "CUDA_R_32F",
@@ -24,7 +24,7 @@ _DATA: Mapping[str, str] = MappingProxyType(
 )
 
 # cublasComputeType_t by accumulator.
-_COMPUTE: Mapping[str, str] = MappingProxyType(
+_COMPUTE_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "fp64": "COMPUTE_64F",
         "fp32": "COMPUTE_32F",
@@ -34,7 +34,7 @@ _COMPUTE: Mapping[str, str] = MappingProxyType(
 )
 _TF32 = "COMPUTE_32F_FAST_TF32"
 
-_SCALARS: Mapping[str, type[np.generic]] = MappingProxyType(
+_SCALAR_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "int32": np.int32}
 )
 
@@ -50,21 +50,21 @@ class TypeNames:
     c: str
     d: str
     bias: str
-    scalar: type[np.generic]  # numpy type of alpha and beta, as ``scale``
+    scalar: type[np.generic]  # numpy type of alpha and beta, equal to ``scale``
 
 
 def type_names(gemm: Gemm) -> TypeNames:
     """Return the type names of a GEMM. If D is fp8, C has the bias type, because C cannot be fp8."""
-    d, bias = _DATA[gemm.d.element.name], _DATA[gemm.bias.name]
+    d, bias = _DATA_TYPES[gemm.d.element.name], _DATA_TYPES[gemm.bias.name]
     return TypeNames(
-        compute=_TF32 if gemm.dtype == "tf32" else _COMPUTE[gemm.accumulate],
-        scale=_DATA[gemm.accumulate],
-        a=_DATA[gemm.a.element.name],
-        b=_DATA[gemm.b.element.name],
+        compute=_TF32 if gemm.dtype == "tf32" else _COMPUTE_TYPES[gemm.accumulate],
+        scale=_DATA_TYPES[gemm.accumulate],
+        a=_DATA_TYPES[gemm.a.element.name],
+        b=_DATA_TYPES[gemm.b.element.name],
         c=bias if is_fp8_output(gemm) else d,
         d=d,
         bias=bias,
-        scalar=_SCALARS[gemm.accumulate],
+        scalar=_SCALAR_TYPES[gemm.accumulate],
     )
 
 

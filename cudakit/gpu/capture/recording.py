@@ -35,7 +35,7 @@ _READ_INTERVAL_S = 1.0
 class CudaRecording:
     """How CUDA is recorded in this process."""
 
-    accesses: Accesses | None = None  # how accesses are known; None: CUDA is not recorded
+    accesses: Accesses | None = None  # source of the accesses; None: CUDA is not recorded
     notes: tuple[str, ...] = ()  # why CUDA is not recorded, or accesses are not exact
     flush: Callable[[], None] | None = None  # waits for launches and records their accesses
 

@@ -156,9 +156,9 @@ def _bodies(text: str) -> Iterator[tuple[str, str]]:
 def _take_until(tokens: list[str], end: str) -> list[str]:
     """Remove and return the tokens before the next ``end``; also remove ``end``."""
     index = tokens.index(end) if end in tokens else len(tokens)
-    taken = tokens[:index]
+    before = tokens[:index]
     del tokens[: index + 1]
-    return taken
+    return before
 
 
 def difference(compiled: Mapping[str, Layout], header: Header) -> str:

@@ -213,7 +213,7 @@ def _context_of(device: int | None) -> Any:
         current = check(cu.cuCtxGetCurrent())
         if int(current):
             return current
-    # Never released, as in the runtime: resources that users created in it must stay valid.
+    # The context is never released, as in the runtime: its resources must stay valid.
     return check(cu.cuDevicePrimaryCtxRetain(_device_handle(device)))
 
 

@@ -18,8 +18,8 @@ _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 # The first available function is called. Functions since CUDA 12.3 support edge data of programmatic
 # dependent launches, for which the older ones return CUDA_ERROR_LOSSY_QUERY. The bindings of CUDA 13 have
 # only the new functions, under the old names.
-_INFO = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
-_DEPENDENCIES = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
+_INFO_FUNCTIONS = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
+_DEPENDENCY_FUNCTIONS = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
 # First CUDA version whose cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (cuda.h of CUDA 12).
 _RESULT_INFO_VERSION = 12000
 
@@ -78,7 +78,7 @@ class CudaGraphs:
         return int(count)
 
     def capture_id(self, stream: Stream) -> int | None:
-        if stream == LEGACY:  # never capturing; the query would invalidate other captures
+        if stream == LEGACY:  # it never captures, and the query would invalidate other captures
             return None
         return self._capture(stream)[0]
 
@@ -87,9 +87,11 @@ class CudaGraphs:
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         handle = cu.CUgraphNode(node)
-        *_, count = self._call_newest(_DEPENDENCIES, handle, 0)
+        *_, count = self._call_newest(_DEPENDENCY_FUNCTIONS, handle, 0)
         return (
-            _node_ids(self._call_newest(_DEPENDENCIES, handle, count)[0][:count]) if count else ()
+            _node_ids(self._call_newest(_DEPENDENCY_FUNCTIONS, handle, count)[0][:count])
+            if count
+            else ()
         )
 
     def close(self) -> None:
@@ -101,13 +103,15 @@ class CudaGraphs:
 
     def _capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
         """Return the id of a stream's valid capture and the dependencies of its next node."""
-        status, capture_id, _, nodes, *_ = self._call_newest(_INFO, self._streams.handle(stream))
+        status, capture_id, _, nodes, *_ = self._call_newest(
+            _INFO_FUNCTIONS, self._streams.handle(stream)
+        )
         return (int(capture_id), _node_ids(nodes)) if status == _ACTIVE else (None, ())
 
     def _call_newest(self, names: tuple[str, str], *args: object) -> Any:
-        newer, older = names
-        result = self._context.in_context(optional, newer, *args)
-        return self._context.call(getattr(cu, older), *args) if result is None else check(result)
+        new_name, old_name = names
+        result = self._context.in_context(optional, new_name, *args)
+        return self._context.call(getattr(cu, old_name), *args) if result is None else check(result)
 
 
 class _ResultInfo(ctypes.Structure):

@@ -30,7 +30,7 @@ from cudakit.gpu.cuda.memory import CudaMemory
 from cudakit.gpu.cuda.virtual import HANDLE_TYPES, CudaVirtualMemory
 from cudakit.gpu.driver_errors import Status, cuda_error
 
-_SUPPORTED = {
+_SUPPORT_ATTRIBUTES = {
     "fabric": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
     "descriptor": cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
 }
@@ -87,7 +87,7 @@ class CudaIpc:
         self._opened[ptr] -= 1
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
-        return tuple(kind for kind in HANDLE_TYPES if self._supports(_SUPPORTED[kind]))
+        return tuple(kind for kind in HANDLE_TYPES if self._supports(_SUPPORT_ATTRIBUTES[kind]))
 
     def export(self, backing: Backing) -> ShareableHandle:
         handle = self._virtual.backings[backing]

@@ -150,8 +150,8 @@ def _kernel_params(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
         starts.append(len(words))
         words += _words(arg)
     params = (ctypes.c_uint64 * (len(starts) + len(words)))()
-    first = ctypes.addressof(params) + _WORD_BYTES * len(starts)
-    params[:] = [*(first + _WORD_BYTES * start for start in starts), *words]
+    values_address = ctypes.addressof(params) + _WORD_BYTES * len(starts)
+    params[:] = [*(values_address + _WORD_BYTES * start for start in starts), *words]
     return params
 
 

@@ -17,7 +17,7 @@ from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.units import format_bytes
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
-_REGISTERED = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+_REGISTER_FLAGS = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
 
 
 class CudaMemory:
@@ -104,8 +104,8 @@ class CudaMemory:
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
         """Return host memory as bytes; the view is invalid after ``host_free``."""
         pageable = self._pageable.get(ptr, self._registered.get(ptr))
-        known_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
-        if not 0 <= size_bytes <= known_bytes:
+        allocated_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
+        if not 0 <= size_bytes <= allocated_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
                 detail=f"{size_bytes} bytes at {ptr:#x} are not allocated host memory",
@@ -182,7 +182,7 @@ class CudaMemory:
             cu.cuMemHostRegister,
             ptr,
             size_bytes,
-            _REGISTERED,
+            _REGISTER_FLAGS,
             detail=lambda: f"{format_bytes(size_bytes)} of host memory to register",
         )
         # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM may be 0 (cuMemHostRegister).

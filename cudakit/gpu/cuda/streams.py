@@ -12,9 +12,9 @@ from cudakit.gpu.cuda.driver import Result, check, cu
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 
-_DEFAULT = {LEGACY: cu.CUstream(LEGACY), PER_THREAD: cu.CUstream(PER_THREAD)}
+_DEFAULT_STREAMS = {LEGACY: cu.CUstream(LEGACY), PER_THREAD: cu.CUstream(PER_THREAD)}
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-_BY_HANDLE = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREAD}
+_DEFAULT_BY_HANDLE = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREAD}
 
 
 class CudaStreams:
@@ -25,7 +25,7 @@ class CudaStreams:
         self._external: dict[int, Stream] = {}
         self._streams: Handles[Any] = Handles("stream", first=PER_THREAD + 1)
         self._events: Handles[Any] = Handles("event")
-        self._timed: set[Event] = set()
+        self._timed_events: set[Event] = set()
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         kind = cu.CUstream_flags
@@ -41,13 +41,13 @@ class CudaStreams:
         return int(self._context.call(cu.cuStreamGetPriority, self.handle(stream)))
 
     def destroy_stream(self, stream: Stream) -> None:
-        if stream in _DEFAULT:
+        if stream in _DEFAULT_STREAMS:
             raise cuda_error(Status.INVALID_HANDLE, detail="a default stream cannot be destroyed")
         self._context.call(cu.cuStreamDestroy, self._streams.remove(stream))
 
     def handle(self, stream: Stream) -> object:
         """Return the driver object of a stream."""
-        return _DEFAULT.get(stream) or self._streams[stream]
+        return _DEFAULT_STREAMS.get(stream) or self._streams[stream]
 
     def query_stream(self, stream: Stream) -> bool:
         return _is_complete(self._context.in_context(cu.cuStreamQuery, self.handle(stream)))
@@ -63,12 +63,12 @@ class CudaStreams:
         flags = kind.CU_EVENT_DEFAULT if timing else kind.CU_EVENT_DISABLE_TIMING
         event = Event(self._events.add(self._context.call(cu.cuEventCreate, flags)))
         if timing:
-            self._timed.add(event)
+            self._timed_events.add(event)
         return event
 
     def destroy_event(self, event: Event) -> None:
         self._context.call(cu.cuEventDestroy, self._events.remove(event))
-        self._timed.discard(event)
+        self._timed_events.discard(event)
 
     def record(self, event: Event, stream: Stream) -> None:
         self._context.call(cu.cuEventRecord, self._events[event], self.handle(stream))
@@ -85,7 +85,7 @@ class CudaStreams:
     def elapsed(self, begin: Event, end: Event) -> float:
         first, last = self._events[begin], self._events[end]
         for event in (begin, end):
-            if event not in self._timed:
+            if event not in self._timed_events:
                 raise cuda_error(
                     Status.INVALID_HANDLE, detail=f"event {event} was created with timing=False"
                 )
@@ -112,8 +112,8 @@ class CudaStreams:
 
     def external(self, handle: int) -> Stream:
         """Return the id of another library's stream, given its handle; ``close`` does not destroy it."""
-        if handle in _BY_HANDLE:
-            return _BY_HANDLE[handle]
+        if handle in _DEFAULT_BY_HANDLE:
+            return _DEFAULT_BY_HANDLE[handle]
         if handle not in self._external:
             self._external[handle] = Stream(self._streams.add(cu.CUstream(handle)))
         return self._external[handle]
@@ -144,10 +144,10 @@ class HandleStreams(CudaStreams):
         self._created: dict[Stream, Stream] = {}
 
     def handle(self, stream: Stream) -> object:
-        return cu.CUstream(_BY_HANDLE.get(stream, stream))
+        return cu.CUstream(_DEFAULT_BY_HANDLE.get(stream, stream))
 
     def external(self, handle: int) -> Stream:
-        return _BY_HANDLE.get(handle, Stream(handle))
+        return _DEFAULT_BY_HANDLE.get(handle, Stream(handle))
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         internal_id = super().stream(blocking=blocking, priority=priority)

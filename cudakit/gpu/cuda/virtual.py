@@ -14,7 +14,7 @@ from cudakit.gpu.cuda.memory import CudaMemory
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 
-_NONE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+_NO_ACCESS = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 _READ_AND_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 HANDLE_TYPES: Mapping[HandleKind, Any] = MappingProxyType(
@@ -95,7 +95,7 @@ class CudaVirtualMemory:
         self._mapped[ptr] = size_bytes
 
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
-        flags = _READ_AND_WRITE if allowed else _NONE
+        flags = _READ_AND_WRITE if allowed else _NO_ACCESS
         self._set_access(ptr, size_bytes, self._location_of(ordinal), flags)
 
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:

@@ -18,13 +18,13 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
 
 _HINT = "pass device arrays or addresses; bind other arguments with functools.partial or a lambda"
-# kDLCUDA and kDLCUDAManaged.
+# Codes of kDLCUDA and kDLCUDAManaged.
 DLPACK_DEVICES = frozenset({2, 13})
 _CAPSULE_NAME = b"dltensor"
 # stream=-1 requests no synchronization ("Python Specification for DLPack").
 _NO_STREAM = -1
 # numpy's type names, by DLDataTypeCode.
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_TYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ def _buffer_reader(argument: object) -> Callable[[Any], Buffer] | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(argument, torch.Tensor):
         # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
-        return _of_torch if argument.is_cuda else None
+        return _buffer_of_tensor if argument.is_cuda else None
     if hasattr(argument, "__cuda_array_interface__"):
-        return _of_interface
+        return _buffer_of_interface
     return _dlpack_reader(argument)
 
 
@@ -92,17 +92,17 @@ def _dlpack_reader(argument: object) -> Callable[[Any], Buffer] | None:
     if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
         return None
     kind, _ = argument.__dlpack_device__()
-    return _of_dlpack if int(kind) in DLPACK_DEVICES else None
+    return _buffer_of_dlpack if int(kind) in DLPACK_DEVICES else None
 
 
-def _of_torch(tensor: Any) -> Buffer:
+def _buffer_of_tensor(tensor: Any) -> Buffer:
     size_bytes = tensor.numel() * tensor.element_size()
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = Layout(dtype, tuple(tensor.shape), size_bytes, bool(tensor.is_contiguous()))
     return Buffer(Ptr(tensor.data_ptr()), layout)
 
 
-def _of_interface(argument: Any) -> Buffer:
+def _buffer_of_interface(argument: Any) -> Buffer:
     """Read the CUDA Array Interface, version 3; without strides the array is C-contiguous."""
     interface = argument.__cuda_array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
@@ -112,13 +112,13 @@ def _of_interface(argument: Any) -> Buffer:
     return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, dense))
 
 
-def _of_dlpack(argument: Any) -> Buffer:
+def _buffer_of_dlpack(argument: Any) -> Buffer:
     """Read the DLPack capsule of an object; without strides the array is C-contiguous."""
     capsule = argument.__dlpack__(stream=_NO_STREAM)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     # A DLManagedTensor begins with the DLTensor. The capsule was not consumed, so it frees the tensor itself.
-    tensor = _DlTensor.from_address(pointer(capsule, _CAPSULE_NAME))
+    tensor = _DlTensor.from_address(get_pointer(capsule, _CAPSULE_NAME))
     ndim, dtype = tensor.ndim, tensor.dtype
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
     strides = tensor.strides[:ndim] if ndim and tensor.strides else None
@@ -168,6 +168,6 @@ class _DlTensor(ctypes.Structure):
 
 
 def _dtype_name(code: int, bits: int, lanes: int) -> str:
-    kind = _KINDS.get(code, f"dlpack{code}_")
+    kind = _TYPE_NAMES.get(code, f"dlpack{code}_")
     name = kind if kind == "bool" else f"{kind}{bits}"
     return name if lanes == 1 else f"{name}x{lanes}"

@@ -55,7 +55,7 @@ class DriverGraph:
     def __init__(self, gpu: GraphDevice, streams: StreamSource) -> None:
         self.gpu = gpu
         self.streams = streams
-        # Blocking, so that work on the legacy stream is an error instead of being omitted silently.
+        # In a non-blocking stream, work on the legacy stream would be omitted silently instead of failing.
         self.capture_stream = gpu.stream(blocking=True)
         self._executable: GraphExec | None = None
 
@@ -149,7 +149,7 @@ def run_captured(
             raise
         try:
             return end(), value
-        except (CudaError, RuntimeError) as capture_error:  # the latter is torch's
+        except (CudaError, RuntimeError) as capture_error:  # torch raises RuntimeError
             raise capture_failure(capture_error) from capture_error
 
 
@@ -165,18 +165,18 @@ def _abort_capture(end: Callable[[], _G], destroy: Callable[[_G], object]) -> Ex
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Disable garbage collection: finalizers must not free memory or unload kernels during a capture."""
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
-def capture_failure(error: BaseException, ended: BaseException | None = None) -> CudaError:
-    """Return the CudaError for an invalidated capture; ``ended`` is the error of its end, if any."""
-    status = status_of(error) or status_of(ended) or Status.STREAM_CAPTURE_INVALIDATED
+def capture_failure(error: BaseException, end_error: BaseException | None = None) -> CudaError:
+    """Return the CudaError for an invalidated capture; ``end_error`` is the error of ending it, if any."""
+    status = status_of(error) or status_of(end_error) or Status.STREAM_CAPTURE_INVALIDATED
     reason = str(error).strip().partition("\n")[0]
     return CudaError(
         status,
@@ -188,7 +188,7 @@ def capture_failure(error: BaseException, ended: BaseException | None = None) ->
 
 def status_of(error: BaseException | None) -> Status | None:
     """Return the capture status of any library's error, by its code or text; None for other errors."""
-    # cudakit and Numba, CuPy, torch.
+    # The attributes of errors of cudakit and Numba, of CuPy, and of torch.
     for name in ("code", "status", "error_code"):
         code = getattr(error, name, None)
         if isinstance(code, int) and code in _HINTS:

@@ -45,7 +45,7 @@ class FrameworkStreams:
         return StreamHandle(self._gpu.stream_address(stream))
 
     def stream(self, requested: object) -> Stream:
-        """Return a given stream, or the current one for None."""
+        """Return the requested stream, by default the current one."""
         if requested is None:
             return self._gpu.streams.external(self._current())
         from cudakit.gpu.cuda.current import stream

@@ -17,7 +17,7 @@ from cudakit.gpu.graphed.streams import StreamSource
 _T = TypeVar("_T")
 
 # The legacy default stream: NULL, and CU_STREAM_LEGACY.
-_DEFAULT = (0, 1)
+_LEGACY_HANDLES = (0, 1)
 
 
 class TorchGraph(DriverGraph):
@@ -53,7 +53,7 @@ class TorchGraph(DriverGraph):
         cuda, handle = self._torch.cuda, int(self.streams.handle(stream))
         with cuda.device(self._ordinal):
             external = cuda.ExternalStream(handle, self._ordinal)
-            target = cuda.default_stream() if handle in _DEFAULT else external
+            target = cuda.default_stream() if handle in _LEGACY_HANDLES else external
             with cuda.stream(target):
                 self._graph.replay()
 

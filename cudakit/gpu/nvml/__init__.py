@@ -152,8 +152,8 @@ class Nvml:
         maximum = gpu.fields.get("mig_instances_max")
         for index in range(maximum if isinstance(maximum, int) else 0):
             reader = Reader(self.lib, None, {**self.reasons, **_MIG_REASONS})
-            find = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
-            handle = reader.attempt(find)
+            get_handle = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
+            handle = reader.attempt(get_handle)
             if isinstance(handle, Unavailable):
                 continue  # no instance has this index
             self._handles[gpu.index, index] = reader.handle = handle

@@ -18,7 +18,7 @@ from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
 _MIB = 2**20
-_FIRST = Unavailable("needs a second sample")
+_FIRST_SAMPLE = Unavailable("needs a second sample")
 
 # The fields by name. NVML returns rates in MiB per second.
 METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.kind == "activity"}
@@ -40,17 +40,17 @@ class Activity:
             return support
         if not support.isSupportedDevice:
             return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
-        previous, current = self.sample, self._take(reader)
+        previous, current = self.sample, self._take_sample(reader)
         if isinstance(current, Unavailable):
             return current
         self.sample = current
         if previous is None:
-            return Telemetry(time.time_ns(), {field.name: _FIRST for field in selected})
+            return Telemetry(time.time_ns(), {field.name: _FIRST_SAMPLE for field in selected})
         fields = reader.attempt(lambda: _metrics(reader, selected, previous, current))
         reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous))
         return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
 
-    def _take(self, reader: Reader) -> Any:
+    def _take_sample(self, reader: Reader) -> Any:
         sample = reader.attempt(reader.lib.nvmlGpmSampleAlloc)
         if isinstance(sample, Unavailable):
             return sample

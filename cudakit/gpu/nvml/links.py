@@ -12,9 +12,9 @@ from cudakit.gpu.nvml.names import P2P_STATES, PATHS, name_from
 from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
-_ACTIVE = 1  # NVML_FEATURE_ENABLED
+_NVLINK_ACTIVE = 1  # NVML_FEATURE_ENABLED
 # nvmlGpuP2PCapsIndex_t (nvml.h); some of nvidia-ml-py's constants are not numbers.
-_CAPABILITIES = range(4)  # read, write, NVLink, atomics
+_P2P_CAPABILITIES = range(4)  # read, write, NVLink, atomics
 _SWITCH = "switch"
 
 
@@ -24,14 +24,14 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in handles.items()}
     buses = {index: _pci_address(Reader(lib, handle)) for index, handle in handles.items()}
     for first, second in combinations(sorted(handles), 2):
-        pair, peer = Reader(lib, handles[first]), handles[second]
+        reader, peer = Reader(lib, handles[first]), handles[second]
         read, write, nvlink, atomics = (
-            _call_named(pair, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
-            for capability in _CAPABILITIES
+            _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
+            for capability in _P2P_CAPABILITIES
         )
         count = _shared_links(ends[first], ends[second], buses[first], buses[second])
         over_nvlink = count if nvlink == P2P_STATES[0] else 0
-        path = _call_named(pair, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
+        path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
         yield Link(
             first=first,
             second=second,
@@ -63,7 +63,7 @@ def _nvlink_ends(reader: Reader) -> list[str]:
         state = reader.attempt(partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link))
         if isinstance(state, Unavailable):
             break  # the GPU has no more links
-        if state == _ACTIVE:
+        if state == _NVLINK_ACTIVE:
             ends.append(_remote_end(reader, link))
     return ends
 

@@ -14,7 +14,7 @@ from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
 # Suffixes of the functions, newest first: nvidia-ml-py does not choose the one that the driver has.
-_VERSIONS = ("_v3", "_v2", "")
+_SUFFIXES = ("_v3", "_v2", "")
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
@@ -48,8 +48,8 @@ def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, .
 
 def _running_processes(reader: Reader, function: str) -> Any:
     answer: Any = Unavailable("this driver does not report processes")
-    for version in _VERSIONS:
-        call = getattr(reader.lib, function + version, None)
+    for suffix in _SUFFIXES:
+        call = getattr(reader.lib, function + suffix, None)
         if call is not None:
             answer = reader.attempt(partial(call, reader.handle))
             if not isinstance(answer, Unavailable):
@@ -101,13 +101,13 @@ def _command_line(directory: Path) -> str | Unavailable:
 
 def _user_name(directory: Path) -> str | Unavailable:
     try:
-        number = os.stat(directory).st_uid
+        uid = os.stat(directory).st_uid
     except OSError:
         return _OTHER_NAMESPACE
     try:
-        return pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(number)
+        return str(uid)
 
 
 def _runtime(directory: Path, proc: Path) -> float | Unavailable:

@@ -60,7 +60,7 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    alone: bool = False  # the driver omits this value from batches
+    read_alone: bool = False  # the driver omits this value from batches
 
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -140,8 +140,11 @@ class Reader:
         available = [
             field_value for field_value in values if hasattr(self.lib, field_value.identifier)
         ]
-        batched = [field_value for field_value in available if not field_value.alone]
-        for batch in (batched, *([field_value] for field_value in available if field_value.alone)):
+        batched = [field_value for field_value in available if not field_value.read_alone]
+        for batch in (
+            batched,
+            *([field_value] for field_value in available if field_value.read_alone),
+        ):
             if batch:
                 self._read_batch(batch)
 

@@ -43,13 +43,13 @@ def _cluster_uuid(raw: Iterable[int]) -> str:
     return str(uuid.UUID(bytes=bytes(byte & 0xFF for byte in raw)))
 
 
-_BY_UNIT: Mapping[str, Convert] = {
+_CONVERSION_BY_UNIT: Mapping[str, Convert] = {
     "bool": bool,
     "hex": "{:#010x}".format,
     "W": _divide_by_1000,
     "J": _divide_by_1000,
 }
-_BY_NAME: Mapping[str, Convert] = {
+_CONVERSION_BY_NAME: Mapping[str, Convert] = {
     "brand": name_from(names.BRANDS),
     "architecture": name_from(names.ARCHITECTURES),
     "compute_capability": lambda pair: f"{pair[0]}.{pair[1]}",
@@ -92,18 +92,20 @@ def _call(field: NvmlField) -> Call | FieldValue:
         return Call(source, tuple(int(text) if text.isdecimal() else text for text in texts))
     scope = int(field.arguments[0]) if field.arguments else 0
     # The driver omits temperature margins from a batch of values.
-    return FieldValue(source, scope, alone=source.endswith("_TLIMIT"))
+    return FieldValue(source, scope, read_alone=source.endswith("_TLIMIT"))
 
 
 def _conversion(field: NvmlField) -> Convert:
     name, part = field.info.name, field.part
-    convert = _BY_NAME.get(name) or _BY_UNIT.get(field.info.unit, _decode_text)
+    convert = _CONVERSION_BY_NAME.get(name) or _CONVERSION_BY_UNIT.get(
+        field.info.unit, _decode_text
+    )
 
     def read(answer: Any) -> Any:
         # The other members of the structure are valid once the fabric is set up.
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and answer.state != _FABRIC_COMPLETED:
-            return Unavailable(f"fabric: {_BY_NAME['fabric_state'](answer.state)}")
+            return Unavailable(f"fabric: {_CONVERSION_BY_NAME['fabric_state'](answer.state)}")
         value = _result_part(answer, part)
         return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
 

@@ -1,4 +1,4 @@
-"""allocate and deallocate of a memory resource of cuda.core, in Python."""
+"""The methods allocate and deallocate of a cuda.core memory resource, in Python."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Calls:
 
     def deallocate(self, ptr: Any, size: int, *, stream: Stream) -> None:  # noqa: ARG002
         """Free memory in stream order. Raises nothing: a double free is counted in ``invalid_frees``."""
-        try:  # noqa: SIM105  suppress() takes longer than all the rest
+        try:  # noqa: SIM105  suppress() is slower than the free itself
             self._free(ptr, stream.__cuda_stream__()[1])
         except CudakitError:
             pass

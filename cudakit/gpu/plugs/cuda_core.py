@@ -20,7 +20,7 @@ except ImportError:  # not compiled
     from cudakit.gpu.plugs.buffers import Calls
 
 
-class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # its stubs are not marked as such
+class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # mypy sees an untyped base class
     """Creates Buffers of cuda.core from an allocator's memory; to be set as ``Device.memory_resource``.
 
     A Buffer is freed on the stream on which it is closed. If this is not the stream of its

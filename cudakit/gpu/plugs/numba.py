@@ -17,7 +17,7 @@ from cudakit.gpu.plugs.callbacks import AllocatorByDevice
 # stream waits for an event. Numba reports neither the stream of an allocation nor the streams that use it.
 UNUSED_STREAM = -1
 
-_INTERFACE = 1
+_INTERFACE_VERSION = 1
 
 
 def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
@@ -48,7 +48,7 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
         @property
         def interface_version(self) -> int:
-            return _INTERFACE
+            return _INTERFACE_VERSION
 
         @cached_property
         def allocator(self) -> Allocator:

@@ -13,7 +13,7 @@ UPSTREAMS = {
     "managed": "cuMemAllocManaged: migrates between host and device, may exceed the device's memory",
     "async": "cuMemAllocAsync: the driver's pool, shared by the process",
 }
-_REASON = (
+_DEADLOCK_REASON = (
     "PyTorch calls it while holding its own lock, and a thread that waits for that lock may hold the GIL:"
     " a deadlock"
 )
@@ -38,7 +38,7 @@ def upstream_name(upstream: object) -> str:
     if isinstance(upstream, str):
         raise UsageError(f"no upstream is named {upstream!r}", hint=f"one of {names}")
     raise UsageError(
-        f"torch cannot use {type(upstream).__name__} as an allocator: {_REASON}",
+        f"torch cannot use {type(upstream).__name__} as an allocator: {_DEADLOCK_REASON}",
         hint=f"give an upstream that runs without Python: {names}",
     )
 

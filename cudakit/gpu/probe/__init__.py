@@ -25,11 +25,11 @@ from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER = "CUDA_DEVICE_ORDER"
+_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
 # Profilers and checkers that inject themselves into CUDA processes must not affect the child.
-INJECTIONS = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
+INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 # cuInit can take seconds without persistence mode.
 DEFAULT_SECONDS = 30
 _CHILD = Path(__file__).with_name("child.py")
@@ -51,8 +51,8 @@ class Probe:
         return cuda_view(
             visible,
             unrestricted[0] if unrestricted else None,
-            visible_devices=self.environment.get(VISIBLE),
-            device_order=self.environment.get(ORDER),
+            visible_devices=self.environment.get(_VISIBLE_VARIABLE),
+            device_order=self.environment.get(_ORDER_VARIABLE),
         )
 
 
@@ -71,8 +71,10 @@ def start_probe(
     child = command or (sys.executable, "-I", "-S", str(_CHILD))
     command_line = [*child, str(max(round(seconds), 1)), *numbers]
     children = [_start_child(command_line, environment)]
-    if VISIBLE in environment:
-        children.append(_start_child(command_line, without_variables(environment, VISIBLE)))
+    if _VISIBLE_VARIABLE in environment:
+        children.append(
+            _start_child(command_line, without_variables(environment, _VISIBLE_VARIABLE))
+        )
     return Probe(environment, tuple(children), seconds)
 
 
@@ -88,7 +90,7 @@ def _start_child(
     try:
         return subprocess.Popen(  # noqa: S603 this interpreter, with our script
             command_line,
-            env=without_variables(environment, *INJECTIONS),
+            env=without_variables(environment, *INJECTION_VARIABLES),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

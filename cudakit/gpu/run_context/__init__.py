@@ -103,8 +103,8 @@ def _effective_variables(
         "CUDA_VISIBLE_DEVICES": cuda.visible_devices,
         "CUDA_DEVICE_ORDER": cuda.device_order,
     }
-    others = {name: value for name, value in variables.items() if name not in recorded}
-    return others | {name: value for name, value in recorded.items() if value is not None}
+    other_variables = {name: value for name, value in variables.items() if name not in recorded}
+    return other_variables | {name: value for name, value in recorded.items() if value is not None}
 
 
 def _versions(

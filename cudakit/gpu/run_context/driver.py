@@ -14,10 +14,10 @@ from cudakit.gpu.run_context.files import NO_FILES, Files
 from cudakit.units import Unavailable
 
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
-_MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
-_NVIDIA = "0x10de"  # PCI vendor
+_MODULE_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
+_NVIDIA_VENDOR = "0x10de"  # PCI vendor id
 # VGA and 3D controllers (PCI Code and ID Assignment, class 03).
-_DISPLAY = ("0x0300", "0x0302")
+_DISPLAY_CLASSES = ("0x0300", "0x0302")
 _PCI_DEVICES = "/sys/bus/pci/devices"
 
 
@@ -41,7 +41,7 @@ def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driv
 
 def _kernel_module(files: Files) -> KernelModule | None:
     text = files.text("/proc/driver/nvidia/version") or ""
-    match = _MODULE.search(text)
+    match = _MODULE_VERSION.search(text)
     return KernelModule(match[1], "Open Kernel Module" in text) if match else None
 
 
@@ -89,7 +89,9 @@ def _pci_gpus(files: Files) -> Iterator[PciGpu]:
     for address in files.names(_PCI_DEVICES):
         directory = f"{_PCI_DEVICES}/{address}"
         class_code = files.text(f"{directory}/class") or ""
-        if files.text(f"{directory}/vendor") == _NVIDIA and class_code.startswith(_DISPLAY):
+        if files.text(f"{directory}/vendor") == _NVIDIA_VENDOR and class_code.startswith(
+            _DISPLAY_CLASSES
+        ):
             bound = (
                 files.resolve(f"{directory}/driver") if files.exists(f"{directory}/driver") else ""
             )

@@ -13,11 +13,11 @@ from cudakit.gpu.run_context.files import NO_FILES, Files
 from cudakit.units import Unavailable
 
 # CAP_SYS_ADMIN (linux/capability.h).
-_SYS_ADMIN = 21
+_SYS_ADMIN_BIT = 21
 # The last byte of this EFI variable is 1 if kernel modules must be signed.
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # Container runtimes by a text in the control group of process 1.
-_RUNTIMES = {
+_RUNTIME_BY_TEXT = {
     "docker": "docker",
     "containerd": "containerd",
     "kubepods": "Kubernetes",
@@ -63,7 +63,7 @@ def _container(files: Files, variables: Mapping[str, str]) -> str:
     if files.exists("/.dockerenv"):
         return "docker"
     groups = files.text("/proc/1/cgroup") or ""
-    runtimes = (name for text, name in _RUNTIMES.items() if text in groups)
+    runtimes = (name for text, name in _RUNTIME_BY_TEXT.items() if text in groups)
     return next(runtimes, variables.get("container", ""))
 
 
@@ -106,7 +106,7 @@ def is_privileged(files: Files) -> bool:
         label, _, value = line.partition(":")
         if label == "CapEff":
             with suppress(ValueError):
-                return bool(int(value, 16) >> _SYS_ADMIN & 1)
+                return bool(int(value, 16) >> _SYS_ADMIN_BIT & 1)
     return False
 
 

@@ -22,10 +22,10 @@ from cudakit.units import Unavailable
 
 # In torch/version.py: ``cuda: Optional[str] = '13.0'`` or ``cuda = None``.
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(?:'([\d.]+)'|\"([\d.]+)\"|None)", re.MULTILINE)
-# cupy-cuda13x, jax-cuda13-plugin.
-_BUILDS = re.compile(r"(?:cupy-cuda(\d\d)x?|jax-cuda(\d\d)-plugin)")
+# Matches cupy-cuda13x and jax-cuda13-plugin.
+_PACKAGE_CUDA = re.compile(r"(?:cupy-cuda(\d\d)x?|jax-cuda(\d\d)-plugin)")
 # The directories that the loader searches last; the multiarch names are Debian's.
-_SYSTEM = (
+_SYSTEM_DIRECTORIES = (
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
     "/lib/aarch64-linux-gnu",
@@ -93,7 +93,7 @@ def builds(distributions: Iterable[Distribution]) -> Iterator[Build]:
     """Return the CUDA versions that torch, CuPy and JAX were built for."""
     for distribution in distributions:
         name, version = distribution.name, distribution.version
-        match = _BUILDS.fullmatch(name)
+        match = _PACKAGE_CUDA.fullmatch(name)
         if name == "torch":
             yield Build("torch", version, _torch_cuda(distribution))
         elif match:
@@ -133,7 +133,7 @@ def libraries(
     for source, directories in (
         ("LD_LIBRARY_PATH", ld_library_path(variables)),
         ("package", _wheel_directories(files, sorted(wheels))),
-        ("system", (*_ld_so_conf_directories(files), *_SYSTEM)),
+        ("system", (*_ld_so_conf_directories(files), *_SYSTEM_DIRECTORIES)),
         ("toolkit", _toolkit_libraries(files, variables)),
     ):
         for directory in dict.fromkeys(directories):
@@ -196,7 +196,7 @@ def _nccl_conf(files: Files) -> dict[str, str]:
 
 # --- cudakit itself --------------------------------------------------------------------------------
 
-# The extensions of setup.py.
+# The extension modules that setup.py builds.
 _EXTENSIONS = (
     "core/memory/load/_pickled",
     "core/allocator/_fast",

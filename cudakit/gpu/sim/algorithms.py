@@ -59,14 +59,14 @@ _ALGORITHMS = (
 
 def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
     """Return the algorithms that can compute a GEMM, with their workspace sizes."""
-    fitting = (
+    supported = (
         algorithm
         for algorithm in _ALGORITHMS
         if algorithm.split_k == 1 or gemm.k >= algorithm.split_k * _K_STEP
     )
     return tuple(
         replace(algorithm, workspace_bytes=_workspace_bytes(gemm, algorithm))
-        for algorithm in fitting
+        for algorithm in supported
     )
 
 
@@ -104,21 +104,21 @@ def extra_ns(gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s:
 
 def _estimate(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
     waves = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
-    additions = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
-    return waves * additions * _tile_s(gemm, algorithm, rates)
+    reduction_factor = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
+    return waves * reduction_factor * _tile_s(gemm, algorithm, rates)
 
 
 def _tile_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
     tile = TILES[algorithm.tile]
-    depth = ceil(gemm.k / algorithm.split_k / _K_STEP) * _K_STEP
-    operations = 2 * tile.rows * tile.columns * depth
+    k_elements = ceil(gemm.k / algorithm.split_k / _K_STEP) * _K_STEP
+    operations = 2 * tile.rows * tile.columns * k_elements
     return operations / (rates.operations_per_s * tile.efficiency)
 
 
 def _workspace_bytes(gemm: Gemm, algorithm: Algorithm) -> int:
     if algorithm.reduction == _IN_WORKSPACE:
-        sums = gemm.m * gemm.n * gemm.batch * algorithm.split_k
-        return sums * ELEMENTS[gemm.accumulate].size_bytes
+        sum_count = gemm.m * gemm.n * gemm.batch * algorithm.split_k
+        return sum_count * ELEMENTS[gemm.accumulate].size_bytes
     if algorithm.reduction == _IN_PLACE:
         return count_blocks(gemm, algorithm) // algorithm.split_k * _COUNTER_BYTES
     return 0

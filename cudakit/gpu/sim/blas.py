@@ -26,7 +26,7 @@ from cudakit.gpu.api.gemm import (
 )
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.architectures import Capability
-from cudakit.gpu.blas.refusals import (
+from cudakit.gpu.blas.errors import (
     CHOOSES_ITSELF,
     USE_CUBLASLT,
     check_for_cublas,
@@ -47,8 +47,8 @@ from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.product import ResultCache
 from cudakit.units import Unavailable, format_bytes
 
-_SELECTS_INTERNALLY = f"cuBLAS {CHOOSES_ITSELF}"
-_CHOOSE_ANOTHER = "let the library choose, or tune again"
+_NOT_REPORTED = f"cuBLAS {CHOOSES_ITSELF}"
+_ALGORITHM_HINT = "let the library choose, or tune again"
 _THREADS = 256
 # Minimum compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8: cuBLAS Library,
 # "cublasLtMatmul").
@@ -89,10 +89,10 @@ class SimBlas:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check(gemm)
         if algorithm is not None:
-            chosen = self._find(gemm, settings, algorithm)
+            chosen = self._select(gemm, settings, algorithm)
         else:
             chosen = self._by_estimate(gemm, settings)[0]
-        reported = Unavailable(_SELECTS_INTERNALLY) if self.library == "cublas" else chosen
+        reported = Unavailable(_NOT_REPORTED) if self.library == "cublas" else chosen
         applied = _describe_settings(settings, chosen, by_user=algorithm is not None)
         return SimGemm(self._memory, self._kernels, self._cache, gemm, chosen, reported, applied)
 
@@ -123,15 +123,15 @@ class SimBlas:
         rates = rates_of(self._context.facts, gemm.dtype)
         return sort_by_estimate(gemm, self._allowed(gemm, settings), rates)
 
-    def _find(self, gemm: Gemm, settings: GemmSettings, requested: Algorithm) -> Algorithm:
+    def _select(self, gemm: Gemm, settings: GemmSettings, requested: Algorithm) -> Algorithm:
         """Return the algorithm with these parameters, ignoring their workspace size."""
         self._check_can_select()
         for candidate in algorithms(gemm):
             if replace(candidate, workspace_bytes=requested.workspace_bytes) == requested:
                 if reason := rejection_reason(candidate, settings):
-                    raise Unsupported(f"algorithm {candidate.id} {reason}", hint=_CHOOSE_ANOTHER)
+                    raise Unsupported(f"algorithm {candidate.id} {reason}", hint=_ALGORITHM_HINT)
                 return candidate
-        raise Unsupported(f"no such algorithm for this GEMM: {requested}", hint=_CHOOSE_ANOTHER)
+        raise Unsupported(f"no such algorithm for this GEMM: {requested}", hint=_ALGORITHM_HINT)
 
     def _check(self, gemm: Gemm) -> None:
         self._check_open()
@@ -139,7 +139,7 @@ class SimBlas:
 
     def _check_can_select(self) -> None:
         if self.library == "cublas":
-            raise Unsupported(_SELECTS_INTERNALLY, hint=USE_CUBLASLT)
+            raise Unsupported(_NOT_REPORTED, hint=USE_CUBLASLT)
 
     def _check_open(self) -> None:
         if self._context.closed:
@@ -252,12 +252,12 @@ def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
     available, minimum = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
     if available < minimum:
         name = facts.fields.get("name")
-        possible = [
+        supported_types = [
             dtype for dtype in DATA_TYPES if available >= _MIN_CAPABILITY.get(dtype, (0, 0))
         ]
         raise Unsupported(
             f"{gemm.dtype} needs compute capability {minimum}, {name} has {available}",
-            hint=f"supported here: {', '.join(possible)}",
+            hint=f"supported here: {', '.join(supported_types)}",
         )
 
 

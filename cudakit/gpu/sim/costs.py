@@ -38,7 +38,7 @@ class Costs:
         return self.minimum_ns + size_bytes * _NS // self.pageable_bytes_per_s
 
     def to_peer_ns(self, size_bytes: int, nvlinks: int) -> int:
-        """Return the time to copy bytes to a peer: over NVLink, or at host link speed without one."""
+        """Return the time to copy bytes to a peer: over NVLink, or at host link speed without NVLink."""
         if not nvlinks:
             return self.host_link_ns(size_bytes)
         return self.minimum_ns + size_bytes * _NS // (nvlinks * self.nvlink_bytes_per_s)
@@ -58,8 +58,8 @@ _MULTIPROCESSORS = 16
 _CLOCK_KHZ = 1_000_000
 # fp16 operations per cycle of the tensor cores of an SM (NVIDIA's white papers of Turing, Ampere,
 # GA102, Ada, Hopper and Blackwell).
-_TENSOR = {(8, 0): 2048, (8, 7): 2048, (9, 0): 4096, (10, 0): 8192}
-_TENSOR_DEFAULT = 1024
+_TENSOR_OPERATIONS = {(8, 0): 2048, (8, 7): 2048, (9, 0): 4096, (10, 0): 8192}
+_DEFAULT_TENSOR_OPERATIONS = 1024
 # Tensor core throughput relative to fp16.
 _RELATIVE_TO_FP16 = {
     "fp16": 1.0,
@@ -71,10 +71,10 @@ _RELATIVE_TO_FP16 = {
 }
 # Operations per cycle and SM without tensor cores; fp64 with tensor cores that support fp64 (CUDA C++
 # Programming Guide, "Arithmetic Instructions").
-_FP32, _FP32_64_LANES = 256, 128
+_FP32_OPERATIONS, _FP32_OPERATIONS_64_LANES = 256, 128
 _64_LANE_CAPABILITIES = ((7, 5), (8, 0))
-_FP64 = {(8, 0): 128, (9, 0): 256, (10, 0): 128}
-_FP64_DEFAULT = 4
+_FP64_OPERATIONS = {(8, 0): 128, (9, 0): 256, (10, 0): 128}
+_DEFAULT_FP64_OPERATIONS = 4
 # GeForce GPUs accumulate in fp32 at half the rate (GA102 and Ada white papers).
 _GEFORCE_FACTOR = 0.5
 
@@ -104,11 +104,13 @@ def capability(facts: DeviceFacts) -> Capability:
 def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:
     version = capability(facts)
     if dtype == "fp64":
-        return _FP64.get(version, _FP64_DEFAULT)
+        return _FP64_OPERATIONS.get(version, _DEFAULT_FP64_OPERATIONS)
     if dtype == "fp32":
-        return _FP32_64_LANES if version in _64_LANE_CAPABILITIES else _FP32
+        return _FP32_OPERATIONS_64_LANES if version in _64_LANE_CAPABILITIES else _FP32_OPERATIONS
     is_geforce = "GeForce" in str(facts.fields.get("name"))
-    operations = _TENSOR.get(version, _TENSOR_DEFAULT) * _RELATIVE_TO_FP16[dtype]
+    operations = (
+        _TENSOR_OPERATIONS.get(version, _DEFAULT_TENSOR_OPERATIONS) * _RELATIVE_TO_FP16[dtype]
+    )
     return operations * _GEFORCE_FACTOR if is_geforce else operations
 
 

@@ -14,7 +14,7 @@ from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as facts
 from cudakit.trace.kinds import Work
 
-# GraphNode ids are graph number times this, plus node number.
+# The id of a GraphNode is the graph number times this constant, plus the node number.
 _NODES_PER_GRAPH = 1 << 32
 
 
@@ -24,8 +24,8 @@ class _Executable:
 
     graph: int
     nodes: Nodes
-    last: tuple[Task, ...] = ()
-    uploaded: tuple[Task, ...] = ()  # the last upload, which the next upload waits for
+    last_launch: tuple[Task, ...] = ()
+    last_upload: tuple[Task, ...] = ()  # the next upload waits for it
 
 
 class SimGraphs:
@@ -83,9 +83,13 @@ class SimGraphs:
     @driver_call
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
         target, queue = self._executables[executable], self._streams.uncaptured_queue(stream)
-        after = (*self._streams.queues.dependencies_of(queue), *target.last, *target.uploaded)
+        after = (
+            *self._streams.queues.dependencies_of(queue),
+            *target.last_launch,
+            *target.last_upload,
+        )
         delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
-        queue.tail = target.uploaded = (
+        queue.tail = target.last_upload = (
             self.context.schedule.add(
                 Job(Work.EMPTY), after, delay_ns=delay_ns, priority=queue.priority
             ),
@@ -156,13 +160,13 @@ class SimGraphs:
     def _release(self, capture: Capture) -> None:
         capture.ended = True
         self._streams.captures.remove(capture)
-        for queue in self._streams.queues.others:
+        for queue in self._streams.queues.other_queues:
             if queue.capture is capture:
                 queue.capture, queue.nodes = None, ()
 
     def _enqueue_nodes(self, queue: Queue, executable: _Executable) -> dict[Node, Task]:
         """Enqueue the nodes of a graph after the earlier work of a stream and the previous launch."""
-        begin = (*self._streams.queues.dependencies_of(queue), *executable.last)
+        begin = (*self._streams.queues.dependencies_of(queue), *executable.last_launch)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
             after = [tasks[dependency] for dependency in node.dependencies] or begin
@@ -171,7 +175,7 @@ class SimGraphs:
                 node.job, after, delay_ns=delay_ns, priority=queue.priority
             )
         end = self.context.schedule.add(Job(Work.EMPTY), [*begin, *tasks.values()])
-        queue.tail = executable.last = (end,)
+        queue.tail = executable.last_launch = (end,)
         return tasks
 
     def _inline(self, queue: Queue, capture: Capture, executable: _Executable) -> None:

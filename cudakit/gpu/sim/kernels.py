@@ -59,7 +59,7 @@ class SimKernels:
     ) -> None:
         self.context = context
         self._streams, self._heap = streams, heap
-        self._own_host_kernels = dict(host_kernels or {})
+        self._device_host_kernels = dict(host_kernels or {})
         self._limits = {
             name: context.integer_fact(name, default) for name, default in _LIMITS.items()
         }
@@ -129,7 +129,7 @@ class SimKernels:
         self._modules.clear()
 
     def _host_kernel(self, name: str) -> HostKernel:
-        host_kernel = self._own_host_kernels.get(name) or registered().get(name)
+        host_kernel = self._device_host_kernels.get(name) or registered().get(name)
         if host_kernel is None:
             raise UsageError(
                 f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",
@@ -164,14 +164,14 @@ class SimKernels:
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         limits = self._limits
-        fits = [
+        within_limits = [
             0 < extent <= limits[f"max_{kind}_dim_{axis}"]
             for kind, extents in (("grid", grid), ("block", block))
             for axis, extent in zip("xyz", extents, strict=True)
         ]
         threads = block[0] * block[1] * block[2]
         if (
-            not all(fits)
+            not all(within_limits)
             or threads > limits["max_threads_per_block"]
             or not 0 <= shared_bytes <= limits["max_shared_memory_per_block_optin_bytes"]
         ):

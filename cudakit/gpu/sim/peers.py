@@ -22,7 +22,7 @@ class SimPeers:
         self.context = context
         self._streams, self._heap = streams, heap
         self._peer_allocations: dict[int, Region] = {}
-        self._used_bytes_of: Counter[int] = Counter()
+        self._used_bytes: Counter[int] = Counter()
         self.enabled: set[int] = set()  # peers with access to memory of this device
 
     @driver_call
@@ -65,16 +65,16 @@ class SimPeers:
     @driver_call
     def peer_free(self, ordinal: int, ptr: Ptr) -> None:
         self._streams.reject_in_capture()
-        of_peer = {
+        peer_allocations = {
             address: allocation
             for address, allocation in self._peer_allocations.items()
             if allocation.peer == ordinal
         }
-        region = pop_allocation(of_peer, ptr, f"no allocation of device {ordinal}")
+        region = pop_allocation(peer_allocations, ptr, f"no allocation of device {ordinal}")
         self.context.wait_for_all()
         del self._peer_allocations[ptr]
         self._heap.space.remove(region)
-        self._used_bytes_of[ordinal] -= rounded(len(region.data))
+        self._used_bytes[ordinal] -= rounded(len(region.data))
         self.context.emit(Free(ptr, len(region.data)), device=ordinal)
 
     def nvlinks(self, ordinal: int) -> int:
@@ -100,10 +100,10 @@ class SimPeers:
             )
         fact = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
         capacity_bytes = fact if isinstance(fact, int) else DEFAULT_CAPACITY_BYTES
-        free_bytes = capacity_bytes - self._used_bytes_of[ordinal]
+        free_bytes = capacity_bytes - self._used_bytes[ordinal]
         if rounded(size_bytes) > free_bytes:
             detail = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
             raise cuda_error(
                 Status.OUT_OF_MEMORY, detail=f"{format_bytes(size_bytes)} requested, {detail}"
             )
-        self._used_bytes_of[ordinal] += rounded(size_bytes)
+        self._used_bytes[ordinal] += rounded(size_bytes)

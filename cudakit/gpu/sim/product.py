@@ -34,7 +34,7 @@ _FP32_MANTISSA_BITS = 23
 # A100 white paper, "TensorFloat-32".
 _TF32_MANTISSA_BITS = 10
 _BF16_MANTISSA_BITS = 7
-# In both formats of 8 bits ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
+# The NaN of both fp8 formats ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
 _FP8_NAN = 0x7F
 # Limit of host memory for results; the last result is always kept.
 _CACHE_BYTES = 256 << 20
@@ -70,7 +70,7 @@ def round_to(values: Floats, element: Element) -> Bits:
     if element is FP32:
         return fp32_values
     if element is BF16:
-        return (_truncate_mantissa(fp32_values, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(
+        return (_round_mantissa(fp32_values, _BF16_MANTISSA_BITS) >> np.uint32(16)).astype(
             np.uint16
         )
     bits = encode(np.nan_to_num(fp32_values), element)
@@ -81,7 +81,7 @@ def round_to(values: Floats, element: Element) -> Bits:
 def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
     """Return the transposed matrices of a batch as the values that enter the sums."""
     if gemm.dtype == "tf32":
-        columns = _truncate_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
+        columns = _round_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
     return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
 
 
@@ -93,7 +93,7 @@ def _sums(a: Floats, b: Floats, layout: str) -> Floats:
     return product
 
 
-def _truncate_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
+def _round_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
     """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
     dropped = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
     bits = fp32_values.view(np.uint32)

@@ -83,7 +83,7 @@ class Queue:
     nodes: Nodes = ()  # dependencies of the next node during a capture
 
     @property
-    def blocks(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether the stream synchronizes with the legacy default stream."""
         return self.flag in (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 
@@ -97,15 +97,17 @@ class Queues:
     """
 
     legacy: Queue
-    others: list[Queue] = field(default_factory=list)
+    other_queues: list[Queue] = field(default_factory=list)
     _destroyed_tails: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
     def dependencies_of(self, queue: Queue) -> tuple[Task, ...]:
         """Return the tasks that a new task of a stream depends on."""
         if queue is self.legacy:
-            blocking = (task for other in self.others if other.blocks for task in other.tail)
+            blocking = (
+                task for other in self.other_queues if other.is_blocking for task in other.tail
+            )
             return _prune_finished([*queue.tail, *self._destroyed_tails, *blocking])
-        if queue.blocks:
+        if queue.is_blocking:
             return _prune_finished([*queue.tail, *self.legacy.tail])
         return _prune_finished(queue.tail)
 
@@ -115,13 +117,13 @@ class Queues:
 
     def destroy(self, queue: Queue) -> None:
         """Remove a stream; its enqueued work still completes."""
-        self.others.remove(queue)
-        if queue.blocks:
+        self.other_queues.remove(queue)
+        if queue.is_blocking:
             self._destroyed_tails = _prune_finished([*self._destroyed_tails, *queue.tail])
 
     def captures(self) -> list[Capture]:
         """Return the captures that include a blocking stream."""
-        return [queue.capture for queue in self.others if queue.blocks and queue.capture]
+        return [queue.capture for queue in self.other_queues if queue.is_blocking and queue.capture]
 
 
 @dataclass(slots=True, eq=False)

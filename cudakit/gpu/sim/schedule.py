@@ -179,14 +179,14 @@ class Schedule:
                 polled_ns = min(now_ns - task.begin_ns, poll.timeout_ns)
                 duration_ns = max(outcome.duration_ns, polled_ns)
                 self._finish(task, outcome._replace(duration_ns=duration_ns))
-            elif now_ns >= _timeout_at_ns(task, poll):
+            elif now_ns >= _timeout_time_ns(task, poll):
                 self._time_out(task)
         return len(self._polling) < count
 
     def _time_out_first(self) -> None:
         """Time out the polling task that is due first, because no other task can run."""
         self._time_out(
-            min(self._polling, key=lambda task: _timeout_at_ns(task, self._polling[task][0]))
+            min(self._polling, key=lambda task: _timeout_time_ns(task, self._polling[task][0]))
         )
 
     def _time_out(self, task: Task) -> None:
@@ -220,7 +220,7 @@ class Schedule:
         task.dependents.clear()
 
 
-def _timeout_at_ns(task: Task, poll: Poll) -> int:
+def _timeout_time_ns(task: Task, poll: Poll) -> int:
     return task.begin_ns + poll.timeout_ns
 
 

@@ -22,7 +22,7 @@ _TYPEDEF = re.compile(r"\btypedef\s+([\w\s*]+?)\s*\b(\w+)\s*;")
 _QUALIFIERS = frozenset({"const", "volatile", "__restrict__", "__grid_constant__", "signed"})
 _POINTER_BYTES = 8
 
-# CUDA C++ on 64-bit Linux.
+# Sizes of types in CUDA C++ on 64-bit Linux.
 _TYPE_BYTES = {
     "bool": 1,
     "char": 1,

@@ -27,7 +27,7 @@ _MAP_NORESERVE = 0x4000  # Linux; the simulated device may have more memory than
 _INITIAL_BYTE = 0xC5  # fills small allocations, so that reads of uninitialized memory are visible
 # Granularity of sizes and addresses.
 _ALIGNMENT_BYTES = 512
-# For models without usable_memory_bytes.
+# The capacity of models without usable_memory_bytes.
 DEFAULT_CAPACITY_BYTES = 1 << 30
 
 

@@ -213,7 +213,7 @@ class SimStreams:
 
     def _new_queue(self, flag: StreamFlag, priority: int = 0) -> Queue:
         queue = self._streams.make(lambda number: Queue(number, flag, priority))
-        self.queues.others.append(queue)
+        self.queues.other_queues.append(queue)
         self.context.emit(facts.StreamCreate(queue.number, flag, priority))
         return queue
 

@@ -137,7 +137,7 @@ def test_setting_is_restored_after_failure() -> None:
         ),
         (Gemm(dtype="fp8_e4m3", m=16, n=16, k=24), "multiples of 16"),
         (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, epilogue="bias", output="fp32"), "no bias"),
-        (Gemm(dtype="int8", m=16, n=16, k=16), "n above 16"),
+        (Gemm(dtype="int8", m=16, n=16, k=16), "n of at least 17"),
         (
             Gemm(dtype="int8", m=16, n=32, k=16, padding=8),
             "only epilogue none, batch 1 and padding 0",

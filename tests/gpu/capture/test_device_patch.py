@@ -141,7 +141,7 @@ def test_device_capabilities_without_nvml_and_device_are_empty() -> None:
 def test_device_of_unknown_capability_is_refused(lib: FakeNvml | None) -> None:
     nvml = open_nvml(lib) if lib else Unavailable("nvidia-ml-py is not installed")
 
-    with pytest.raises(EnvironmentUnusable, match="compute capability of the devices is not known"):
+    with pytest.raises(EnvironmentUnusable, match="compute capability of the GPUs is unknown"):
         device_capabilities(nvml)
 
 

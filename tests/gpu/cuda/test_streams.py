@@ -55,7 +55,7 @@ def test_own_streams_are_handles_and_foreign_ones_are_not_destroyed(gpu: Cuda, h
     gpu.destroy_stream(stream)
 
     for other in (stream, Stream(handle)):
-        with pytest.raises(cudakit.CudaError, match="another library's, or was destroyed"):
+        with pytest.raises(cudakit.CudaError, match="belongs to another library, or was destroyed"):
             gpu.destroy_stream(other)
 
 

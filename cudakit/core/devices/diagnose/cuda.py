@@ -197,6 +197,6 @@ def _check_step(context: RunContext, name: str, success: str) -> Finding:
     if step is None:
         raise NotCheckable("an earlier step of the self-test failed")
     if step.error:
-        return fail(step.error, step.seen, *filter(None, [step.hint]))
-    results = ", ".join(dict.fromkeys(step.seen.values()))
-    return ok(f"{success} ({results})" if results else success, step.seen)
+        return fail(step.error, step.details, *filter(None, [step.hint]))
+    details = ", ".join(dict.fromkeys(step.details.values()))
+    return ok(f"{success} ({details})" if details else success, step.details)

@@ -187,7 +187,7 @@ class Step:
     name: str
     error: str = ""
     hint: str = ""
-    seen: Mapping[str, str] = field(default_factory=lambda: {"cuda:0": "16 MiB exact"})
+    details: Mapping[str, str] = field(default_factory=lambda: {"cuda:0": "16 MiB exact"})
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())

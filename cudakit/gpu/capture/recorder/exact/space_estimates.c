@@ -73,7 +73,7 @@ void space_learn(const launch_arena *arena, const arena_copy *copy)
             needed.boxes += boxes_of[i];
             lost = lost || (copy->top.header.lost && copy->lost[i / 32] >> (i & 31) & 1);
         }
-        if (lost) /* it needs more than this; how much is not known */
+        if (lost) /* a lower bound: the launch lost accesses */
             needed.pages *= 2, needed.boxes *= 2;
         learn(group->signature, needed);
     }
