@@ -130,10 +130,14 @@ def allocation_steps(events: Events) -> LifetimeSteps:
 
 @dataclass(frozen=True, slots=True)
 class MatchedLifetimes:
-    """Lifetimes, matched with the blocks of the final state."""
+    """Lifetimes, matched with the blocks of the final state.
+
+    ``begin``, ``free_requested`` and ``end`` are indices of events: -1 before the trace, the number of events
+    if not within it.
+    """
 
     address: Addresses
-    requested: Ints
+    requested: Ints  # bytes
     begin: Ints
     free_requested: Ints
     end: Ints
