@@ -74,9 +74,9 @@ def _address_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _limit_remedies(r: OomReport) -> Iterator[str]:
-    needed = r.reserved_bytes + r.segment_bytes
+    needed_bytes = r.reserved_bytes + r.segment_bytes
     if r.limited and r.limit_bytes is not None:
-        share = math.ceil(100 * needed / r.device_total_bytes) / 100
+        share = math.ceil(100 * needed_bytes / r.device_total_bytes) / 100
         yield (
             f"raise the memory fraction to {min(share, 1.0):.2f}: the device has free memory, but the limit"
             f" is {format_bytes(r.limit_bytes)}"

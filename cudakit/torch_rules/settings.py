@@ -32,7 +32,7 @@ class Settings:
 
     The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys
     are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
-    ``per_process_memory_fraction``. Settings that are not given have their defaults.
+    ``per_process_memory_fraction``. Omitted settings have their defaults.
 
     Raises SettingRefused, an InputError with the field, its value and the valid values.
     """
@@ -190,10 +190,10 @@ def effective(environment: Mapping[str, str]) -> Settings:
     whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
     SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
     """
-    present = [variable for variable in VARIABLES if variable in environment]
-    if not present:
+    set_variables = [variable for variable in VARIABLES if variable in environment]
+    if not set_variables:
         return Settings()
-    used, *unused = present
+    used, *unused = set_variables
     if ignored := [name for name in unused if environment[name] != environment[used]]:
         warnings.warn(
             f"{' and '.join([used, *ignored])} are set; this allocator uses {used}",

@@ -90,7 +90,7 @@ class GpuRule:
     applies: Callable[[GpuState], object]
     message: str
     fix: tuple[str, ...]
-    describe: Callable[[GpuState], str | None]  # returns the evidence
+    describe: Callable[[GpuState], str | None]  # evidence about one GPU
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:

@@ -129,11 +129,11 @@ def gpus_on_bus(context: RunContext) -> Finding:
     GPUs in NVML.
     """
     require_driver(context)
-    on_bus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASSED_THROUGH]
-    gone = [gpu.address for gpu in on_bus if gpu.is_gone]
-    if gone:
+    bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASSED_THROUGH]
+    failed = [gpu.address for gpu in bus_gpus if gpu.is_gone]
+    if failed:
         return fail(
-            f"a GPU has fallen off the bus: {', '.join(gone)}",
+            f"a GPU has fallen off the bus: {', '.join(failed)}",
             {"revision": "0xff"},
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
         )
@@ -143,30 +143,32 @@ def gpus_on_bus(context: RunContext) -> Finding:
     }
     if lost:
         return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG_COMMAND)
-    if on_bus:
-        return _compare_with_bus(context, on_bus, gpus)
+    if bus_gpus:
+        return _compare_with_bus(context, bus_gpus, gpus)
     if not gpus:
         return fail("NVML answers but reports no GPU", {}, _LOG_COMMAND)
     return ok(f"NVML reports {count_of(len(gpus), 'GPU')}; the PCI bus cannot be read here")
 
 
 def _compare_with_bus(
-    context: RunContext, on_bus: list[PciGpu], nvml_gpus: list[DeviceFacts]
+    context: RunContext, bus_gpus: list[PciGpu], nvml_gpus: list[DeviceFacts]
 ) -> Finding:
     nvml_addresses = {
         _without_leading_zeros(gpu.pci_bus_id)
         for gpu in nvml_gpus
         if isinstance(gpu.pci_bus_id, str)
     }
-    missing = [gpu for gpu in on_bus if _without_leading_zeros(gpu.address) not in nvml_addresses]
+    missing = [gpu for gpu in bus_gpus if _without_leading_zeros(gpu.address) not in nvml_addresses]
     if not missing:
-        return ok(f"NVML reports every GPU on the PCI bus ({len(on_bus)})")
+        return ok(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
     evidence = {gpu.address: gpu.driver or "no driver" for gpu in missing}
     if context.host.container and nvml_gpus:
-        return ok(f"this container has {len(nvml_gpus)} of the host's {len(on_bus)} GPUs", evidence)
+        return ok(
+            f"this container has {len(nvml_gpus)} of the host's {len(bus_gpus)} GPUs", evidence
+        )
     make_finding = warn if nvml_gpus else fail
     return make_finding(
-        f"the driver did not initialize {len(missing)} of {len(on_bus)} GPUs",
+        f"the driver did not initialize {len(missing)} of {len(bus_gpus)} GPUs",
         evidence,
         _LOG_COMMAND,
     )

@@ -94,18 +94,18 @@ def mig_instances(context: RunContext) -> Finding:
     Source: NVIDIA Multi-Instance GPU User Guide.
     """
     gpus = gpu_states(context)
-    in_mig = [gpu for gpu in gpus if gpu.flag("mig_mode")]
+    mig_gpus = [gpu for gpu in gpus if gpu.flag("mig_mode")]
     parents = Counter(device.parent for device in require_nvml(context).devices)
-    counts = {gpu.label: parents[gpu.facts.index] for gpu in in_mig}
+    counts = {gpu.label: parents[gpu.facts.index] for gpu in mig_gpus}
     evidence = {label: count_of(count, "instance") for label, count in counts.items()}
-    empty = [gpu for gpu in in_mig if not counts[gpu.label]]
+    empty = [gpu for gpu in mig_gpus if not counts[gpu.label]]
     findings = list(_MODE_CHANGE.findings(gpus))
     if empty:
         findings.insert(0, _empty_mig_finding(empty, evidence, all_gpus=len(empty) == len(gpus)))
     return combine(
         findings,
-        otherwise=ok(f"{names_of(in_mig)} in MIG mode, with instances", evidence)
-        if in_mig
+        otherwise=ok(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)
+        if mig_gpus
         else ok("no GPU is in MIG mode"),
     )
 

@@ -100,7 +100,7 @@ class _Need:
     name: str
     cuda: tuple[int, int | None]
     generates_ptx: bool = False
-    is_required: bool = True  # False: bindings and toolkits, which may be unused
+    is_required: bool = True  # bindings and toolkits can be unused
 
 
 def _needs(context: RunContext) -> Iterator[_Need]:
@@ -277,9 +277,9 @@ def _cuda_of_build(build: Build) -> str:
 
 
 def _torch_without_cuda(context: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
-    newest = max(_TORCH_INDEXES)
-    major, _ = driver_cuda(context) or (newest, 0)
-    index = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest])
+    newest_major = max(_TORCH_INDEXES)
+    major, _ = driver_cuda(context) or (newest_major, 0)
+    index = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
     return fail(
         f"PyTorch {build.version} was built without CUDA",
         evidence,

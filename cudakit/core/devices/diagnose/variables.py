@@ -257,10 +257,12 @@ def misspelled(context: RunContext) -> Finding:
 
 def _nearest_known_name(name: str) -> tuple[str, ...]:
     """Return the known name that is nearest to a misspelled name, or none."""
-    known, upper = known_variables(), name.upper()
-    if name in known or not upper.startswith(_PREFIXES):
+    known_names, upper = known_variables(), name.upper()
+    if name in known_names or not upper.startswith(_PREFIXES):
         return ()
-    distance, nearest = min((_edit_distance(upper, candidate), candidate) for candidate in known)
+    distance, nearest = min(
+        (_edit_distance(upper, candidate), candidate) for candidate in known_names
+    )
     return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ()
 
 

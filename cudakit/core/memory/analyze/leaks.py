@@ -52,15 +52,15 @@ def _held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]
     first_live = np.searchsorted(moments, allocations.begin, side="right")
     first_dead = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
-    held, count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
+    live_bytes, live_count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
     for moment, sign in ((first_live, 1), (first_dead, -1)):
         cell = row * shape[1] + moment
-        held += sign * np.bincount(cell, weights=allocations.size, minlength=len(held))
-        count += sign * np.bincount(cell, minlength=len(count))
+        live_bytes += sign * np.bincount(cell, weights=allocations.size, minlength=len(live_bytes))
+        live_count += sign * np.bincount(cell, minlength=len(live_count))
     return (
         ids.astype(np.int64),
-        np.cumsum(held.reshape(shape), axis=1)[:, :-1].astype(np.int64),
-        np.cumsum(count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
     )
 
 

@@ -69,7 +69,9 @@ class Tables:
         return np.array(global_ids, np.int32)[local_ids] if global_ids else local_ids
 
     def _decode_stacks(self, handles: Handles) -> list[tuple[int, ...]]:
-        is_list = np.array([bool(h) and self._tree.is_list(h) for h in handles.tolist()], np.bool_)
+        is_list = np.array(
+            [bool(handle) and self._tree.is_list(handle) for handle in handles.tolist()], np.bool_
+        )
         counts, frames = self._tree.children(np.where(is_list, handles, np.uint64(0)))
         frame_ids = self._frame_ids(frames).tolist()
         self._check_text_length(frame_ids)

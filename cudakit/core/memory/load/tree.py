@@ -59,7 +59,7 @@ class Tree(Protocol):
         """Return integers of -2**63 to 2**64-1, and which nodes are such integers.
 
         Values from 2**63 on wrap: view them as uint64. Booleans are 0 and 1. All other nodes, and handle 0,
-        give 0 and False.
+        are 0 and not integers.
         """
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:

@@ -78,18 +78,18 @@ def frame_text(frame: Frame) -> str:
     return f"{location} {frame.name}".strip()
 
 
-def _masked_outside_trace(event: Ints, n: int) -> Ints:
+def _masked_outside_trace(event: Ints, n_events: int) -> Ints:
     """Mask event indices before and after the trace."""
-    return np.ma.masked_array(event, (event < 0) | (event >= n))
+    return np.ma.masked_array(event, (event < 0) | (event >= n_events))
 
 
 def _event_times(device: DeviceMemory, event: Ints) -> Ints:
     """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
-    n = len(times)
-    has_times = device.snapshot.has_times and n > 0
-    time = times[np.clip(event, 0, n - 1)] if has_times else np.zeros(len(event), np.int64)
-    return np.ma.masked_array(time, (event < 0) | (event >= n) | (not has_times))
+    n_events = len(times)
+    has_times = device.snapshot.has_times and n_events > 0
+    time = times[np.clip(event, 0, n_events - 1)] if has_times else np.zeros(len(event), np.int64)
+    return np.ma.masked_array(time, (event < 0) | (event >= n_events) | (not has_times))
 
 
 def _join_columns(parts: list[Columns]) -> Columns:
@@ -99,8 +99,8 @@ def _join_columns(parts: list[Columns]) -> Columns:
     text: dict[str, tuple[str, ...]] = dict.fromkeys(parts[0].text, ())
     for part in parts:
         for name, array in part.arrays.items():
-            shift = len(text.get(name, ()))
-            arrays[name].append(np.where(array < 0, -1, array + shift) if shift else array)
+            offset = len(text.get(name, ()))
+            arrays[name].append(np.where(array < 0, -1, array + offset) if offset else array)
         for name, values in part.text.items():
             text[name] += values
     concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate

@@ -111,5 +111,5 @@ def _group_name(columns: Columns, index: int) -> str:
 def _code_text(columns: Columns, name: str, index: int) -> str:
     """Return the text of a code; a code without text is shown as ``stream 3``."""
     code = int(columns.arrays[name][index])
-    texts = columns.text.get(name, ())
-    return texts[code] if 0 <= code < len(texts) else f"{name} {code}"
+    names = columns.text.get(name, ())
+    return names[code] if 0 <= code < len(names) else f"{name} {code}"

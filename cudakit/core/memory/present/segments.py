@@ -74,8 +74,8 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
         )
 
 
-def _with_share(size_bytes: int, share: float, whole: str) -> Text:
-    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {whole})")
+def _with_share(size_bytes: int, share: float, reference: str) -> Text:
+    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {reference})")
 
 
 def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
@@ -105,7 +105,7 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
 
 def layout(device: DeviceMemory) -> View:
     """Draw each segment with its blocks; a terminal lists the segments with most free memory."""
-    # The picture gets its columns from the device: names of Columns would repeat for several devices.
+    # Columns in the report would have the same names for each device.
     return View(
         "memory-layout",
         (),

@@ -58,7 +58,7 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     walk = _BackwardWalk(_final_ranges(trace))
     is_map = events.action == Action.SEGMENT_MAP
     changes = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
-    for event, maps, address, size, stream, pool in zip(
+    for event, is_mapping, address, size, stream, pool in zip(
         changes.tolist(),
         is_map[changes].tolist(),
         events.address[changes].tolist(),
@@ -67,7 +67,7 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
         events.pool[changes].tolist(),
         strict=True,
     ):
-        if maps:
+        if is_mapping:
             kind = SegmentKind.SMALL if size == _SMALL_PAGE else SegmentKind.LARGE
             walk.undo_map(_mapped_range(address, size, stream, pool, kind, event, n))
         else:
@@ -78,9 +78,9 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
 
 def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
     segments, n = trace.segments, len(trace.events)
-    chosen = segments.expandable & (segments.size > 0)
+    is_expandable = segments.expandable & (segments.size > 0)
     names = ("address", "size", "stream", "pool", "kind")
-    columns = (getattr(segments, name)[chosen].tolist() for name in names)
+    columns = (getattr(segments, name)[is_expandable].tolist() for name in names)
     return (_mapped_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
 
 

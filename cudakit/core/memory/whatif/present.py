@@ -34,9 +34,9 @@ def report(result: WhatIfResult) -> Document:
 
 def brief(result: WhatIfResult) -> tuple[str, ...]:
     """Return the headline and the warnings of each device, one line each."""
-    several = len(result.devices) > 1
+    has_several = len(result.devices) > 1
     return tuple(
-        f"{device.file} cuda:{device.device}: {note.text}" if several else note.text
+        f"{device.file} cuda:{device.device}: {note.text}" if has_several else note.text
         for device in result.devices
         for note in (_headline(device), *_shortages(device), _reliability(device))
     )
@@ -120,8 +120,8 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
         increase = outcome.peak.reserved_bytes - baseline_bytes
         return Change(increase) if id(outcome) in compared else Text("")
 
-    limited = len(_rows(device)) > 2 + len(device.tried)
-    given = "recorded settings: replayed with the limit; " if limited else ""
+    has_limit_row = len(_rows(device)) > 2 + len(device.tried)
+    given = "recorded settings: replayed with the limit; " if has_limit_row else ""
     return table(
         (
             _SETTINGS,

@@ -36,7 +36,7 @@ class Shortage:
 class Outcome:
     """The memory and the driver calls, as recorded or of one replay."""
 
-    name: str  # "recorded", "replayed, as recorded", "recorded settings", or the given text
+    name: str  # "recorded", "replayed, as recorded", "recorded settings", or the settings as text
     settings: str  # in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
     limit_bytes: int | None  # maximum reserved memory; null: no limit
     peak: MemoryTotals  # the maximum of each total until the end, or until the shortage

@@ -14,18 +14,18 @@ from cudakit.units import format_bytes, format_count
 
 def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
     """Yield the figures that differ between a recording and its replay."""
-    for when in ("peak", "end"):
+    for moment in ("peak", "end"):
         for name in ("reserved", "allocated", "requested", "active"):
-            before, after = (
-                int(getattr(getattr(outcome, when), f"{name}_bytes"))
+            recorded_value, replayed_value = (
+                int(getattr(getattr(outcome, moment), f"{name}_bytes"))
                 for outcome in (recorded, replayed)
             )
-            if before != after:
-                yield Difference(f"{when} {name}", before, after)
+            if recorded_value != replayed_value:
+                yield Difference(f"{moment} {name}", recorded_value, replayed_value)
     for figure in ("device_allocations", "device_frees", "retries", "ooms"):
-        before, after = getattr(recorded, figure), getattr(replayed, figure)
-        if before is not None and before != after:
-            yield Difference(figure.replace("_", " "), before, after)
+        recorded_value, replayed_value = getattr(recorded, figure), getattr(replayed, figure)
+        if recorded_value is not None and recorded_value != replayed_value:
+            yield Difference(figure.replace("_", " "), recorded_value, replayed_value)
 
 
 def reasons(recording: Recording, start: MemoryTotals) -> Iterator[str]:
@@ -108,9 +108,9 @@ def _benefit(baseline: Outcome, chosen: Outcome) -> str:
 
 
 def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
-    single = len(tried) == 1
+    is_single = len(tried) == 1
     subject = (
-        f"{_subject(tried[0])} would not have" if single else "None of these settings would have"
+        f"{_subject(tried[0])} would not have" if is_single else "None of these settings would have"
     )
     if baseline.shortage is not None:
         return f"{subject} run to the end; nor would the recorded settings"

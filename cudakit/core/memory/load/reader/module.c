@@ -146,7 +146,7 @@ static void release(Py_buffer *array)
         PyBuffer_Release(array);
 }
 
-/* Runs a query. `out_item_bytes` and `out2_item_bytes` are per handle; 0: `run` checks the size. */
+/* Runs a query. If an item size is 0, `run` checks the size of the array. */
 static PyObject *run_query(Query *query, Arrays *arrays, bool (*run)(Query *), unsigned out_item_bytes,
                            unsigned out2_item_bytes)
 {
