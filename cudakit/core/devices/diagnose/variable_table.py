@@ -22,7 +22,7 @@ class Variable:
     library: str  # the library that reads it: "CUDA", "PyTorch", "NCCL"
     effect: str
     source: str
-    check: str  # the check that reports the variable while it is on, "" for none
+    check: str  # the check that reports the variable while it is on, or ""
 
 
 @cache

@@ -16,10 +16,10 @@ ROUNDING: Final = 1
 PENDING: Final = 2
 USES: Final = 3
 
-# Codes of the column ``state``; all others are free.
+# Codes of the column ``state``; other codes mean free.
 _ALLOCATED, _PENDING_FREE = 1, 2
 
-# In units; added to positions before they are rounded down, so that rounding errors do not lower them.
+# In drawing units; added before positions are rounded down, because of rounding errors.
 _TOLERANCE = 1e-6
 
 

@@ -36,7 +36,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The number and the size of the segments, or only the number if sizes differ."""
+        """The number of segments, and their size if all are equal."""
         count, sizes = len(self.segments), {segment.size_bytes for segment in self.segments}
         if len(sizes) > 1:
             return f"{count} segments"

@@ -22,7 +22,7 @@ from cudakit.torch_rules.sizes import LARGE_SEGMENT, SMALL_SEGMENT
 _SMALL_PAGE = SMALL_SEGMENT
 _LARGE_PAGE = LARGE_SEGMENT
 
-_ADDRESSES = 1 << 64
+_ADDRESS_SPACE = 1 << 64
 UNKNOWN_POOL = -1  # the event does not record its pool
 
 
@@ -69,10 +69,10 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     ):
         if maps:
             kind = SegmentKind.SMALL if size == _SMALL_PAGE else SegmentKind.LARGE
-            walk.undo_map(_range(address, size, stream, pool, kind, event, n))
+            walk.undo_map(_mapped_range(address, size, stream, pool, kind, event, n))
         else:
             kind = SegmentKind.SMALL if size < _LARGE_PAGE else SegmentKind.UNKNOWN
-            walk.undo_unmap(_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
+            walk.undo_unmap(_mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
     return walk.lifetimes(), walk.contradictions
 
 
@@ -81,12 +81,12 @@ def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
     chosen = segments.expandable & (segments.size > 0)
     names = ("address", "size", "stream", "pool", "kind")
     columns = (getattr(segments, name)[chosen].tolist() for name in names)
-    return (_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
+    return (_mapped_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
 
 
-def _range(address: int, size: int, *attributes: int) -> MappedRange:
+def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
     # In a damaged file a range may extend beyond the address space.
-    return MappedRange(address, min(size, _ADDRESSES - address), *attributes)
+    return MappedRange(address, min(size, _ADDRESS_SPACE - address), *attributes)
 
 
 class _BackwardWalk:

@@ -72,8 +72,8 @@ def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
     if best is None:
         return None
     # If memory ran out, only fewer failures help, not less reserved memory.
-    parts = 2 if baseline.ooms or baseline.shortage else 3
-    return best if ranks[best][:parts] < _rank(baseline)[:parts] else None
+    n_criteria = 2 if baseline.ooms or baseline.shortage else 3
+    return best if ranks[best][:n_criteria] < _rank(baseline)[:n_criteria] else None
 
 
 def _rank(outcome: Outcome) -> tuple[bool, int, int]:
@@ -90,9 +90,9 @@ def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> s
     chosen = tried[best]
     if baseline.shortage is not None or chosen.ooms < baseline.ooms:
         return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
-    less = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
-    share = less / baseline.peak.reserved_bytes
-    return f"{_subject(chosen)} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
+    saved = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
+    share = saved / baseline.peak.reserved_bytes
+    return f"{_subject(chosen)} would have reserved {format_bytes(saved)} ({share:.0%}) less at the peak"
 
 
 def _benefit(baseline: Outcome, chosen: Outcome) -> str:
