@@ -139,7 +139,7 @@ class _Sanitizer:
         self._tests = 0
         self._raced: set[str] = set()
         self._calls: defaultdict[tuple[int, int], _CallOwners] = defaultdict(_CallOwners)
-        self._shared: list[str] = []  # races of this test with an operation of an earlier one
+        self._shared: list[str] = []  # races of this test with an operation of an earlier test
         self._recording = begin(
             self._feed,
             accesses=config.getoption("--cuda-sanitize-accesses"),
