@@ -62,12 +62,12 @@ def opening() -> Iterator[list[Fact]]:
 def launch(stream: int, number: int, known: Known) -> list[Fact]:
     """Read two buffers and write a third, repeating the same buffers as a training step does."""
     facts: list[Fact] = [Launch(stream, "kernel")]
-    for place in range(RANGES):
-        lo = BASE + (number * RANGES + place) % BUFFERS * BUFFER_BYTES
+    for index in range(RANGES):
+        lo = BASE + (number * RANGES + index) % BUFFERS * BUFFER_BYTES
         if known is Known.ASSUMED:
             facts.append(Access(lo, BASE + BUFFERS * BUFFER_BYTES, Mode.READ | Mode.WRITE, known))
         else:
-            facts.append(Access(lo, lo + BUFFER_BYTES, Mode.WRITE if place == 2 else Mode.READ))
+            facts.append(Access(lo, lo + BUFFER_BYTES, Mode.WRITE if index == 2 else Mode.READ))
     return facts
 
 

@@ -239,7 +239,7 @@ def markdown_texts(source: str) -> Iterator[Text]:
 
 
 def texts_of(path: Path) -> Iterator[Text]:
-    """Yield what a reader reads in a file, its name included; nothing if the format is unknown."""
+    """Yield the texts of a file, its name included; nothing if the format is unknown."""
     reader = {
         ".py": python_texts,
         ".md": markdown_texts,
@@ -256,7 +256,7 @@ def texts_of(path: Path) -> Iterator[Text]:
 def findings_in(
     path: str, texts: Iterable[Text], exceptions: Collection[tuple[str, str]] = EXCEPTIONS
 ) -> Iterator[Finding]:
-    """Yield what is to be replaced in the texts of one file."""
+    """Yield the findings in the texts of one file."""
     for text in texts:
         rules = NAME_WORDS + NAME_PATTERNS if text.is_name else PHRASES
         rules = [*rules, *(SENTENCE_STARTS if text.is_sentence else ())]

@@ -87,7 +87,7 @@ class Case:
         )
 
     def missing(self) -> str:
-        """Return what this machine lacks to run the program, or an empty text."""
+        """Return the requirements of the program that this machine lacks, or an empty text."""
         absent = [name for name in self.needs if not is_usable(name)]
         if absent:
             return f"needs {', '.join(absent)}"
@@ -290,7 +290,7 @@ class Outcome:
     right: bool | None  # None: the program cannot run here
     words: str
     run: Run | None
-    log: Path | None = None  # the log to keep
+    log: Path | None = None  # the log for --keep
 
     @property
     def lacks_log(self) -> bool:
@@ -338,7 +338,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    some = [
+    selected = [
         case
         for case in cases(chosen.accesses or "exact")
         if not chosen.names or case.is_named(chosen.names)
@@ -352,7 +352,7 @@ def main() -> int:
     )
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        for outcome in pool.map(check, some):
+        for outcome in pool.map(check, selected):
             outcomes.append(outcome)
             if chosen.all or outcome.right is False:
                 print(outcome, flush=True)

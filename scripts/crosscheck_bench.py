@@ -101,8 +101,8 @@ def measure_by_cuda() -> dict[str, float]:
         program = str(Path(directory) / "crosscheck")
         compiler = shutil.which("nvcc") or sys.exit("nvcc is not on the PATH")
         subprocess.run([compiler, "-O3", "-arch=native", "-o", program, str(SOURCE)], check=True)
-        done = subprocess.run([program], capture_output=True, text=True, check=True)
-    lines = (line.split("\t") for line in done.stdout.splitlines())
+        process = subprocess.run([program], capture_output=True, text=True, check=True)
+    lines = (line.split("\t") for line in process.stdout.splitlines())
     return {name: float(seconds) for name, seconds in lines}
 
 

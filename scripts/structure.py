@@ -32,7 +32,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> set[str]:
-    """Return the modules of the package that a module imports, inside functions included."""
+    """Return the modules of the package that a module imports, including imports inside functions."""
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -103,10 +103,10 @@ class _Session:
         with self._recording.synchronized():
             self._detector.finish(self._report)
             self._report = report
-        self._recording.record_simulated(wanted=True)
+        self._recording.record_simulated(enabled=True)
 
     def leave(self) -> None:
-        self._recording.record_simulated(wanted=False)
+        self._recording.record_simulated(enabled=False)
         self._report = self._outside
 
     def result(self, report: Report) -> SanitizeResult:

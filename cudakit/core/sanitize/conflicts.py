@@ -66,7 +66,7 @@ class ConflictChecker:
         *,
         share_bytes: bool = True,
     ) -> None:
-        """Check a later access against earlier ones of a state that no clock orders before it.
+        """Check an access against the earlier accesses of a state that do not happen before it.
 
         ``share_bytes``: the accesses share bytes, as far as their own ranges are exact.
         """

@@ -137,7 +137,7 @@ class StreamOrder:
             self._threads[thread] = self.host
         if thread not in self._threads:
             self._threads[thread] = Timeline(self._new_slot(), self._width)
-            for known in self._hosts:  # one of them started the new thread
+            for known in self._hosts:  # a known thread started the new one
                 self._threads[thread].acquire(known.snapshot(), None)
             self._hosts.append(self._threads[thread])
         self.host = self._threads[thread]

@@ -256,7 +256,7 @@ def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -
 
     def change(segments: list[Segment]) -> list[Segment]:
         changed: list[Segment] = []
-        for owner, group in groupby(segments, key=lambda one: allocation_at(one.lo)):
+        for owner, group in groupby(segments, key=lambda segment: allocation_at(segment.lo)):
             owned = list(group)
             if len(owned) > MOST_SEGMENTS:
                 owned = list(_merged(owned)) if owner else _most_recent(owned)

@@ -212,7 +212,11 @@ def find_assemblers(paths: SearchPaths) -> list[Assembler]:
     if named:
         return [_named_assembler(Path(named))]
     assemblers = (_assembler(path) for path in dict.fromkeys(_ptxas_files(paths)))
-    return sorted((one for one in assemblers if one), key=lambda one: one.version, reverse=True)
+    return sorted(
+        (assembler for assembler in assemblers if assembler),
+        key=lambda assembler: assembler.version,
+        reverse=True,
+    )
 
 
 def _named_assembler(path: Path) -> Assembler:

@@ -157,7 +157,7 @@ def _layouts(
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        done = subprocess.run(  # noqa: S603 the program's interpreter, on a file of ours
+        done = subprocess.run(  # noqa: S603 the program's interpreter, on a file of cudakit
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,

@@ -164,8 +164,8 @@ def _take_until(tokens: list[str], end: str) -> list[str]:
 def difference(compiled: Mapping[str, Layout], header: Header) -> str:
     """Return the first field in which the recorder and a header differ, or "".
 
-    A struct may have grown at its end, because the recorder receives pointers. Structs that are not of the
-    API, such as the recorder's own, are ignored.
+    A struct may have grown at its end, because the recorder receives pointers. The recorder's own structs
+    are ignored.
     """
     for name in filter(_is_of_the_api, compiled):
         installed = header.layout(name)

@@ -53,7 +53,7 @@ void arena_free(arena_memory *arena);
 bool arena_copy_top(const arena_memory *arena, arena_top *into);
 bool arena_copy_all(const arena_memory *arena, arena_copy *into);
 
-/* Clear what launches wrote, given the header that was copied. */
+/* Clear the parts of the arena that launches wrote, as found in the copied header. */
 bool arena_clear(const arena_memory *arena, const ck_header *used);
 
 /* Enqueue on ``stream`` the write of a marker. */
