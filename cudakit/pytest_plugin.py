@@ -139,13 +139,13 @@ class _Sanitizer:
         self._tests = 0
         self._raced: set[str] = set()
         self._calls: defaultdict[tuple[int, int], _CallOwners] = defaultdict(_CallOwners)
-        self._shared: list[str] = []  # races of this test with an operation of an earlier one
+        self._shared: list[str] = []  # races of this test with an operation of an earlier test
         self._recording = begin(
             self._feed,
             accesses=config.getoption("--cuda-sanitize-accesses"),
             on_missing=config.getoption("--cuda-sanitize-on-missing"),
         )
-        self._recording.record_simulated(wanted=True)
+        self._recording.record_simulated(enabled=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
@@ -200,14 +200,14 @@ class _Sanitizer:
         try:
             result = yield
         except BaseException:
-            if text := self._found():
+            if text := self._race_message():
                 item.add_report_section(when, "races", text)
             raise
-        if text := self._found():
+        if text := self._race_message():
             pytest.fail(text, pytrace=False)
         return result
 
-    def _found(self) -> str:
+    def _race_message(self) -> str:
         """Return the message for the races since the last call, or an empty string."""
         from cudakit.core.sanitize.report import findings, message
 

@@ -30,7 +30,7 @@ LIVE = 512
 FEW, MANY = 100, 100_000
 MOST_TRACE_ENTRIES = 100_000
 
-# Runs a number of pairs.
+# Runs a number of pairs of an allocation and its free.
 Loop = Callable[[int], None]
 
 
@@ -196,15 +196,15 @@ def benchmarks(device: int | str) -> Iterator[tuple[str, Loop]]:
 
 def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[float]]:
     """Return nanoseconds per pair, round by round."""
-    found: dict[str, list[float]] = {name: [] for name in loops}
+    times: dict[str, list[float]] = {name: [] for name in loops}
     gc.disable()
     for _ in range(rounds):
         for name, loop in loops.items():
             start = time.perf_counter_ns()
             loop(PAIRS)
-            found[name].append((time.perf_counter_ns() - start) / PAIRS)
+            times[name].append((time.perf_counter_ns() - start) / PAIRS)
     gc.enable()
-    return found
+    return times
 
 
 def find_device() -> int | str:
@@ -220,13 +220,13 @@ def find_device() -> int | str:
 def versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in ("cudakit", "torch", "cupy-cuda12x", "cupy-cuda13x", "cuda-core", "cuda-bindings"):
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def main() -> int:

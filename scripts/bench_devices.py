@@ -38,7 +38,7 @@ def wall(command: list[str]) -> float:
 def medians() -> dict[str, float]:
     """Return the median time of each command; they run in turn, so that other load affects all alike."""
     rounds = [{name: wall(line) for name, line in COMMANDS.items()} for _ in range(ROUNDS)]
-    return {name: statistics.median(each[name] for each in rounds) for name in COMMANDS}
+    return {name: statistics.median(times[name] for times in rounds) for name in COMMANDS}
 
 
 def watch_share() -> float:

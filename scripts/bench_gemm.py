@@ -37,12 +37,12 @@ class Pair(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        low, high = ci_over_rounds(self.ratios, [len(each) for each in self.rounds])
+        low, high = ci_over_rounds(self.ratios, [len(ratios) for ratios in self.rounds])
         return (high - low) / 2
 
     @property
     def ratios(self) -> list[float]:
-        return [ratio for each in self.rounds for ratio in each]
+        return [ratio for ratios in self.rounds for ratio in ratios]
 
     @property
     def rounds(self) -> list[list[float]]:

@@ -39,7 +39,7 @@ os._exit(0)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured process."""
+    """The time and the peak memory of a process."""
 
     seconds: float
     peak_bytes: int
@@ -58,20 +58,20 @@ def run(command: list[str]) -> tuple[Run, str]:
     return Run(seconds, usage.ru_maxrss * 1024), printed
 
 
-def bare_load(file: str) -> Run:
+def time_pickle_load(file: str) -> Run:
     """Time pickle.load alone, in its own process."""
     measured, printed = run([sys.executable, "-c", _BARE, file])
     return Run(float(printed), measured.peak_bytes)
 
 
-def memviz(file: str) -> Run:
-    """Time the whole command."""
+def time_memviz(file: str) -> Run:
+    """Time ``cudakit memviz`` as a whole process."""
     return run([*_CUDAKIT, "memviz", file])[0]
 
 
 def compare(file: str) -> None:
     """Print both medians and their ratios."""
-    pairs = [(bare_load(file), memviz(file)) for _ in range(_RUNS)]
+    pairs = [(time_pickle_load(file), time_memviz(file)) for _ in range(_RUNS)]
     bare, ours = zip(*pairs, strict=True)
     load, report = _median(bare, _seconds), _median(ours, _seconds)
     load_peak, report_peak = _median(bare, _peak), _median(ours, _peak)

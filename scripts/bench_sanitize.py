@@ -52,7 +52,7 @@ EXACT = [*CUDAKIT, "--accesses", "exact", "-f", "-o", str(REPORT), "--", WORKLOA
 
 Figures: TypeAlias = dict[str, Any]
 
-# The limits that the project set itself.
+# Limits of the project.
 MOST_STEP_RATIO = 1.5
 MOST_EXACT_STEP_RATIO = 3.0
 MOST_EXACT_STREAM_RATIO = 12.0
@@ -64,7 +64,7 @@ MOST_START_MS = 20
 MOST_LAUNCH_US = 5
 
 
-def measured(command: list[str], *arguments: str) -> Figures:
+def measure(command: list[str], *arguments: str) -> Figures:
     """Run the workload; return the figures that it printed, and the time of the whole process."""
     start = time.perf_counter()
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
@@ -90,9 +90,9 @@ def coverage_of(report: Figures) -> Figures:
 def interleaved(commands: dict[str, list[str]], rounds: int, *arguments: str) -> dict[str, Figures]:
     """Run each command once per round, and return the median of every figure."""
     runs = [
-        {name: measured(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
+        {name: measure(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
     ]
-    return {name: median([each[name] for each in runs]) for name in commands}
+    return {name: median([times[name] for times in runs]) for name in commands}
 
 
 def median(runs: list[Figures]) -> Figures:
@@ -114,18 +114,18 @@ def streams(rounds: int) -> Figures:
 
 def relative_to_plain(figures: dict[str, Figures]) -> Figures:
     plain_ms = figures["plain"]["step_ms"]
-    ratios = {name: each["step_ms"] / plain_ms for name, each in figures.items()}
+    ratios = {name: run_figures["step_ms"] / plain_ms for name, run_figures in figures.items()}
     return {"runs": figures, "ratios": ratios}
 
 
-def recorder_alone(rounds: int, folder: Path) -> Figures:
+def measure_recorder(rounds: int, folder: Path) -> Figures:
     """Return the time that the recorder adds to a launch, and the number of its records."""
-    turns = [
-        (measured(PLAIN, "loop"), measured(PLAIN, "loop", "--record", str(folder / str(number))))
+    pairs = [
+        (measure(PLAIN, "loop"), measure(PLAIN, "loop", "--record", str(folder / str(number))))
         for number in range(rounds)
     ]
-    plain = median([first for first, _ in turns])
-    recorded = median([second for _, second in turns])
+    plain = median([plain_run for plain_run, _ in pairs])
+    recorded = median([recorded_run for _, recorded_run in pairs])
     # A launch makes at least one callback, so this bounds the time of a callback.
     return {
         "plain_ns": plain["launch_ns"],
@@ -142,7 +142,7 @@ def starts(rounds: int) -> Figures:
     return {"plain_ms": plain_ms, "agent_ms": agent_ms, "more_ms": agent_ms - plain_ms}
 
 
-def patches() -> Figures:
+def measure_patch_build() -> Figures:
     """Time building the patch, with an empty cache and with a full one."""
     code = (
         "import json, sys, time; from pathlib import Path;"
@@ -154,16 +154,16 @@ def patches() -> Figures:
         "print(json.dumps({'patch_s': time.perf_counter() - start}))"
     )
     with tempfile.TemporaryDirectory() as cache:
-        cold, warm = (measured([sys.executable, "-P", "-c", code], cache) for _ in range(2))
+        cold, warm = (measure([sys.executable, "-P", "-c", code], cache) for _ in range(2))
     return {"cold_s": cold["patch_s"], "warm_s": warm["patch_s"]}
 
 
-def engine_alone(folder: Path) -> Figures:
+def measure_engine(folder: Path) -> Figures:
     """Record training steps, and time the engine on their trace."""
     from cudakit.core.sanitize.engine import Engine
     from cudakit.trace.spool import Spool
 
-    measured(PLAIN, "step", "--record", str(folder))
+    measure(PLAIN, "step", "--record", str(folder))
     batches = list(Spool(folder).batches())
     seconds = []
     for _ in range(3):
@@ -214,7 +214,7 @@ def rows(figures: Figures) -> Iterator[tuple[str, float, str, float]]:
             yield name, float(value), unit, limit  # type: ignore[arg-type]
 
 
-def show(figures: Figures) -> bool:
+def print_table(figures: Figures) -> bool:
     """Print the table; return whether no limit is exceeded."""
     step = f"training step of {figures['launches']['launches']} launches"
     titles = {"step": step, "stream": "a kernel over 1 GB", "busy": f"{step}, busy thread"}
@@ -245,21 +245,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         parts: dict[str, Callable[[], Figures]] = {
             "start": lambda: starts(few),
-            "engine": lambda: engine_alone(Path(folder, "trace")),
-            "recorder": lambda: recorder_alone(few, Path(folder, "loops")),
-            "patch": patches,
+            "engine": lambda: measure_engine(Path(folder, "trace")),
+            "recorder": lambda: measure_recorder(few, Path(folder, "loops")),
+            "patch": measure_patch_build,
             "step": lambda: steps(rounds, busy=False),
             "stream": lambda: streams(rounds),
             "busy": lambda: steps(max(rounds // 2, 1), busy=True),
         }
         wanted = options.only.split(",") if options.only else list(parts)
-        figures = {"run_context": run_context(), "launches": measured(PLAIN, "launches")}
+        figures = {"run_context": run_context(), "launches": measure(PLAIN, "launches")}
         for name in wanted:
             print(f"measuring: {name}", file=sys.stderr)
             figures[name] = parts[name]()
             if options.output:
                 options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return 0 if show(figures) else 1
+    return 0 if print_table(figures) else 1
 
 
 if __name__ == "__main__":

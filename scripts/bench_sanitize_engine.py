@@ -62,12 +62,12 @@ def opening() -> Iterator[list[Fact]]:
 def launch(stream: int, number: int, known: Known) -> list[Fact]:
     """Read two buffers and write a third, repeating the same buffers as a training step does."""
     facts: list[Fact] = [Launch(stream, "kernel")]
-    for place in range(RANGES):
-        lo = BASE + (number * RANGES + place) % BUFFERS * BUFFER_BYTES
+    for index in range(RANGES):
+        lo = BASE + (number * RANGES + index) % BUFFERS * BUFFER_BYTES
         if known is Known.ASSUMED:
             facts.append(Access(lo, BASE + BUFFERS * BUFFER_BYTES, Mode.READ | Mode.WRITE, known))
         else:
-            facts.append(Access(lo, lo + BUFFER_BYTES, Mode.WRITE if place == 2 else Mode.READ))
+            facts.append(Access(lo, lo + BUFFER_BYTES, Mode.WRITE if index == 2 else Mode.READ))
     return facts
 
 
@@ -135,10 +135,10 @@ def growth_bytes() -> int:
 
 
 def main() -> int:
-    known = Known.EXACT, Known.ASSUMED
-    slowest = max(measure("one stream", one_stream, each) for each in known)
-    for each in known:
-        measure("two streams", two_streams, each)
+    precisions = Known.EXACT, Known.ASSUMED
+    slowest = max(measure("one stream", one_stream, precision) for precision in precisions)
+    for precision in precisions:
+        measure("two streams", two_streams, precision)
     fast, flat = slowest <= MOST_SECONDS, growth_bytes() <= MOST_GROWTH_BYTES
     print(f"limit in one stream {MOST_SECONDS * 1e6:.0f} µs: {'ok' if fast else 'EXCEEDED'}")
     print(f"limit of growth {MOST_GROWTH_BYTES >> 10} KiB: {'ok' if flat else 'EXCEEDED'}")

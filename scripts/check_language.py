@@ -239,7 +239,7 @@ def markdown_texts(source: str) -> Iterator[Text]:
 
 
 def texts_of(path: Path) -> Iterator[Text]:
-    """Yield what a reader reads in a file, its name included; nothing if the format is unknown."""
+    """Yield the texts of a file, its name included; nothing if the format is unknown."""
     reader = {
         ".py": python_texts,
         ".md": markdown_texts,
@@ -256,7 +256,7 @@ def texts_of(path: Path) -> Iterator[Text]:
 def findings_in(
     path: str, texts: Iterable[Text], exceptions: Collection[tuple[str, str]] = EXCEPTIONS
 ) -> Iterator[Finding]:
-    """Yield what is to be replaced in the texts of one file."""
+    """Yield the findings in the texts of one file."""
     for text in texts:
         rules = NAME_WORDS + NAME_PATTERNS if text.is_name else PHRASES
         rules = [*rules, *(SENTENCE_STARTS if text.is_sentence else ())]
@@ -309,18 +309,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("paths", nargs="*", type=Path, help="files and directories [all]")
     given = parser.parse_args(arguments)
-    found = [
+    findings = [
         finding
-        for path in files_under(given.paths or [ROOT / each for each in DEFAULT_PATHS])
+        for path in files_under(given.paths or [ROOT / folder for folder in DEFAULT_PATHS])
         for finding in findings_in(relative(path), texts_of(path))
     ]
     if given.count:
-        for package, count in Counter(package_of(each.path) for each in found).most_common():
+        for package, count in Counter(
+            package_of(finding.path) for finding in findings
+        ).most_common():
             print(f"{count:6} {package}")
     else:
-        print(*found, sep="\n", end="\n" if found else "")
-    print(f"{len(found)} to replace", file=sys.stderr)
-    return int(bool(found))
+        print(*findings, sep="\n", end="\n" if findings else "")
+    print(f"{len(findings)} to replace", file=sys.stderr)
+    return int(bool(findings))
 
 
 if __name__ == "__main__":

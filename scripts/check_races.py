@@ -82,10 +82,12 @@ class Case:
 
     def is_named(self, patterns: Sequence[str]) -> bool:
         """Return whether one of the patterns matches the name, with or without its folder."""
-        return any(matches(name, each) for each in patterns for name in (self.name, self.path))
+        return any(
+            matches(name, pattern) for pattern in patterns for name in (self.name, self.path)
+        )
 
     def missing(self) -> str:
-        """Return what this machine lacks to run the program, or an empty text."""
+        """Return the requirements of the program that this machine lacks, or an empty text."""
         absent = [name for name in self.needs if not is_usable(name)]
         if absent:
             return f"needs {', '.join(absent)}"
@@ -100,11 +102,11 @@ class Run:
     exit_code: int
     seconds: float
     stderr: str
-    found: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
     @property
     def races(self) -> list[dict[str, Any]]:
-        races: list[dict[str, Any]] = self.found.get("races", [])
+        races: list[dict[str, Any]] = self.report.get("races", [])
         return races
 
 
@@ -166,7 +168,7 @@ def under_cudakit(case: Case, seconds: float, accesses: str | None, keep: Path |
         own = ["-o", str(output), *chosen, "--", str(case.script), *case.arguments]
         run = timed([*RUN, *own], seconds)
         if output.exists():
-            run.found = json.loads(output.read_text(encoding="utf-8") or "{}")
+            run.report = json.loads(output.read_text(encoding="utf-8") or "{}")
         if keep and log.exists():
             race_logs.keep(log, keep / f"{case.label}.log", program=case.script.name)
     return run
@@ -196,11 +198,11 @@ def timed(command: list[str], seconds: float) -> Run:
 
 def differences(case: Case, run: Run) -> Iterator[str]:
     """Yield the differences from the expected report."""
-    if not run.found:
+    if not run.report:
         yield f"no result: {last_line(run.stderr)}"
         return
-    if run.found.get("exit_status") != case.status:
-        yield f"exit_status {run.found.get('exit_status')}, expected {case.status}"
+    if run.report.get("exit_status") != case.status:
+        yield f"exit_status {run.report.get('exit_status')}, expected {case.status}"
     expected = case.status or (RACES_FOUND if run.races else 0)
     if run.exit_code != expected:
         yield f"exit code {run.exit_code}, expected {expected}"
@@ -227,7 +229,7 @@ def wrong_races(case: Case, run: Run) -> Iterator[str]:
 
 def exact_share(run: Run) -> float:
     """Return the share of launches whose accesses are exact; 0 without launches."""
-    coverage = run.found.get("coverage", {})
+    coverage = run.report.get("coverage", {})
     counts = [coverage.get(f"launches_{known}", 0) for known in ("exact", "assumed", "unknown")]
     return float(counts[0] / max(sum(counts), 1))
 
@@ -265,14 +267,14 @@ def in_words(race: dict[str, Any]) -> str:
 
 def summary(run: Run) -> str:
     """Return the findings and the coverage in one line."""
-    coverage = run.found.get("coverage", {})
+    coverage = run.report.get("coverage", {})
     counts = ", ".join(
         f"{coverage[key]} {key}"
         for key in ("launches", "launches_exact", "copies")
         if key in coverage
     )
     races = "; ".join(map(in_words, run.races[:2])) or "no races"
-    gaps = sum(run.found.get("gaps", {}).values())
+    gaps = sum(run.report.get("gaps", {}).values())
     return f"{races} [{counts}{f', {gaps} gaps' if gaps else ''}]"
 
 
@@ -288,7 +290,7 @@ class Outcome:
     right: bool | None  # None: the program cannot run here
     words: str
     run: Run | None
-    log: Path | None = None  # the log to keep
+    log: Path | None = None  # the log for --keep
 
     @property
     def lacks_log(self) -> bool:
@@ -328,7 +330,7 @@ def options() -> argparse.Namespace:
     chosen = parser.parse_args()
     known = list(cases())
     if unknown := [
-        each for each in chosen.names if not any(case.is_named([each]) for case in known)
+        name for name in chosen.names if not any(case.is_named([name]) for case in known)
     ]:
         parser.error(f"no such name: {', '.join(sorted(unknown))}")
     return chosen
@@ -336,7 +338,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
-    some = [
+    selected = [
         case
         for case in cases(chosen.accesses or "exact")
         if not chosen.names or case.is_named(chosen.names)
@@ -350,21 +352,22 @@ def main() -> int:
     )
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        for outcome in pool.map(check, some):
+        for outcome in pool.map(check, selected):
             outcomes.append(outcome)
             if chosen.all or outcome.right is False:
                 print(outcome, flush=True)
     if chosen.json:
         reports = {
-            f"{each.case.path} {each.case.variant}": each.run.found | {"stderr": each.run.stderr}
-            for each in outcomes
-            if each.run
+            f"{outcome.case.path} {outcome.case.variant}": outcome.run.report
+            | {"stderr": outcome.run.stderr}
+            for outcome in outcomes
+            if outcome.run
         }
         chosen.json.write_text(json.dumps(reports, indent=1), encoding="utf-8")
-    if missing := [each.case.label for each in outcomes if each.lacks_log]:
+    if missing := [outcome.case.label for outcome in outcomes if outcome.lacks_log]:
         print(f"no log, because it is larger than {race_logs.MOST_BYTES:,} bytes or nothing was")
         print(f"recorded: {', '.join(missing)}")
-    ran = [each.right for each in outcomes if each.right is not None]
+    ran = [outcome.right for outcome in outcomes if outcome.right is not None]
     print(f"{sum(ran)} of {len(ran)} as expected, {len(outcomes) - len(ran)} skipped")
     return 0 if all(ran) else 1
 

@@ -80,8 +80,8 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     from cudakit.core.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
 
-    if found := [name for name in VARIABLES if name in os.environ]:
-        sys.exit(f"PyTorch must run with default settings: unset {', '.join(found)}")
+    if changed := [name for name in VARIABLES if name in os.environ]:
+        sys.exit(f"PyTorch must run with default settings: unset {', '.join(changed)}")
     gpu = Cuda(0)
     theirs, work = Torch(gpu), WorkOnGpu(gpu)
 

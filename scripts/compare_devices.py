@@ -46,10 +46,10 @@ class Changing:
 
 
 def number(text: str) -> float:
-    found = re.search(r"-?\d+(\.\d+)?", text)
-    if found is None:
+    match = re.search(r"-?\d+(\.\d+)?", text)
+    if match is None:
         raise ValueError(f"no number in {text!r}")
-    return float(found[0])
+    return float(match[0])
 
 
 def flag(text: str) -> bool:

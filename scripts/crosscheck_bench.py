@@ -80,7 +80,7 @@ def name_of(case: dict[str, Any]) -> str:
 
 
 def measure_by_cudakit(only: set[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    medians_s: dict[str, float] = {}
     for bench, options in BENCHES.items():
         if bench not in only:
             continue
@@ -92,8 +92,8 @@ def measure_by_cudakit(only: set[str]) -> dict[str, float]:
             continue
         for case in json.loads(done.stdout)["results"]:
             if case["median_s"] is not None:
-                found[name_of(case)] = case["median_s"]
-    return found
+                medians_s[name_of(case)] = case["median_s"]
+    return medians_s
 
 
 def measure_by_cuda() -> dict[str, float]:
@@ -101,8 +101,8 @@ def measure_by_cuda() -> dict[str, float]:
         program = str(Path(directory) / "crosscheck")
         compiler = shutil.which("nvcc") or sys.exit("nvcc is not on the PATH")
         subprocess.run([compiler, "-O3", "-arch=native", "-o", program, str(SOURCE)], check=True)
-        done = subprocess.run([program], capture_output=True, text=True, check=True)
-    lines = (line.split("\t") for line in done.stdout.splitlines())
+        process = subprocess.run([program], capture_output=True, text=True, check=True)
+    lines = (line.split("\t") for line in process.stdout.splitlines())
     return {name: float(seconds) for name, seconds in lines}
 
 
@@ -150,12 +150,12 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default=",".join([*BENCHES, "torch"]))
     options = parser.parse_args()
-    found = [*checks(set(options.only.split(",")))]
+    results = [*checks(set(options.only.split(",")))]
     if options.output:
-        plain = [check._asdict() | {"ratio": check.ratio} for check in found]
+        plain = [check._asdict() | {"ratio": check.ratio} for check in results]
         options.output.write_text(json.dumps(plain, indent=2) + "\n")
     print(f"{'cudakit':>12} {'other':>12} {'ratio':>7}  tool      figure")
-    for check in found:
+    for check in results:
         print(
             f"{check.cudakit_s * 1e6:9.2f} us {check.other_s * 1e6:9.2f} us {check.ratio:7.4f}  "
             f"{check.tool:9} {check.figure}"

@@ -1,4 +1,4 @@
-"""Draw what commands print in a terminal as an SVG: the picture at the top of README.
+"""Draw the terminal output of commands as an SVG: the picture at the top of README.
 
     python scripts/draw_terminal.py docs/images/terminal.svg
 

@@ -255,8 +255,8 @@ def variables_page() -> str:
 
 
 def exit_codes() -> str:
-    said = field_comments(ExitCode)
-    rows = [(str(code.value), said[code.name]) for code in ExitCode]
+    comments = field_comments(ExitCode)
+    rows = [(str(code.value), comments[code.name]) for code in ExitCode]
     return sections(
         f"# Exit codes\n\n{ExitCode.__doc__}",
         table(("Code", "Meaning"), rows),
@@ -268,11 +268,11 @@ def exit_codes() -> str:
 def errors() -> str:
     import_error_modules()
     rows = []
-    for found in error_tree(cudakit.errors.CudakitError):
-        public = getattr(cudakit, found.__name__, None) is found
-        name = f"cudakit.{found.__name__}" if public else found.__name__
-        bases = ", ".join(f"`{base.__name__}`" for base in found.__bases__)
-        rows.append((f"`{name}`", bases, str(found.exit_code), first_line(found)))
+    for error in error_tree(cudakit.errors.CudakitError):
+        public = getattr(cudakit, error.__name__, None) is error
+        name = f"cudakit.{error.__name__}" if public else error.__name__
+        bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+        rows.append((f"`{name}`", bases, str(error.exit_code), first_line(error)))
     return sections(
         f"# Errors\n\n{plain(cudakit.errors.__doc__ or '')}",
         "Names without `cudakit.` are not public: catch one of their bases.",
@@ -282,10 +282,10 @@ def errors() -> str:
 
 def error_tree(base: type[CudakitError]) -> list[type[CudakitError]]:
     """List an error and its subclasses, each class once, after its first base."""
-    found = [base]
-    for inner in sorted(base.__subclasses__(), key=lambda each: each.__name__):
-        found += [each for each in error_tree(inner) if each not in found]
-    return found
+    tree = [base]
+    for inner in sorted(base.__subclasses__(), key=lambda error: error.__name__):
+        tree += [error for error in error_tree(inner) if error not in tree]
+    return tree
 
 
 def import_error_modules() -> None:

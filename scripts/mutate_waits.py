@@ -101,20 +101,20 @@ class Outcome:
 
 def waits(source: str) -> list[Wait]:
     """List the waits of the fixed variant of a program."""
-    found: list[Wait] = []
-    _collect(ast.parse(source), source, found)
-    return sorted(found, key=lambda wait: (wait.line, wait.column))
+    collected: list[Wait] = []
+    _collect(ast.parse(source), source, collected)
+    return sorted(collected, key=lambda wait: (wait.line, wait.column))
 
 
-def _collect(node: ast.AST, source: str, found: list[Wait]) -> None:
+def _collect(node: ast.AST, source: str, collected: list[Wait]) -> None:
     if isinstance(node, ast.stmt) and is_wait(node):
-        found.append(_wait(node, source))
+        collected.append(_wait(node, source))
         return
     if isinstance(node, ast.Call) and _name(node) in RETURNING:
-        found.append(_wait(node, source, instead=_awaited(node)))
+        collected.append(_wait(node, source, instead=_awaited(node)))
     for child in ast.iter_child_nodes(node):
         if not (_is_racy_branch(node) and child in node.body):
-            _collect(child, source, found)
+            _collect(child, source, collected)
 
 
 def _is_racy_branch(node: ast.AST) -> TypeGuard[ast.If]:

@@ -42,7 +42,7 @@ def load(path: Path) -> list[Batch]:
         for batch in log.batches():
             traces.setdefault((batch.process, batch.chain), []).append(batch)
     return [
-        replace(batches[-1], records=np.concatenate([each.records for each in batches]))
+        replace(batches[-1], records=np.concatenate([batch.records for batch in batches]))
         for batches in traces.values()
     ]
 

@@ -27,19 +27,21 @@ def record(about: str) -> Record:
     machine = open_machine()
     record_machine(machine)  # the first sample of the activity counters
     time.sleep(1)
-    found = record_machine(machine)
-    return replace(anonymized(found), about={**described(found), "machine": about})
+    machine_record = record_machine(machine)
+    return replace(
+        anonymized(machine_record), about={**described(machine_record), "machine": about}
+    )
 
 
-def described(found: Record) -> dict[str, str]:
-    driver = found.nvml.driver_version if isinstance(found.nvml, NvmlView) else "unknown"
+def described(record: Record) -> dict[str, str]:
+    driver = record.nvml.driver_version if isinstance(record.nvml, NvmlView) else "unknown"
     return {"date": datetime.now(UTC).date().isoformat(), "driver": str(driver)}
 
 
-def anonymized(found: Record) -> Record:
+def anonymized(record: Record) -> Record:
     """Replace the values that identify the machine and its users."""
-    text = dumps(found)
-    for number, uuid in enumerate(sorted(uuids(found))):
+    text = dumps(record)
+    for number, uuid in enumerate(sorted(uuids(record))):
         text = text.replace(uuid[4:], f"{number:08x}-5eed-4c0d-a517-{number:012x}")
     clean = loads(text)
     return replace(
@@ -50,8 +52,8 @@ def anonymized(found: Record) -> Record:
     )
 
 
-def uuids(found: Record) -> set[str]:
-    views = [view for view in (found.nvml, found.cuda) if not isinstance(view, Unavailable)]
+def uuids(record: Record) -> set[str]:
+    views = [view for view in (record.nvml, record.cuda) if not isinstance(view, Unavailable)]
     devices = [device for view in views for device in view.devices]
     return {device.uuid for device in devices if isinstance(device.uuid, str)}
 
@@ -74,12 +76,12 @@ def _cuda(view: CudaView | Unavailable) -> CudaView | Unavailable:
     return replace(view, libcuda=f"{LIBCUDA}/{Path(view.libcuda).name}")
 
 
-def _processes(found: tuple[Process, ...] | Unavailable) -> tuple[Process, ...] | Unavailable:
-    if isinstance(found, Unavailable):
-        return found
+def _processes(processes: tuple[Process, ...] | Unavailable) -> tuple[Process, ...] | Unavailable:
+    if isinstance(processes, Unavailable):
+        return processes
     return tuple(
         replace(process, pid=4001 + at, user="ada", name="python train.py")
-        for at, process in enumerate(found)
+        for at, process in enumerate(processes)
     )
 
 

@@ -72,16 +72,16 @@ def schema_of(result: type) -> str:
 
 def records(result: type) -> list[type]:
     """Return a dataclass and all dataclasses in its fields, breadth first."""
-    found: list[type] = []
+    types: list[type] = []
     waiting = [result]
     while waiting:
         current = waiting.pop(0)
-        if current not in found:
-            found.append(current)
+        if current not in types:
+            types.append(current)
             waiting += [
                 part for _, hint, _ in members(current) for part in nested_dataclasses(hint)
             ]
-    return found
+    return types
 
 
 def record_section(current: type) -> str:
@@ -95,11 +95,11 @@ def record_section(current: type) -> str:
 
 def members(current: type) -> Iterator[tuple[str, Any, str]]:
     """Yield each JSON key of a dataclass with its type and its comment."""
-    hints, said = typing.get_type_hints(current), field_comments(current)
+    hints, comments = typing.get_type_hints(current), field_comments(current)
     for field in dataclasses.fields(current):
         key = field.metadata.get("json", field.name)
         if key is not None:
-            yield key, hints[field.name], said.get(field.name, "")
+            yield key, hints[field.name], comments.get(field.name, "")
 
 
 def nested_dataclasses(hint: Any) -> list[type]:
@@ -142,7 +142,7 @@ def simple_json_type(hint: Any) -> str:
 def python_page() -> str:
     public = [getattr(cudakit, name) for name in cudakit.__all__]
     functions = filter(inspect.isfunction, public)
-    classes = [found for found in public if inspect.isclass(found) and is_not_error(found)]
+    classes = [class_ for class_ in public if inspect.isclass(class_) and is_not_error(class_)]
     modules = filter(inspect.ismodule, public)
     return sections(
         f"# Python\n\n{PYTHON_INTRO}",
@@ -157,14 +157,14 @@ def module_section(module: types.ModuleType) -> str:
     """Return the section of a public module: its docstring and its functions."""
     name = module.__name__.rpartition(".")[2]
     functions = [
-        found
-        for found in vars(module).values()
-        if inspect.isfunction(found) and found.__module__ == module.__name__
+        function
+        for function in vars(module).values()
+        if inspect.isfunction(function) and function.__module__ == module.__name__
     ]
     return sections(
         f"## cudakit.{name}",
         *paragraphs(module.__doc__ or ""),
-        *(function_section(found, within=f"{name}.") for found in functions),
+        *(function_section(function, within=f"{name}.") for function in functions),
     )
 
 
@@ -179,34 +179,34 @@ def function_section(function: types.FunctionType, *, within: str = "") -> str:
     )
 
 
-def is_not_error(found: type) -> bool:
-    return not issubclass(found, Exception)
+def is_not_error(class_: type) -> bool:
+    return not issubclass(class_, Exception)
 
 
-def class_section(found: type) -> str:
+def class_section(class_: type) -> str:
     """Return the section of a class: its constructor, docstring and members."""
-    made = getattr(found, "__init__")  # noqa: B009  of the class, whatever its subclasses have
-    rows = [(f"`{name}{form}`", said) for name, form, said in public_members(found)]
+    made = getattr(class_, "__init__")  # noqa: B009  of the class, whatever its subclasses have
+    rows = [(f"`{name}{form}`", comment) for name, form, comment in public_members(class_)]
     return sections(
-        f"## cudakit.{found.__name__}",
-        f"```\n{found.__name__}{parameters(made)}\n```",
-        *paragraphs(found.__doc__ or ""),
+        f"## cudakit.{class_.__name__}",
+        f"```\n{class_.__name__}{parameters(made)}\n```",
+        *paragraphs(class_.__doc__ or ""),
         table(("Member", "What it does"), rows),
     )
 
 
-def public_members(found: type) -> Iterator[tuple[str, str, str]]:
+def public_members(class_: type) -> Iterator[tuple[str, str, str]]:
     """Yield name, parameters and first line of each documented member; inherited members last."""
-    called = typing.get_type_hints(found)
-    if dataclasses.is_dataclass(found):
-        said = field_comments(found)
-        yield from ((name, "", said[name]) for name in called)
+    called = typing.get_type_hints(class_)
+    if dataclasses.is_dataclass(class_):
+        comments = field_comments(class_)
+        yield from ((name, "", comments[name]) for name in called)
     else:
         for name, hint in called.items():
             if not name.startswith("_") and first_line(hint):
                 yield name, parameters(hint.__call__), first_line(hint)
     seen = set(called)
-    for base in found.__mro__:
+    for base in class_.__mro__:
         for name, member in vars(base).items():
             if name.startswith("_") or name in seen or not base.__module__.startswith("cudakit"):
                 continue
@@ -221,7 +221,9 @@ def public_members(found: type) -> Iterator[tuple[str, str, str]]:
 def parameters(function: Any) -> str:
     """Return the parameters of a method, without ``self`` and without types."""
     signature = inspect.signature(function)
-    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()][1:]
+    bare = [
+        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
+    ][1:]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
@@ -234,11 +236,11 @@ def first_line(member: object) -> str:
 
 def field_comments(owner: type) -> dict[str, str]:
     """Return the comment after each field or member of a class, or else the one above it."""
-    said: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if base.__module__.startswith("cudakit"):
-            said |= parse_field_comments(textwrap.dedent(inspect.getsource(base)))
-    return said
+            comments |= parse_field_comments(textwrap.dedent(inspect.getsource(base)))
+    return comments
 
 
 def parse_field_comments(source: str) -> dict[str, str]:
@@ -247,15 +249,15 @@ def parse_field_comments(source: str) -> dict[str, str]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    said, last = {}, 0
+    by_name, last = {}, 0
     for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
         above = " ".join(
             comments[line] for line in range(last + 1, node.lineno) if line in comments
         )
         last = node.end_lineno or node.lineno
         for target in targets(node):
-            said[target] = plain(comments.get(last, above))
-    return said
+            by_name[target] = plain(comments.get(last, above))
+    return by_name
 
 
 def targets(node: ast.stmt) -> list[str]:

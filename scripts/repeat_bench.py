@@ -52,14 +52,14 @@ def agreement(runs: list[Figure]) -> dict[str, float]:
     """Compare consecutive runs in disjoint pairs."""
     pairs = [*zip(runs[::2], runs[1::2], strict=False)]
     agree = [abs(a.median_s - b.median_s) <= (a.half_s**2 + b.half_s**2) ** 0.5 for a, b in pairs]
-    medians = [one.median_s for one in runs]
+    medians = [run.median_s for run in runs]
     median_s = statistics.median(medians)
     return {
         "pairs": len(pairs),
         "agreeing": sum(agree) / len(agree),
         "spread": (max(medians) - min(medians)) / median_s,
         "largest_difference": max(abs(a.median_s - b.median_s) for a, b in pairs) / median_s,
-        "half_width": statistics.median(one.half_s for one in runs) / median_s,
+        "half_width": statistics.median(run.half_s for run in runs) / median_s,
         "median_s": median_s,
     }
 
@@ -71,18 +71,18 @@ def main() -> int:
     parser.add_argument("bench", nargs="+", help="a bench and its options, after --")
     options = parser.parse_args()
     runs = [figures(run(options.bench)) for _ in range(2 * options.pairs)]
-    found = {name: agreement([one[name] for one in runs if name in one]) for name in runs[0]}
+    agreements = {name: agreement([run[name] for run in runs if name in run]) for name in runs[0]}
     if options.output:
-        options.output.write_text(json.dumps(found, indent=2) + "\n")
+        options.output.write_text(json.dumps(agreements, indent=2) + "\n")
     print(f"{'median':>12} {'±':>7} {'spread':>7} {'pair':>7} {'agree':>6}  case")
-    for name, row in found.items():
+    for name, row in agreements.items():
         print(
             f"{row['median_s'] * 1e6:9.2f} us {row['half_width']:7.3%} {row['spread']:7.3%} "
             f"{row['largest_difference']:7.3%} {row['agreeing']:6.0%}  {name}"
         )
     worst = [
         row["agreeing"] < MIN_AGREEING or row["largest_difference"] > MAX_DIFFERENCE
-        for row in found.values()
+        for row in agreements.values()
     ]
     return int(any(worst))
 

@@ -1,10 +1,10 @@
 """The workload of scripts/bench_sanitize.py, run plain and under cudakit; prints one line of JSON.
 
-    python scripts/sanitize_workload.py step [--csan] [--busy]   # time of a training step in ms python
-    scripts/sanitize_workload.py stream [--csan]          # time of a kernel over 1 GB in ms python
-    scripts/sanitize_workload.py launches                 # number of launches in a step python
-    scripts/sanitize_workload.py loop [--record DIR]      # time of a launch in a launch-bound loop in ns
-    python scripts/sanitize_workload.py starts                   # time of python -c pass in ms
+    python scripts/sanitize_workload.py step [--csan] [--busy]   # time of a training step, ms
+    python scripts/sanitize_workload.py stream [--csan]          # time of a kernel over 1 GB, ms
+    python scripts/sanitize_workload.py launches                 # number of launches in a step
+    python scripts/sanitize_workload.py loop [--record DIR]      # time of a launch in a launch-bound loop, ns
+    python scripts/sanitize_workload.py starts                   # time of ``python -c pass``, ms
 
 ``--record`` starts the recorder in this process; nothing reads the trace.
 """

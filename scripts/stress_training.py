@@ -36,7 +36,7 @@ data = [(torch.randn(64, 3, 32, 32).pin_memory(), torch.randint(0, 10, (64,)).pi
 
 def fetched(number):
     with torch.cuda.stream(side):
-        return [each.to("cuda", non_blocking=True) for each in data[number % len(data)]]
+        return [tensor.to("cuda", non_blocking=True) for tensor in data[number % len(data)]]
 
 begin = last = time.monotonic()
 seconds = 60 * float(sys.argv[1])

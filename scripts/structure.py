@@ -24,26 +24,26 @@ NATIVE = {".c", ".h", ".cu"}
 
 def modules() -> dict[str, Path]:
     """Return every module of the package by its dotted name."""
-    found = {}
+    paths = {}
     for path in sorted((ROOT / "cudakit").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> set[str]:
-    """Return the modules of the package that a module imports, inside functions included."""
-    found = set()
+    """Return the modules of the package that a module imports, including imports inside functions."""
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             submodules = names & known.keys()
-            found |= submodules
+            imported |= submodules
             if submodules != names:
-                found.add(node.module)
-    return found & known.keys()
+                imported.add(node.module)
+    return imported & known.keys()
 
 
 def import_graph(known: dict[str, Path]) -> dict[str, set[str]]:
@@ -76,7 +76,7 @@ def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[tuple[str, ...]] = []
+    components: list[tuple[str, ...]] = []
 
     def visit(name: str) -> None:
         order[name] = low[name] = len(order)
@@ -88,13 +88,13 @@ def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
                 low[name] = min(low[name], low[other])
         if low[name] == order[name]:
             start = stack.index(name)
-            found.append(tuple(sorted(stack[start:])))
+            components.append(tuple(sorted(stack[start:])))
             del stack[start:]
 
     for name in graph:
         if name not in order:
             visit(name)
-    return found
+    return components
 
 
 def levels(graph: dict[str, set[str]], components: list[tuple[str, ...]]) -> dict[str, int]:
@@ -139,13 +139,13 @@ def lengths(
     trees: dict[str, ast.Module], *kinds: type[ast.ClassDef | ast.FunctionDef]
 ) -> list[tuple[int, str]]:
     """Return the lines of the longest classes or functions, with their names."""
-    found = []
+    functions = []
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, kinds):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
-                found.append((length, f"{name}.{node.name}"))
-    return sorted(found, reverse=True)[:ROWS]
+                functions.append((length, f"{name}.{node.name}"))
+    return sorted(functions, reverse=True)[:ROWS]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The Python calls that users make: each a command without its terminal, or a word to the GPU."""
+"""The public Python functions: each returns the result of a command as an object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["devices", "profiler"]
 
 
 def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = False) -> DevicesResult:
-    """Look at the GPUs of this machine: what ``cudakit devices --json`` prints, as an object.
+    """List the GPUs of this machine: return the result that ``cudakit devices --json`` prints.
 
-    ``gpu`` is "auto", or "sim" or "sim:MODEL" for a simulated machine. NVML is asked here and the CUDA
-    driver in a child process: no context is made, and the caller can still fork. Raises
-    EnvironmentUnusable where no GPU can be seen, UsageError for another ``gpu``.
+    ``gpu`` is "auto", or "sim" or "sim:MODEL" for a simulated machine. CUDA is queried in a child process, so
+    no context is created here and the caller can still fork. Raises EnvironmentUnusable if no GPU is
+    available, UsageError for another ``gpu``.
 
     >>> for device in devices(gpu="sim:h200x2").visible:
     ...     print(device.cuda_index, device.name, device.field("multiprocessor_count"))

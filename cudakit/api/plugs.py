@@ -1,4 +1,4 @@
-"""Plugs: the allocator in other libraries. Each result is passed to the library's own function."""
+"""Adapters for the allocator in other libraries. Pass each result to the library's own function."""
 
 from __future__ import annotations
 

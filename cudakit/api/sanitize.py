@@ -103,10 +103,10 @@ class _Session:
         with self._recording.synchronized():
             self._detector.finish(self._report)
             self._report = report
-        self._recording.record_simulated(wanted=True)
+        self._recording.record_simulated(enabled=True)
 
     def leave(self) -> None:
-        self._recording.record_simulated(wanted=False)
+        self._recording.record_simulated(enabled=False)
         self._report = self._outside
 
     def result(self, report: Report) -> SanitizeResult:
@@ -131,7 +131,7 @@ class _Session:
 
 
 def _session(gpu: Which, accesses: Accesses | None) -> _Session:
-    """Return the session of this process, which serves every block: a process is recorded once."""
+    """Return the session of this process, shared by all blocks: a process is recorded once."""
     sessions = _sessions()
     if gpu not in sessions:
         sessions[gpu] = _Session(gpu, accesses)

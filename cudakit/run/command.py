@@ -93,8 +93,8 @@ def _is_script(word: str, environment: Mapping[str, str]) -> bool:
 
 
 def _executable(word: str, environment: Mapping[str, str]) -> str:
-    if found := _on_path(word, environment):
-        return found
+    if on_path := _on_path(word, environment):
+        return on_path
     path = Path(word)
     if os.sep not in word or not path.exists():
         kind = "script" if path.suffix == ".py" else "command"
@@ -180,24 +180,24 @@ def why_not_instrumented(command: Sequence[str]) -> str:
 
 def _options(arguments: Sequence[str]) -> list[str]:
     """List the one-letter options that precede the program."""
-    found: list[str] = []
+    options: list[str] = []
     words = iter(arguments)
     for word in words:
         if word == "--check-hash-based-pycs":
             next(words, None)
         elif word.startswith("--"):
             continue
-        elif not word.startswith("-") or word == "-" or _ends_options(word, found):
+        elif not word.startswith("-") or word == "-" or _ends_options(word, options):
             break
-        elif found[-1] in "WX" and word.endswith(found[-1]):
+        elif options[-1] in "WX" and word.endswith(options[-1]):
             next(words, None)  # the value of the option
-    return found
+    return options
 
 
-def _ends_options(word: str, found: list[str]) -> bool:
+def _ends_options(word: str, options: list[str]) -> bool:
     """Append the options of one word; return whether -c or -m is among them: the program follows."""
     for letter in word[1:]:
-        found.append(letter)
+        options.append(letter)
         if letter in "cm":
             return True
         if letter in "WX":  # the rest of the word is the value

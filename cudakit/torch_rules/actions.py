@@ -12,7 +12,7 @@ class Action(IntEnum):
     ALLOC = 1
     FREE_REQUESTED = 2
     FREE_COMPLETED = 3
-    FREE = 4  # requested and completed at once, as viewers write it
+    FREE = 4  # request and completion in one event, as viewers write it
     SEGMENT_ALLOC = 5
     SEGMENT_FREE = 6
     SEGMENT_MAP = 7

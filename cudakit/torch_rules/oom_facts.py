@@ -104,7 +104,7 @@ class OomReport:
     small: bool
     device_free_bytes: int
     device_total_bytes: int
-    limit_bytes: int | None  # the most that may be reserved
+    limit_bytes: int | None  # maximum reserved memory
     allocated_bytes: int
     reserved_bytes: int
     private_free_bytes: int  # cached in private pools
@@ -113,12 +113,12 @@ class OomReport:
     expandable_segments: bool
     stream_pools: tuple[StreamPool, ...]  # most free bytes first
     pins: tuple[Pin, ...]  # most free bytes in the segment first
-    # Streams, and bytes of freed blocks that wait for them.
+    # Pairs of a stream and the bytes of freed blocks that wait for it.
     awaited: tuple[tuple[int, int], ...] = ()
-    capturing: bool = False  # during a capture: waits and releases were impossible
+    capturing: bool = False  # a capture prevented waits and releases
     rejected: bool = False  # by throw_on_cudamalloc_oom, before any driver call
     # The bytes of the address range of an expandable segment; None: segments are not expandable.
-    most_addresses: int | None = None
+    range_bytes: int | None = None
     reserve_class: str = ""  # class of the stream, which selects the address range
     processes: Sequence[Process] | Unavailable = _NOT_QUERIED  # processes that use the device
 
@@ -140,7 +140,7 @@ class OomReport:
         return self.limit_bytes is not None and self.device_free_bytes >= self.segment_bytes
 
     @property
-    def own(self) -> StreamPool:
+    def own_pool(self) -> StreamPool:
         """The stream pool that can serve the request."""
         key = self.pool, self.small, self.stream
         for stream_pool in self.stream_pools:
@@ -149,14 +149,14 @@ class OomReport:
         return StreamPool(*key, 0, 0, 0)
 
     @property
-    def best_other(self) -> StreamPool | None:
-        """The stream pool with the largest free block, except ``own``."""
-        others = [stream_pool for stream_pool in self.stream_pools if stream_pool != self.own]
+    def best_other_pool(self) -> StreamPool | None:
+        """The stream pool with the largest free block, except ``own_pool``."""
+        others = [stream_pool for stream_pool in self.stream_pools if stream_pool != self.own_pool]
         return max(others, key=lambda stream_pool: stream_pool.largest_free_bytes, default=None)
 
     def fit(self) -> Fit:
         """Return the single changes that would have let the request succeed without new segments."""
-        own_pool, other_pool = self.own, self.best_other
+        own_pool, other_pool = self.own_pool, self.best_other_pool
         return fit_of(
             block_bytes=self.block_bytes,
             segment_bytes=self.segment_bytes,

@@ -18,7 +18,7 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _MAX_PROCESSES = 4
 _WIDTH = 80
 _MAX_STREAM_POOLS = 6
-_ROW = "{:>10} {:>10} {:>13} {:>10}  {}"
+_ROW_FORMAT = "{:>10} {:>10} {:>13} {:>10}  {}"
 
 
 def torch_size(size_bytes: int) -> str:
@@ -72,7 +72,7 @@ def _in_use(report: OomReport) -> Iterator[str]:
 def details(report: OomReport) -> str:
     """Describe the request, the reserved memory, the blocks that keep it reserved, and the remedies."""
     lines = [
-        f"Requested: {format_bytes(report.requested_bytes)} {describe_stream_pool(report.own)}"
+        f"Requested: {format_bytes(report.requested_bytes)} {describe_stream_pool(report.own_pool)}"
     ]
     lines += _stream_pool_lines(report)
     if report.pins:
@@ -88,7 +88,7 @@ def details(report: OomReport) -> str:
 def _stream_pool_lines(report: OomReport) -> Iterator[str]:
     if not report.stream_pools:
         return
-    yield _ROW.format("Reserved", "Free", "Largest free", "Pending", "Serves")
+    yield _ROW_FORMAT.format("Reserved", "Free", "Largest free", "Pending", "Serves")
     for stream_pool in report.stream_pools[:_MAX_STREAM_POOLS]:
         yield _sum_line((stream_pool,), _requests_served(stream_pool))
     if others := report.stream_pools[_MAX_STREAM_POOLS:]:
@@ -96,7 +96,7 @@ def _stream_pool_lines(report: OomReport) -> Iterator[str]:
 
 
 def _sum_line(stream_pools: tuple[StreamPool, ...], served: str) -> str:
-    return _ROW.format(
+    return _ROW_FORMAT.format(
         format_bytes(sum(stream_pool.reserved_bytes for stream_pool in stream_pools)),
         format_bytes(sum(stream_pool.free_bytes for stream_pool in stream_pools)),
         format_bytes(max(stream_pool.largest_free_bytes for stream_pool in stream_pools)),
@@ -121,5 +121,5 @@ def _pin_lines(pin: Pin) -> Iterator[str]:
         f" {format_bytes(pin.segment_bytes)}, {share} free"
     )
     if pin.frames:
-        first = pin.frames[0]
-        yield f"    {first['filename']}:{first['line']} ({first['name']})"
+        frame = pin.frames[0]
+        yield f"    {frame['filename']}:{frame['line']} ({frame['name']})"

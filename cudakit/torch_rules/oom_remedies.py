@@ -1,4 +1,4 @@
-"""Remedies for a failed request of the caching allocator, the surest first."""
+"""Remedies for a failed request of the caching allocator, most certain first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hint_of(report: OomReport) -> str:
 
 
 def remedies(report: OomReport) -> tuple[str, ...]:
-    """Return the remedies, the surest first; never empty."""
+    """Return the remedies, most certain first; never empty."""
     if report.segment_bytes > report.device_total_bytes:
         return ("request less: the device has less memory",)
     specific = [
@@ -61,22 +61,22 @@ def _timing_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _address_remedies(r: OomReport) -> Iterator[str]:
-    if r.most_addresses is None or r.block_bytes <= r.most_addresses:
+    if r.range_bytes is None or r.block_bytes <= r.range_bytes:
         return
     setting = "expandable_segments_reserve"
     class_name = f" of class {r.reserve_class}" if r.reserve_class else ""
     if r.reserve_class:
         setting += f"_by_class, or {setting}"
     yield (
-        f"an expandable segment{class_name} reserves {format_bytes(r.most_addresses)} of addresses, and a"
+        f"an expandable segment{class_name} reserves {format_bytes(r.range_bytes)} of addresses, and a"
         f" request cannot be larger: raise {setting}"
     )
 
 
 def _limit_remedies(r: OomReport) -> Iterator[str]:
-    needed = r.reserved_bytes + r.segment_bytes
+    needed_bytes = r.reserved_bytes + r.segment_bytes
     if r.limited and r.limit_bytes is not None:
-        share = math.ceil(100 * needed / r.device_total_bytes) / 100
+        share = math.ceil(100 * needed_bytes / r.device_total_bytes) / 100
         yield (
             f"raise the memory fraction to {min(share, 1.0):.2f}: the device has free memory, but the limit"
             f" is {format_bytes(r.limit_bytes)}"
@@ -94,7 +94,7 @@ def _limit_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _free_block_remedies(r: OomReport) -> Iterator[str]:
-    fit, own = r.fit(), r.own
+    fit, own = r.fit(), r.own_pool
     largest = format_bytes(own.largest_free_bytes)
     if fit.after_pending_frees and r.max_split_size_bytes is None:
         yield f"a free block of {largest} came too late: create the allocator with search_again=True"
@@ -108,9 +108,10 @@ def _free_block_remedies(r: OomReport) -> Iterator[str]:
         if not r.expandable_segments:
             action = f"set expandable_segments:True, or {action}"
         yield f"{format_bytes(own.free_bytes)} is free, but the largest free block is {largest}: {action}"
-    if fit.in_another_pool and (other := r.best_other):
+    if fit.in_another_pool and (other_pool := r.best_other_pool):
         yield (
-            f"a block of {format_bytes(other.largest_free_bytes)} is cached {describe_stream_pool(other)}:"
+            f"a block of {format_bytes(other_pool.largest_free_bytes)} is cached "
+            f"{describe_stream_pool(other_pool)}:"
             " allocate there, or use one stream"
         )
 
@@ -121,7 +122,9 @@ def _other_memory_remedies(r: OomReport) -> Iterator[str]:
             f"{format_bytes(r.private_free_bytes)} is cached in private pools: close graphs that are not"
             " needed any more, or let graphs share a pool"
         )
-    processes = {pid: n for pid, n in r.used_by_process().items() if pid != os.getpid()}
+    processes = {
+        pid: used_bytes for pid, used_bytes in r.used_by_process().items() if pid != os.getpid()
+    }
     if processes and max(processes.values()) >= r.segment_bytes:
         pid = max(processes, key=lambda pid: processes[pid])
         yield f"end process {pid}, which uses {format_bytes(processes[pid])}"

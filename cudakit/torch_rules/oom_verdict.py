@@ -188,10 +188,12 @@ def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
         f"{format_bytes(failed.own_free)} is free in the segments that can serve it{device}, but the"
         f" largest free block is {format_bytes(failed.own_largest)} (fragmentation)"
     )
-    split: tuple[str, ...] = ()
+    split_remedy: tuple[str, ...] = ()
     if not (failed.expandable or failed.split_limited):
-        # Above the failed size; PyTorch refuses values up to 20 MiB.
-        split = (_untested_remedy(failed, f"max_split_size_mb:{max(failed.size // MIB, 21)}"),)
+        # PyTorch rejects max_split_size_mb up to 20.
+        split_remedy = (
+            _untested_remedy(failed, f"max_split_size_mb:{max(failed.size // MIB, 21)}"),
+        )
     return _verdict(
         failed,
         "fragmentation",
@@ -199,16 +201,16 @@ def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
         *_expandable_segments_remedy(failed),
         "free the long-lived blocks that keep segments in use, or allocate them first"
         " (section Fragmentation)",
-        *split,
+        *split_remedy,
     )
 
 
 def _pool_verdict(failed: FailedRequest) -> Verdict:
-    elsewhere = format_bytes(failed.free - failed.own_free)
+    other_free = format_bytes(failed.free - failed.own_free)
     return _verdict(
         failed,
         "pool",
-        f"{elsewhere} is free in segments of other pools or streams, which cannot serve it (pool)",
+        f"{other_free} is free in segments of other pools or streams, which cannot serve it (pool)",
         "allocate on the stream that has the free memory, or call"
         f" {failed.calls.empty_cache} before this allocation",
         "let CUDA graphs share one pool, and delete graphs and MemPools that are no longer used",

@@ -82,7 +82,7 @@ def _read_divisions(entry: Entry) -> tuple[int, ...]:
     for interval, token in entry.pairs:
         divisions = _parse_divisions(entry, token, minimum=0)
         if interval.text == ">":
-            _check_rest(interval, last, ends=interval is entry.pairs[-1][0])
+            _check_open_interval(interval, last, is_last=interval is entry.pairs[-1][0])
             slots[last + 1 :] = [divisions] * (DIVISION_SLOTS - last - 1)
         else:
             slot = _parse_slot(interval, last)
@@ -168,8 +168,8 @@ def _parse_slot(interval: Token, last: int) -> int:
     return slot
 
 
-def _check_rest(interval: Token, last: int, *, ends: bool) -> None:
-    if not ends or not 0 <= last < DIVISION_SLOTS - 1:
+def _check_open_interval(interval: Token, last: int, *, is_last: bool) -> None:
+    if not is_last or not 0 <= last < DIVISION_SLOTS - 1:
         raise interval.error(
             "'>' means all later intervals: it must be last in the list, after another interval",
             hint="write for example [256:1,512:2,>:4]",
@@ -177,12 +177,12 @@ def _check_rest(interval: Token, last: int, *, ends: bool) -> None:
 
 
 def _parse_reserve(entry: Entry, token: Token) -> Reserve:
-    absolute = token.text[-1] in "Gg"
-    number = token.text[:-1] if absolute else token.text
+    is_gib = token.text[-1] in "Gg"
+    number = token.text[:-1] if is_gib else token.text
     if _NUMBER.fullmatch(number) is None:
         raise entry.value_error(_RESERVE_FORMAT, token)
     try:
-        return Reserve(value=float(number), unit="GiB" if absolute else "share")
+        return Reserve(value=float(number), unit="GiB" if is_gib else "share")
     except InputError:
         raise entry.value_error(_RESERVE_FORMAT, token) from None
 
@@ -191,7 +191,7 @@ def _parse_reserve(entry: Entry, token: Token) -> Reserve:
 class Key:
     """A key of PyTorch's configuration."""
 
-    field: str  # the field of Settings
+    field: str  # of Settings
     read: Callable[[Entry], Any]
     write: Callable[[Any], str]
     native: bool = True  # only the native backend uses it

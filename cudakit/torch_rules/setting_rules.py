@@ -39,7 +39,7 @@ class Reserve:
     def __post_init__(self) -> None:
         if self.unit not in ("share", "GiB"):
             raise InputError(f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'")
-        value: object = self.value  # callers without a type checker may pass anything
+        value: object = self.value  # unchecked callers can pass any type
         maximum = FULL_RESERVE if self.unit == "share" else sys.float_info.max
         if not isinstance(value, float) or not 0 < value <= maximum:
             raise InputError(

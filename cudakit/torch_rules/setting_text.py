@@ -1,4 +1,4 @@
-"""The grammar of a configuration: tokens with their positions, and entries of them.
+"""The grammar of a configuration: tokens with their positions, and entries.
 
     configuration   [entry {"," entry} [","]]
     entry           word ":" (word | "[" [pair {"," pair} [","]] "]")
@@ -18,7 +18,7 @@ from cudakit.errors import InputError
 
 _TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
 _SPACE = " \t\n\v\f\r"  # isspace of C
-_SHOWN = 40
+_MAX_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Token:
         """Return the token for an error message: on one line, shortened."""
         if not self.text:
             return "the end"
-        return repr(self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}...")
+        return repr(self.text if len(self.text) <= _MAX_SHOWN else f"{self.text[:_MAX_SHOWN]}...")
 
     def error(self, reason: str, *, hint: str = "") -> InputError:
         """Return an error with the position of this token; characters count from 1."""

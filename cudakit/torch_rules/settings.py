@@ -32,17 +32,17 @@ class Settings:
 
     The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys
     are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
-    ``per_process_memory_fraction``. Settings that are not given have their defaults.
+    ``per_process_memory_fraction``. Omitted settings have their defaults.
 
     Raises SettingRefused, an InputError with the field, its value and the valid values.
     """
 
-    # With cudaMallocAsync only the settings of pinned memory apply.
+    # cudaMallocAsync uses only the settings of pinned memory.
     backend: Backend = "native"
 
     # Blocks of at least this size are not split; None: no limit.
     max_split_size_bytes: int | None = None
-    # See slack_bytes; None: large_segment_size_bytes.
+    # Used by slack_bytes; None: large_segment_size_bytes.
     max_non_split_rounding_bytes: int | None = None
     # The segment of a request above 1 MiB and below 10 MiB.
     large_segment_size_bytes: int = 20 * MIB
@@ -130,10 +130,12 @@ class Settings:
 
         Names are the keys without ``_mb``; sizes are in bytes, -1 for no limit.
         """
-        effective = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
-        effective["max_non_split_rounding"] = self.slack_bytes
-        written = self.as_torch()
-        return written | {k: value for k, value in effective.items() if k not in written}
+        all_settings = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
+        all_settings["max_non_split_rounding"] = self.slack_bytes
+        torch_settings = self.as_torch()
+        return torch_settings | {
+            k: value for k, value in all_settings.items() if k not in torch_settings
+        }
 
     def _recorded(self, key: Key) -> Recorded:
         value = getattr(self, key.field)
@@ -188,17 +190,17 @@ def effective(environment: Mapping[str, str]) -> Settings:
     whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
     SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
     """
-    present = [variable for variable in VARIABLES if variable in environment]
-    if not present:
+    set_variables = [variable for variable in VARIABLES if variable in environment]
+    if not set_variables:
         return Settings()
-    first, *others = present
-    if ignored := [name for name in others if environment[name] != environment[first]]:
+    used, *unused = set_variables
+    if ignored := [name for name in unused if environment[name] != environment[used]]:
         warnings.warn(
-            f"{' and '.join([first, *ignored])} are set; this allocator uses {first}",
+            f"{' and '.join([used, *ignored])} are set; this allocator uses {used}",
             SettingsWarning,
             stacklevel=2,
         )
-    return parse_config(environment[first], variable=first)
+    return parse_config(environment[used], variable=used)
 
 
 def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Settings:
@@ -227,7 +229,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
         values[key.field] = key.read(entry)
     _check_backend(entries, values)
     try:
-        return Settings(**values)  # type: ignore[arg-type]  # each reader returns the type of its field
+        return Settings(**values)  # type: ignore[arg-type]  # Key.read returns the type of its field
     except SettingRefused as invalid:
         entry = entries[invalid.field]
         raise entry.value.error(
@@ -243,10 +245,10 @@ def _key_name(key: Token) -> str:
     if name in DROPPED:
         raise key.error(f"PyTorch removed {name} and rejects it", hint="leave it out")
     similar = get_close_matches(name[:80], KEYS, n=1)
-    question = f"; did you mean {similar[0]!r}?" if similar else ""
+    suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
     hint = "see PyTorch's documentation of PYTORCH_CUDA_ALLOC_CONF"
     raise key.error(
-        f"PyTorch has no setting {key.shown}{question}",
+        f"PyTorch has no setting {key.shown}{suggestion}",
         hint=hint if similar else f"settings: {', '.join(KEYS)}",
     )
 

@@ -1,6 +1,6 @@
 """Sizes: rounding of requests, and the size of the segment that is allocated for a block.
 
-The rules and constants are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp; its name for each is given.
+The rules and constants are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp; comments name the originals.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rounded(size_bytes: int, divisions: Sequence[int] = ()) -> int:
 
 
 def division_of(size_bytes: int, divisions: Sequence[int]) -> int:
-    """Return the number of steps that the power of two below a size is divided into.
+    """Return the division for the power of two below a size.
 
     Source: CUDAAllocatorConfig::roundup_power2_divisions (c10/core/AllocatorConfig.cpp).
     """
@@ -80,11 +80,13 @@ def rounded_array(
     sizes_bytes: npt.NDArray[np.int64], divisions: Sequence[int] = ()
 ) -> npt.NDArray[np.int64]:
     """Round up an array of requests as ``rounded`` does."""
-    import numpy as np  # the allocator does without
+    import numpy as np  # the allocator does not need numpy
 
-    undivided = np.maximum(-(-sizes_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK, SMALLEST_BLOCK)
+    without_division = np.maximum(
+        -(-sizes_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK, SMALLEST_BLOCK
+    )
     if not any(divisions):
-        return undivided
+        return without_division
     log2 = np.floor(np.log2(np.maximum(sizes_bytes, 1))).astype(np.int64)
     slot = np.clip(log2 + 1 - _FIRST_SLOT_BITS, 0, len(divisions) - 1)
     division = np.array(divisions, np.int64)[slot]
@@ -92,4 +94,4 @@ def rounded_array(
     step = np.maximum(power // np.maximum(division, 1), 1)
     next_step = np.where(sizes_bytes == power, sizes_bytes, -(-sizes_bytes // step) * step)
     is_divided = (division > 1) & (sizes_bytes > SMALLEST_BLOCK * division)
-    return np.where(is_divided, next_step, undivided)
+    return np.where(is_divided, next_step, without_division)

@@ -81,15 +81,15 @@ def find_invalid(records: Records, strings: int) -> str:
 @cache
 def _bounds(kind: Kind) -> tuple[tuple[str, int, int | None], ...]:
     """Return the limits of the enumerations of a kind, and of its numbers of strings (None)."""
-    found: list[tuple[str, int, int | None]] = []
+    bounds: list[tuple[str, int, int | None]] = []
     for name, hint in _hints(kind).items():
         if hint is Text:
-            found.append((name, 0, None))
+            bounds.append((name, 0, None))
         elif isinstance(hint, type) and issubclass(hint, IntFlag):
-            found.append((name, 0, sum(hint)))
+            bounds.append((name, 0, sum(hint)))
         elif isinstance(hint, type) and issubclass(hint, IntEnum):
-            found.append((name, min(hint), max(hint)))
-    return tuple(found)
+            bounds.append((name, min(hint), max(hint)))
+    return tuple(bounds)
 
 
 def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:

@@ -1,4 +1,4 @@
-"""Count the events that a program could not write to its spool, and detect that nobody reads the spool.
+"""Count the events that a program could not write to its spool, and detect a spool without a reader.
 
 A full disk must not hide its losses. Therefore the supervisor writes the file ``losses`` before the program
 starts, and a process that loses events overwrites a slot of this file, which needs no new disk space. The

@@ -111,8 +111,6 @@ class Engine:
         """
         return self.settings.expandable_segments and self.private.source(pool.id) is None
 
-    # Blocks.
-
     def get_free_block(
         self, pool: BlockPool, size: int, stream: int, *, expands: bool
     ) -> Block | None:

@@ -185,12 +185,12 @@ def report_of(
         awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
         capturing=capturing,
         rejected=rejected,
-        most_addresses=_most_addresses(engine, request, info.total_bytes),
+        range_bytes=_range_bytes(engine, request, info.total_bytes),
         reserve_class=engine.stream_classes.get(request.stream, ""),
     )
 
 
-def _most_addresses(engine: Engine, request: Request, total_bytes: int) -> int | None:
+def _range_bytes(engine: Engine, request: Request, total_bytes: int) -> int | None:
     if engine.expandable is None or not engine.expands(request.pool):
         return None
     pool, stream = request.pool, request.stream

@@ -92,12 +92,12 @@ def run(
                 part = sub_progress(progress, at, len(cases))
                 outcomes = measure_case(timer, libraries, method, progress=part)
                 measured += map(_Measured, [case] * len(libraries), libraries, outcomes)
-                if any(measured_round.interrupted for measured_round in measured):
+                if any(item.interrupted for item in measured):
                     break
             else:
                 complete = True
     except KeyboardInterrupt:
-        if all(measured_round.outcome is None for measured_round in measured):
+        if all(item.outcome is None for item in measured):
             raise
     results = _summarize(machine, measured, complete=complete)
     warnings = tuple(result_warnings(results, _deviations(measured)))

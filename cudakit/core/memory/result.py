@@ -159,7 +159,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class Oom:
-    """One allocation that failed, and why."""
+    """A failed allocation, and its cause."""
 
     event: int
     time_us: int | None
@@ -168,12 +168,12 @@ class Oom:
     state: State
     largest_hole_bytes: int
     free_bytes: int  # free memory in all segments
-    short_bytes: int  # bytes missing even if all free memory could be used; 0: enough
+    short_bytes: int  # bytes missing even with all free memory
     fit: Fit
     limited: bool  # a limit of the process rejected the request, not the device
     verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
-    remedies: tuple[str, ...]  # the surest first
+    remedies: tuple[str, ...]  # most certain first
     stack: tuple[Frame, ...]
     site: int
 

@@ -141,7 +141,7 @@ class Snapshot:
 
     source: str
     format: str  # "pickle", "json"
-    size_bytes: int  # size of the uncompressed content
+    size_bytes: int  # uncompressed
     devices: tuple[DeviceTrace, ...]
     frames: tuple[Frame, ...]
     stacks: tuple[tuple[int, ...], ...]  # frame indices, innermost first; stacks[0] is empty

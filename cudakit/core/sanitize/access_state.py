@@ -78,12 +78,12 @@ class AccessState:
             others = self.reads + self.atomics if self.atomics else self.reads
         else:
             others = self.atomics
-        found = [other for other in others if other.tick > past[other.slot]] if others else []
+        conflicting = [other for other in others if other.tick > past[other.slot]] if others else []
         if not others or self.merged:
             write = self.write
             if write is not None and write.tick > past[write.slot]:
-                found.append(write)
-        return found
+                conflicting.append(write)
+        return conflicting
 
     def store(self, access: MemoryAccess, past: Clock) -> None:
         """Store an access, replacing those that it is ordered after."""
@@ -124,8 +124,10 @@ def replace_ordered(accesses: Accesses, past: Clock, new: MemoryAccess) -> Acces
     return (*[access for access in accesses if access.tick > past[access.slot]], new)
 
 
-def _are_all_equivalent(some: Accesses, others: Accesses) -> bool:
-    return len(some) == len(others) and all(map(are_equivalent, some, others))
+def _are_all_equivalent(accesses: Accesses, other_accesses: Accesses) -> bool:
+    return len(accesses) == len(other_accesses) and all(
+        map(are_equivalent, accesses, other_accesses)
+    )
 
 
 class Segment(AccessState):
@@ -179,14 +181,14 @@ class Segments:
         """Merge adjacent equivalent segments in a range and at its ends."""
         begin = max(bisect_left(self._los, lo) - 1, 1)
         end = bisect_right(self._los, hi)
-        some = self._all[begin:end]
-        merged = some[:1]
-        for one, next_ in pairwise(some):
-            if one.hi == next_.lo and merged[-1].is_equivalent(next_):
+        segments = self._all[begin:end]
+        merged = segments[:1]
+        for segment, next_ in pairwise(segments):
+            if segment.hi == next_.lo and merged[-1].is_equivalent(next_):
                 merged[-1].hi = next_.hi
             else:
                 merged.append(next_)
-        if len(merged) != len(some):
+        if len(merged) != len(segments):
             self._replace(begin, end, merged)
 
     def clear(self, lo: int, hi: int) -> None:
@@ -200,14 +202,14 @@ class Segments:
         """Replace all segments by the result of a function."""
         self._replace(1, len(self._all), change(self._all[1:]))
 
-    def _split_at(self, place: int) -> None:
-        index = bisect_left(self._los, place) - 1
+    def _split_at(self, address: int) -> None:
+        index = bisect_left(self._los, address) - 1
         left = self._all[index]
-        if left.hi > place:
+        if left.hi > address:
             left.approximate |= left.merged
-            right = Segment(place, left.hi)
+            right = Segment(address, left.hi)
             right.copy_from(left)
-            left.hi = place
+            left.hi = address
             self._replace(index + 1, index + 1, [right])
 
     def _replace(self, begin: int, end: int, segments: list[Segment]) -> None:
@@ -277,7 +279,7 @@ class Pointer:
             self.readers = replace_ordered(self.readers, past, access)
 
     def clear(self) -> None:
-        """Remove all kernels: what conflicts with one of them also conflicts with the later, exact write."""
+        """Remove all kernels: an access that conflicts with one also conflicts with the later exact write."""
         self.writers = self.readers = self.already_reported = ()
 
     @property
@@ -295,13 +297,13 @@ class Pointers:
 
     def at(self, address: int) -> Pointer:
         """Return the state of one pointer, new if necessary."""
-        found = self.known.get(address)
-        if found is None:
+        pointer = self.known.get(address)
+        if pointer is None:
             if len(self.known) >= MOST_POINTERS:
                 self._remove_half()
-            found = self.known[address] = Pointer(address)
+            pointer = self.known[address] = Pointer(address)
             insort(self._addresses, address)
-        return found
+        return pointer
 
     def overlapping(self, lo: int, hi: int) -> list[Pointer]:
         """List the pointers into a range."""
@@ -316,9 +318,9 @@ class Pointers:
         if self.overlapping(lo, hi):
             self.keep(lambda pointer: not lo <= pointer.address < hi)
 
-    def keep(self, wanted: Callable[[Pointer], bool]) -> None:
-        """Remove all pointers but the wanted ones."""
-        for pointer in [one for one in self.known.values() if not wanted(one)]:
+    def keep(self, is_kept: Callable[[Pointer], bool]) -> None:
+        """Remove all pointers for which a function returns False."""
+        for pointer in [pointer for pointer in self.known.values() if not is_kept(pointer)]:
             del self.known[pointer.address]
         self._addresses = sorted(self.known)
 

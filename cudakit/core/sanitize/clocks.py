@@ -55,18 +55,18 @@ class Timeline:
         if release.tick <= self.past[release.slot]:
             return False
         width = len(self.past)
-        theirs = release.past + [0] * (width - len(release.past))
-        theirs[release.slot] = release.tick
+        released = release.past + [0] * (width - len(release.past))
+        released[release.slot] = release.tick
         reasons: Iterable[Sync | None] = repeat(reason)
         if reason is None:
             reasons = release.reasons + [None] * (width - len(release.reasons))
         self.reasons = [
-            kept if mine >= their else new
-            for mine, their, kept, new in zip(
-                self.past, theirs, self.reasons, reasons, strict=False
+            kept if own_tick >= released_tick else new
+            for own_tick, released_tick, kept, new in zip(
+                self.past, released, self.reasons, reasons, strict=False
             )
         ]
-        self.past = list(map(max, self.past, theirs))
+        self.past = list(map(max, self.past, released))
         return True
 
     def snapshot(self) -> Release:
@@ -130,10 +130,10 @@ def are_equivalent(one: MemoryAccess | None, other: MemoryAccess | None) -> bool
         return True
     if one is None or other is None:
         return False
-    mine, theirs = one.call, other.call
+    call, other_call = one.call, other.call
     return (
         (one.slot, one.tick, one.mode, one.known)
         == (other.slot, other.tick, other.mode, other.known)
-        and (mine.kind, mine.name, mine.site) == (theirs.kind, theirs.name, theirs.site)
-        and mine.node == theirs.node
+        and (call.kind, call.name, call.site) == (other_call.kind, other_call.name, other_call.site)
+        and call.node == other_call.node
     )

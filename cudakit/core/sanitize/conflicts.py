@@ -44,14 +44,14 @@ class Conflict:
 
 
 class ConflictChecker:
-    """Collects the conflicts of one access at a time, and passes those to report to ``found``.
+    """Collects the conflicts of one access at a time, and passes those to report to ``on_conflict``.
 
     ``ancestors`` orders the nodes of the graph whose launch is being checked: for each node, the nodes that
     happen before it, as the bits of a number.
     """
 
-    def __init__(self, found: Callable[[Conflict], None]) -> None:
-        self._found = found
+    def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
+        self._on_conflict = on_conflict
         self.ancestors: Mapping[int, int] = {}
         # Conflicts of the current access, by the slot and the graph node of the earlier one.
         self.pending: dict[tuple[int, int], Conflict] = {}
@@ -66,7 +66,7 @@ class ConflictChecker:
         *,
         share_bytes: bool = True,
     ) -> None:
-        """Check a later access against earlier ones of a state that no clock orders before it.
+        """Check an access against the earlier accesses of a state that do not happen before it.
 
         ``share_bytes``: the accesses share bytes, as far as their own ranges are exact.
         """
@@ -83,7 +83,7 @@ class ConflictChecker:
         """Report the conflicts of the current access."""
         for conflict in self.pending.values():
             if not self._is_implied(conflict):
-                self._found(conflict)
+                self._on_conflict(conflict)
         self.pending.clear()
 
     def _add(self, new: Conflict) -> None:

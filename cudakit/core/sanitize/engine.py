@@ -167,13 +167,13 @@ class Engine:
         self._strings = strings
         records = sorted_by_call(records)
         for begin in range(0, len(records), _RECORDS_AT_ONCE):
-            for some in self._by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
-                self._feed(RecordBatch(some, self._last_seq))
-                self._last_seq = int(some["seq"][-1])
+            for thread_records in self._by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
+                self._feed(RecordBatch(thread_records, self._last_seq))
+                self._last_seq = int(thread_records["seq"][-1])
             self._forget_ordered()
         self._graphs.finish()
-        found, self._races = self._races, []
-        return found
+        races, self._races = self._races, []
+        return races
 
     def _by_thread(self, records: Records) -> Iterator[Records]:
         """Yield the records in runs of one thread, whose clock the host uses; in one run unless strict."""

@@ -88,7 +88,7 @@ class Graph:
 
     def _topological_order(self) -> list[int]:
         """List the nodes in topological order; by number if that is one."""
-        if all(before < node for node, some in self._before.items() for before in some):
+        if all(before < node for node, nodes in self._before.items() for before in nodes):
             return sorted(self._nodes)
         try:
             in_order = TopologicalSorter(self._before).static_order()

@@ -219,7 +219,7 @@ def _operation(side: Side) -> str:
     return side.operation if side.kernel is not None else f"the {side.operation}"
 
 
-# Not "reads" or "writes": a kernel may never access the memory that it is passed.
+# Not "reads" or "writes": a kernel may not access the memory behind a pointer argument.
 _RECEIVES: Final = "receives a pointer to"
 
 

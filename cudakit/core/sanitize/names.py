@@ -98,7 +98,7 @@ def _template(text: str, levels: int, most: int) -> str:
     if levels == 0:
         return f"{name}<…>{tail}"
     arguments = [argument.strip() for argument in _split(inside, ",")]
-    types = [place for place, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
+    types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
     end = types[most] if len(types) > most else len(arguments)
     shown = [_argument(argument, levels - 1, most) for argument in arguments[:end]]
     more = ["…"] if end < len(arguments) else []
@@ -126,14 +126,14 @@ def _split(text: str, separator: str) -> list[str]:
     return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _positions(text: str, wanted: str) -> list[int]:
-    """Return the positions of a text outside all brackets."""
-    depth, found = 0, []
-    for place, character in enumerate(text):
-        if depth == 0 and text.startswith(wanted, place):
-            found.append(place)
+def _positions(text: str, part: str) -> list[int]:
+    """Return the positions of a part of a text outside all brackets."""
+    depth, positions = 0, []
+    for index, character in enumerate(text):
+        if depth == 0 and text.startswith(part, index):
+            positions.append(index)
         depth += (character in _OPENING) - (character in _CLOSING)
-    return found
+    return positions
 
 
 def _is_balanced(text: str) -> bool:

@@ -47,8 +47,8 @@ class Allocations:
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
             return None
-        found = self._allocations[index]
-        return found if address < found.address + found.size_bytes else None
+        allocation = self._allocations[index]
+        return allocation if address < allocation.address + allocation.size_bytes else None
 
     def _first_in(self, address: int) -> int:
         """Return the index of the first allocation that ends after an address."""

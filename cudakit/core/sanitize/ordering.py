@@ -71,8 +71,8 @@ class Stream(Timeline):
 class StreamOrder:
     """The clocks of all streams and of the host.
 
-    ``version`` changes whenever the clock of some stream may be outdated; the clock of a stream that has
-    ``seen`` the present version is not.
+    ``version`` changes whenever the clock of any stream may be outdated. The clock of a stream is up to date
+    if its ``seen`` equals ``version``.
     """
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class StreamOrder:
 
     def stream(self, call: Call) -> Stream:
         """Return the stream of a call; one whose creation was not recorded counts as blocking."""
-        found = self._streams.get(call.stream)
-        if found is None:
+        stream = self._streams.get(call.stream)
+        if stream is None:
             self.unseen_streams += 1
-            found = self.create(call.stream, StreamFlag.BLOCKING, call.context)
-        return found
+            stream = self.create(call.stream, StreamFlag.BLOCKING, call.context)
+        return stream
 
     def enqueue(self, call: Call) -> Stream | None:
         """Return the stream of a call, its clock up to date; None if the work is captured."""
@@ -137,7 +137,7 @@ class StreamOrder:
             self._threads[thread] = self.host
         if thread not in self._threads:
             self._threads[thread] = Timeline(self._new_slot(), self._width)
-            for known in self._hosts:  # one of them started the new thread
+            for known in self._hosts:  # a known thread started the new one
                 self._threads[thread].acquire(known.snapshot(), None)
             self._hosts.append(self._threads[thread])
         self.host = self._threads[thread]

@@ -155,5 +155,5 @@ class Coverage:
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(
-            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(Coverage))
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(Coverage))
         )

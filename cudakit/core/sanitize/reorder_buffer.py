@@ -110,7 +110,8 @@ class ReorderBuffer:
     def feed(self, records: Records) -> Records:
         """Add the next records of the trace; return all held records before the first pending launch."""
         kinds = records["kind"]
-        pending = [found for kind in _PENDING if len((found := _pending(records, kinds, kind))[0])]
+        by_kind = [_pending(records, kinds, kind) for kind in _PENDING]
+        pending = [(seqs, counts) for seqs, counts in by_kind if len(seqs)]
         is_accessed = kinds == Kind.ACCESSED
         if not (self._runs or pending or is_accessed.any()):
             return self._without_late_accesses(records)
@@ -186,8 +187,8 @@ def _run(records: Records) -> _SortedRecords:
 def _pending(records: Records, kinds: npt.NDArray[np.uint16], kind: Kind) -> tuple[_Seqs, _Counts]:
     """Return the pending calls of a kind, and the number of ``Accessed`` records that each waits for."""
     counts = view(records, kind)["pending"]
-    some = np.flatnonzero((kinds == kind) & (counts != 0))
-    return records["seq"][some], counts[some].astype(np.int64)
+    indices = np.flatnonzero((kinds == kind) & (counts != 0))
+    return records["seq"][indices], counts[indices].astype(np.int64)
 
 
 def _without_superseded(records: Records) -> Records:

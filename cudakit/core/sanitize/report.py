@@ -238,12 +238,12 @@ class Report:
             self._found[key] = decoder.decode(race)
         return True
 
-    def _add_new(self, key: _Key, found: FoundRace) -> None:
+    def _add_new(self, key: _Key, reported: FoundRace) -> None:
         for number, suppression in enumerate(self._suppressions):
-            if suppression.covers(found.current, found.previous):
+            if suppression.covers(reported.current, reported.previous):
                 self._suppressed[key] = number
                 return
-        self._found[key] = found
+        self._found[key] = reported
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -266,7 +266,7 @@ class Report:
         return self._stacks.setdefault(frames, frames)
 
     def _counted(self) -> Iterable[FoundRace]:
-        return (replace(found, count=self._counts[key]) for key, found in self._found.items())
+        return (replace(reported, count=self._counts[key]) for key, reported in self._found.items())
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for number, suppression in enumerate(self._suppressions):
@@ -274,30 +274,30 @@ class Report:
             yield Suppressed(suppression.pattern, suppression.origin, len(hidden), sum(hidden))
 
 
-def _order(found: FoundRace) -> tuple[int, ...]:
+def _order(reported: FoundRace) -> tuple[int, ...]:
     """Return the position of a race in the report, which does not depend on addresses."""
-    memory = (found.memory.seq, found.offset_bytes or 0) if found.memory else (0, 0)
-    return _confidence_rank(found), found.current.seq, found.previous.seq, *memory
+    memory = (reported.memory.seq, reported.offset_bytes or 0) if reported.memory else (0, 0)
+    return _confidence_rank(reported), reported.current.seq, reported.previous.seq, *memory
 
 
-def _is_better_example(race: Race, found: FoundRace) -> bool:
+def _is_better_example(race: Race, reported: FoundRace) -> bool:
     """Return whether to report a race instead of an earlier one between the same call sites.
 
     It is if it is more certain. Among several that one operation causes, the order of their addresses, which
     differs between runs, must not decide: the first allocation does.
     """
     rank = _BY_CONFIDENCE.index(race.confidence)
-    if rank != _confidence_rank(found) or not (race.allocation and found.memory):
-        return rank < _confidence_rank(found)
-    if race.current.seq != found.current.seq:
+    if rank != _confidence_rank(reported) or not (race.allocation and reported.memory):
+        return rank < _confidence_rank(reported)
+    if race.current.seq != reported.current.seq:
         return False
     allocation = race.allocation
     memory = allocation.seq, race.lo - allocation.address
-    return (race.previous.seq, *memory) < _order(found)[2:]
+    return (race.previous.seq, *memory) < _order(reported)[2:]
 
 
-def _confidence_rank(found: FoundRace) -> int:
-    return _BY_CONFIDENCE.index(found.confidence)
+def _confidence_rank(reported: FoundRace) -> int:
+    return _BY_CONFIDENCE.index(reported.confidence)
 
 
 _FRAMES = 4  # frames shown in plain text, from the call site outwards

@@ -43,15 +43,15 @@ class Position(Protocol):
 
     @property
     def slot(self) -> int:
-        """Its index in clocks."""
+        """The index of the timeline in clocks."""
 
     @property
     def tick(self) -> int:
-        """The tick of its next operation."""
+        """The tick of the next operation."""
 
     @property
     def past(self) -> Clock:
-        """The clock of its next operation."""
+        """The clock of the next operation."""
 
 
 class Shadow:
@@ -127,9 +127,9 @@ class Shadow:
         check, mode = self.checker.check, access.mode
         for segment in self.segments.overlapping(rows.lo, rows.hi):
             if shared := rows.shared_with_range(segment.lo, segment.hi):
-                found = segment.unordered(mode, past)
-                exact = not segment.merged and all(one.known != MERGED for one in found)
-                check(segment, found, access, past, shared, share_bytes=exact)
+                conflicting = segment.unordered(mode, past)
+                exact = not segment.merged and all(other.known != MERGED for other in conflicting)
+                check(segment, conflicting, access, past, shared, share_bytes=exact)
         for state, shared in self.strided.sharing_rows(rows):
             check(state, state.unordered(mode, past), access, past, shared)
         for pointer in self.pointers.overlapping(rows.lo, rows.hi):
@@ -145,14 +145,14 @@ class Shadow:
         lo = access.lo
         pointer = self._points.get(lo) or self.pointers.at(lo)
         if not pointer.add_if_ordered(access, past):
-            found = pointer.unordered(access.mode, past)
-            self.checker.check(pointer, found, access, past, (lo, lo + 1))
+            conflicting = pointer.unordered(access.mode, past)
+            self.checker.check(pointer, conflicting, access, past, (lo, lo + 1))
             pointer.store(access, past)
         segment = self.segments.at(lo)
-        if segment.hi > lo and (found := segment.unordered(access.mode, past)):
+        if segment.hi > lo and (conflicting := segment.unordered(access.mode, past)):
             shared = (lo, min(segment.hi, access.hi))
             exact = not segment.merged
-            self.checker.check(segment, found, access, past, shared, share_bytes=exact)
+            self.checker.check(segment, conflicting, access, past, shared, share_bytes=exact)
         if self._rows:
             for state, shared in self.strided.sharing_range(lo, lo + 1):
                 self.checker.check(state, state.unordered(access.mode, past), access, past, shared)
@@ -185,25 +185,25 @@ class Shadow:
     def _add_to_segments(self, access: MemoryAccess, past: Clock) -> None:
         """Check and store an access to several segments, and join those that become equivalent."""
         for segment in self.segments.split(access.lo, access.hi):
-            if found := segment.unordered(access.mode, past):
+            if conflicting := segment.unordered(access.mode, past):
                 shared = (segment.lo, segment.hi)
                 exact = not segment.approximate
-                self.checker.check(segment, found, access, past, shared, share_bytes=exact)
+                self.checker.check(segment, conflicting, access, past, shared, share_bytes=exact)
             segment.store(access, past)
         self.segments.merge(access.lo, access.hi)
 
     def _check_strided(self, access: MemoryAccess, past: Clock) -> None:
         exact = access.known != MERGED
         for state, shared in self.strided.sharing_range(access.lo, access.hi):
-            found = state.unordered(access.mode, past)
-            self.checker.check(state, found, access, past, shared, share_bytes=exact)
+            conflicting = state.unordered(access.mode, past)
+            self.checker.check(state, conflicting, access, past, shared, share_bytes=exact)
         if access.mode & WRITE:
             self.strided.clear(access.lo, access.hi)
 
     def _check_pointers(self, access: MemoryAccess, past: Clock) -> None:
         for pointer in self.pointers.overlapping(access.lo, access.hi):
-            if found := pointer.unordered(access.mode, past):
-                self.checker.check(pointer, found, access, past, (pointer.address, access.hi))
+            if conflicting := pointer.unordered(access.mode, past):
+                self.checker.check(pointer, conflicting, access, past, (pointer.address, access.hi))
             if access.mode & WRITE:
                 pointer.clear()
         if self._checks_nearby:
@@ -211,17 +211,19 @@ class Shadow:
 
     def _check_pointers_before(self, access: MemoryAccess, past: Clock) -> None:
         for pointer in self.pointers.overlapping(0, access.lo):
-            found = [one for one in pointer.unordered(access.mode, past) if one.hi > access.lo]
+            conflicting = [
+                one for one in pointer.unordered(access.mode, past) if one.hi > access.lo
+            ]
             self.checker.check(
-                pointer, found, access, past, (access.lo, access.hi), share_bytes=False
+                pointer, conflicting, access, past, (access.lo, access.hi), share_bytes=False
             )
 
     def _check_ranges_behind(self, access: MemoryAccess, past: Clock) -> None:
         for segment in self.segments.overlapping(access.lo + 1, access.hi):
             if segment.lo > access.lo:
-                found = segment.unordered(access.mode, past)
+                conflicting = segment.unordered(access.mode, past)
                 self.checker.check(
-                    segment, found, access, past, (segment.lo, segment.hi), share_bytes=False
+                    segment, conflicting, access, past, (segment.lo, segment.hi), share_bytes=False
                 )
 
 
@@ -239,7 +241,7 @@ PrecedesFuture = Callable[[int, int], bool]
 def prune(shadow: Shadow, precedes_future: PrecedesFuture) -> None:
     """Remove the accesses that all future work happens after."""
     shadow.segments.rebuild(
-        lambda all_: [one for one in all_ if _clean_state(one, precedes_future)]
+        lambda segments: [one for one in segments if _clean_state(one, precedes_future)]
     )
     shadow.strided.keep(lambda _, state: _clean_state(state, precedes_future))
     shadow.pointers.keep(lambda pointer: _clean_pointer(pointer, precedes_future))
@@ -254,11 +256,11 @@ def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -
 
     def change(segments: list[Segment]) -> list[Segment]:
         changed: list[Segment] = []
-        for owner, group in groupby(segments, key=lambda one: allocation_at(one.lo)):
-            some = list(group)
-            if len(some) > MOST_SEGMENTS:
-                some = list(_merged(some)) if owner else _most_recent(some)
-            changed += some
+        for owner, group in groupby(segments, key=lambda segment: allocation_at(segment.lo)):
+            owned = list(group)
+            if len(owned) > MOST_SEGMENTS:
+                owned = list(_merged(owned)) if owner else _most_recent(owned)
+            changed += owned
         return changed
 
     shadow.segments.rebuild(change)
@@ -290,18 +292,26 @@ def _relevant(accesses: Accesses, precedes_future: PrecedesFuture) -> Accesses:
 
 
 def _merged(segments: list[Segment]) -> Iterator[Segment]:
-    """Merge adjacent segments, to half of the limit. Segments of freed memory cannot be merged: drop them."""
-    some = iter([one for one in segments if one.write is None or one.write.tick != NEVER])
+    """Merge adjacent segments, to half of the limit. Drop those of freed memory."""
+    live = iter(
+        [segment for segment in segments if segment.write is None or segment.write.tick != NEVER]
+    )
     count = -(-len(segments) * 2 // MOST_SEGMENTS)
-    while adjacent := list(islice(some, count)):
+    while adjacent := list(islice(live, count)):
         merged = Segment(adjacent[0].lo, adjacent[-1].hi)
-        writes = [one.write for one in adjacent if one.write]
+        writes = [segment.write for segment in adjacent if segment.write]
         merged.write = max(writes, key=lambda write: write.call.seq, default=None)
-        merged.reads = _last_per_stream([access for one in adjacent for access in one.reads])
-        merged.atomics = _last_per_stream([access for one in adjacent for access in one.atomics])
-        merged.already_reported = tuple(pair for one in adjacent for pair in one.already_reported)
+        merged.reads = _last_per_stream(
+            [access for segment in adjacent for access in segment.reads]
+        )
+        merged.atomics = _last_per_stream(
+            [access for segment in adjacent for access in segment.atomics]
+        )
+        merged.already_reported = tuple(
+            pair for segment in adjacent for pair in segment.already_reported
+        )
         merged.merged = True
-        merged.approximate = any(one.approximate for one in adjacent)
+        merged.approximate = any(segment.approximate for segment in adjacent)
         yield merged
 
 
@@ -312,9 +322,9 @@ def _last_per_stream(accesses: list[MemoryAccess]) -> Accesses:
 
 
 def _most_recent(segments: list[Segment]) -> list[Segment]:
-    seqs = sorted(_last_seq(one) for one in segments)
+    seqs = sorted(_last_seq(segment) for segment in segments)
     middle = seqs[-MOST_SEGMENTS // 2]
-    return [one for one in segments if _last_seq(one) >= middle][-MOST_SEGMENTS:]
+    return [segment for segment in segments if _last_seq(segment) >= middle][-MOST_SEGMENTS:]
 
 
 def _last_seq(segment: Segment) -> int:

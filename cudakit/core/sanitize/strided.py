@@ -92,12 +92,12 @@ class Strided:
 
     def state(self, rows: Rows) -> AccessState:
         """Return the state of some rows, new if necessary."""
-        found = self.states.get(rows)
-        if found is None:
+        state = self.states.get(rows)
+        if state is None:
             if len(self.states) >= MOST_SETS:
                 del self.states[next(iter(self.states))]
-            found = self.states[rows] = AccessState()
-        return found
+            state = self.states[rows] = AccessState()
+        return state
 
     def sharing_range(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield the states that have bytes in a range, and those bytes."""
@@ -115,7 +115,7 @@ class Strided:
         """Remove the rows that lie completely in a range."""
         self.keep(lambda rows, _: rows.lo < lo or hi < rows.hi)
 
-    def keep(self, wanted: Callable[[Rows, AccessState], bool]) -> None:
-        """Remove all rows but the wanted ones."""
-        for rows in [rows for rows, state in self.states.items() if not wanted(rows, state)]:
+    def keep(self, is_kept: Callable[[Rows, AccessState], bool]) -> None:
+        """Remove all rows for which a function returns False."""
+        for rows in [rows for rows, state in self.states.items() if not is_kept(rows, state)]:
             del self.states[rows]

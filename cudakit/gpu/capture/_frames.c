@@ -1,7 +1,7 @@
 /* Reads the Python frames of the calling thread without the GIL.
  *
  * While a thread is inside a call into C, its frames do not change: only the thread itself pushes, pops and runs
- * them. Therefore it may read them whoever holds the GIL. Frames keep their code objects alive, and names, files
+ * them. Therefore it may read them without the GIL. Frames keep their code objects alive, and names, files
  * and location tables of code objects never change once they run.
  *
  * The data are internal structs of the interpreter, whose layout differs between versions of CPython:

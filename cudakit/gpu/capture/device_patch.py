@@ -1,6 +1,6 @@
 """Build the device patch: CUDA C++ ▸ NVRTC ▸ PTX ▸ ptxas -astoolspatch ▸ cubin.
 
-The Sanitizer API takes machine code that ptxas was told to assemble as a patch (Sanitizer API guide,
+The Sanitizer API requires machine code that ptxas assembled as a patch (Sanitizer API guide,
 "Write a Patch"); NVRTC alone cannot, and nvcc would need a C++ compiler of the host.
 """
 
@@ -78,23 +78,27 @@ def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Cap
     from cudakit.gpu.cuda.current import device_count
 
     nvml = nvml or open_nvml()
-    found = nvml if isinstance(nvml, Unavailable) else nvml.capabilities()
-    if isinstance(found, Unavailable):
+    capabilities = nvml if isinstance(nvml, Unavailable) else nvml.capabilities()
+    if isinstance(capabilities, Unavailable):
         if not device_count():
             return frozenset()
         raise EnvironmentUnusable(
-            f"the compute capability of the GPUs is unknown: {found.reason}",
+            f"the compute capability of the GPUs is unknown: {capabilities.reason}",
             hint="run cudakit doctor",
         )
-    return found
+    return capabilities
 
 
-def _build_images(found: Collection[Capability], build: Build, ready: Ready) -> dict[int, bytes]:
+def _build_images(
+    capabilities: Collection[Capability], build: Build, ready: Ready
+) -> dict[int, bytes]:
     """Build the patches; a device that is too old is skipped if there are newer ones."""
     here = SearchPaths.of_this_process()
     paths = replace(here, packages=(*here.packages, *ready.packages))
-    wanted = [one for one in sorted(found) if one >= _OLDEST] or sorted(found)
-    return {major * 10 + minor: build((major, minor), paths) for major, minor in wanted}
+    supported = [version for version in sorted(capabilities) if version >= _OLDEST] or sorted(
+        capabilities
+    )
+    return {major * 10 + minor: build((major, minor), paths) for major, minor in supported}
 
 
 def _build_cached(capability: Capability, paths: SearchPaths) -> bytes:
@@ -126,29 +130,29 @@ def build_patch(
         )
     nvrtc = Nvrtc()
     compiler = nvrtc.version
-    found = find_assemblers(paths or SearchPaths.of_this_process())
+    assemblers = find_assemblers(paths or SearchPaths.of_this_process())
     number = capability[0] * 10 + capability[1]
-    keys = {one: _key(compiler, one, number, options) for one in found}
+    keys = {assembler: _key(compiler, assembler, number, options) for assembler in assemblers}
     if cache and (cached := next(filter(None, map(cache.get, keys.values())), None)):
         return cached
-    if not found:
+    if not assemblers:
         raise EnvironmentUnusable(
             "ptxas, which assembles the device patch, was not found"
             " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
             hint=_INSTALL.format(_dotted(compiler)),
         )
     ptx = _compile_ptx(nvrtc, options)
-    assembler, image = _assemble(found, ptx, f"sm_{number}", compiler)
+    assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
     if cache:
         cache.keep(keys[assembler], image)
     return image
 
 
 def _assemble(
-    found: Sequence[Assembler], ptx: bytes, target: str, compiler: tuple[int, int]
+    assemblers: Sequence[Assembler], ptx: bytes, target: str, compiler: tuple[int, int]
 ) -> tuple[Assembler, bytes]:
     errors = []
-    for assembler in found:
+    for assembler in assemblers:
         try:
             return assembler, assembler.assemble(ptx, target)
         except AssemblerError as error:

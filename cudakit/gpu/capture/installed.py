@@ -126,8 +126,8 @@ def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
 
 def _toolkits(paths: SearchPaths) -> Iterator[Path]:
     for name in ("CUDA_HOME", "CUDA_PATH"):
-        if place := paths.environment.get(name):
-            yield Path(place)
+        if path := paths.environment.get(name):
+            yield Path(path)
     for pattern in _TOOLKITS:
         yield from paths.root.glob(pattern)
 
@@ -211,8 +211,12 @@ def find_assemblers(paths: SearchPaths) -> list[Assembler]:
     named = paths.environment.get(PTXAS_OVERRIDE)
     if named:
         return [_named_assembler(Path(named))]
-    found = (_assembler(path) for path in dict.fromkeys(_ptxas_files(paths)))
-    return sorted((one for one in found if one), key=lambda one: one.version, reverse=True)
+    assemblers = (_assembler(path) for path in dict.fromkeys(_ptxas_files(paths)))
+    return sorted(
+        (assembler for assembler in assemblers if assembler),
+        key=lambda assembler: assembler.version,
+        reverse=True,
+    )
 
 
 def _named_assembler(path: Path) -> Assembler:

@@ -120,10 +120,10 @@ def _refuse_old_driver(root: Path) -> None:
         text = (root / _DRIVER).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return  # no driver, or its version is hidden: a program without CUDA needs none
-    found = _DRIVER_VERSION.search(text)
-    if found and int(found[2]) < _OLDEST_DRIVER:
+    version = _DRIVER_VERSION.search(text)
+    if version and int(version[2]) < _OLDEST_DRIVER:
         raise EnvironmentUnusable(
-            f"driver {found[1]} is too old: it does not report CUDA events",
+            f"driver {version[1]} is too old: it does not report CUDA events",
             hint=f"install driver {_OLDEST_DRIVER} or newer",
         )
 
@@ -137,7 +137,7 @@ def _search_path(python: str, environment: Mapping[str, str]) -> list[str]:
             f"{python} is {result['name']} {version}; the recorder needs CPython 3.11 or newer",
             hint="choose another interpreter with --python",
         )
-    return [str(place) for place in result["packages"]]
+    return [str(path) for path in result["packages"]]
 
 
 def _layouts(
@@ -157,7 +157,7 @@ def _layouts(
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        done = subprocess.run(  # noqa: S603 the program's interpreter, on a file of ours
+        done = subprocess.run(  # noqa: S603 the program's interpreter, on a file of cudakit
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,

@@ -35,7 +35,7 @@ _READ_INTERVAL_S = 1.0
 class CudaRecording:
     """How CUDA is recorded in this process."""
 
-    accesses: Accesses | None = None  # how accesses are known; None: CUDA is not recorded
+    accesses: Accesses | None = None  # source of the accesses; None: CUDA is not recorded
     notes: tuple[str, ...] = ()  # why CUDA is not recorded, or accesses are not exact
     flush: Callable[[], None] | None = None  # waits for launches and records their accesses
 
@@ -105,9 +105,9 @@ class Recording:
             self._losses.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def record_simulated(self, *, wanted: bool) -> None:
+    def record_simulated(self, *, enabled: bool) -> None:
         """Start or stop recording simulated devices that are opened from now on."""
-        if wanted:
+        if enabled:
             os.environ[SPOOL] = str(self._directory)
         else:
             os.environ.pop(SPOOL, None)
@@ -125,13 +125,13 @@ def begin(
     gpu: str = "auto",
     accesses: Accesses | None = None,
     on_missing: str = "refuse",
-    found: Ready | Refusal | None = None,
+    readiness: Ready | Refusal | None = None,
 ) -> Recording:
     """Record this process; call it before CUDA is used.
 
     ``gpu`` "sim": do not record CUDA. "auto" does the same if CUDA cannot be recorded and has no device:
     nothing can be missed. ``accesses`` None: exact if possible. ``on_missing`` "run": continue if CUDA cannot
-    be recorded. ``found`` replaces the preflight. Raises UsageError if CUDA is in use or the process is
+    be recorded. ``readiness`` replaces the preflight. Raises UsageError if CUDA is in use or the process is
     already recorded, EnvironmentUnusable if the recorder cannot work, or exact accesses are wanted but
     impossible.
     """
@@ -142,7 +142,7 @@ def begin(
         )
     directory = Path(mkdtemp(prefix=PREFIX))
     try:
-        cuda = _record_cuda(directory, found, accesses) if gpu == "auto" else NOT_RECORDED
+        cuda = _record_cuda(directory, readiness, accesses) if gpu == "auto" else NOT_RECORDED
     except CudakitError as error:
         if on_missing == "refuse":
             shutil.rmtree(directory)
@@ -152,7 +152,7 @@ def begin(
 
 
 def _record_cuda(
-    directory: Path, found: Ready | Refusal | None, accesses: Accesses | None
+    directory: Path, readiness: Ready | Refusal | None, accesses: Accesses | None
 ) -> CudaRecording:
     """Start the recorder, unless it cannot work and there is no device."""
     from cudakit.gpu.cuda.current import device_count
@@ -163,9 +163,9 @@ def _record_cuda(
             "CUDA is already initialized in this process, so earlier GPU work was not recorded",
             hint="start before the first use of CUDA, or run the whole script: cudakit run --sanitize SCRIPT",
         )
-    found = found or preflight(None)
-    if isinstance(found, Ready):
-        ready, why_not = add_device_patches(found, accesses, directory)
+    readiness = readiness or preflight(None)
+    if isinstance(readiness, Ready):
+        ready, why_not = add_device_patches(readiness, accesses, directory)
         recorder = _subscribe(ready, directory)
         return CudaRecording(
             accesses="exact" if ready.patches else "arguments",
@@ -173,7 +173,7 @@ def _record_cuda(
             flush=getattr(recorder, "read", None),
         )
     if device_count():
-        raise found.error()
+        raise readiness.error()
     return NOT_RECORDED
 
 

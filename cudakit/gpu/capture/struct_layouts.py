@@ -156,16 +156,16 @@ def _bodies(text: str) -> Iterator[tuple[str, str]]:
 def _take_until(tokens: list[str], end: str) -> list[str]:
     """Remove and return the tokens before the next ``end``; also remove ``end``."""
     index = tokens.index(end) if end in tokens else len(tokens)
-    taken = tokens[:index]
+    before = tokens[:index]
     del tokens[: index + 1]
-    return taken
+    return before
 
 
 def difference(compiled: Mapping[str, Layout], header: Header) -> str:
     """Return the first field in which the recorder and a header differ, or "".
 
-    A struct may have grown at its end, because the recorder receives pointers. Structs that are not of the
-    API, such as the recorder's own, are ignored.
+    A struct may have grown at its end, because the recorder receives pointers. The recorder's own structs
+    are ignored.
     """
     for name in filter(_is_of_the_api, compiled):
         installed = header.layout(name)

@@ -33,7 +33,7 @@ def attribute_backward(recorder: "Any") -> None:
 
 
 def after_torch_import(action: "Callable[[], None]") -> None:
-    """Run an action after the program has imported torch: now, or when it does so."""
+    """Run an action after the program has imported torch: now, or later."""
     if "torch" in sys.modules:
         action()
     else:

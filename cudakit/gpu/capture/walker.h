@@ -1,4 +1,4 @@
-/* How the recorder reads the Python stack of the calling thread, without the GIL.
+/* The functions that read the Python stack of the calling thread without the GIL.
  *
  * The recorder is built once for all versions of CPython, the frame reader once per version. This struct, whose
  * address is `_frames.walker`, is the interface between them. Both functions may be called on any thread at any

@@ -18,7 +18,7 @@ _DEFAULT_BY_HANDLE = {0: LEGACY, int(LEGACY): LEGACY, int(PER_THREAD): PER_THREA
 
 
 class CudaStreams:
-    """The streams and events of one device."""
+    """The streams and events of one device; ``gpu.api.Streams`` has the contract of each method."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -123,7 +123,10 @@ class CudaStreams:
         return int(cast("SupportsInt", self.handle(stream)))
 
     def close(self) -> None:
-        """Destroy all remaining streams and events that this object created."""
+        """Destroy all remaining streams and events that this object created.
+
+        Errors are ignored: a lost context makes every call fail, and frees everything anyway.
+        """
         for event in self._events.clear():
             self._context.in_context(cu.cuEventDestroy, event)
         for stream in self._external.values():

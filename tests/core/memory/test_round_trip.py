@@ -21,7 +21,7 @@ BASE = 0x7F00_0000_0000
 def read(written: dict[str, Any]) -> Snapshot:
     content = pickle.dumps(written)
     tree = pickled.read(content)
-    return schema.build(tree, source="snapshot.pkl", form="pickle", size_bytes=len(content))
+    return schema.build(tree, source="snapshot.pkl", file_format="pickle", size_bytes=len(content))
 
 
 @LAW

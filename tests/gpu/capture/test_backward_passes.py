@@ -54,7 +54,7 @@ from cudakit.trace.kinds import Kind
 
 library, places, taken = sys.argv[1], SearchPaths.of_this_process(), []
 ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
-recording = begin(taken.append, found=ready)
+recording = begin(taken.append, readiness=ready)
 
 def stacks(process=None):
     with recording.drained():

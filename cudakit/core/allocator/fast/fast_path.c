@@ -314,9 +314,9 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     Py_ssize_t argument_count = count_arguments(self, nargs, kwnames);
     PyObject *stream = argument_count == 2 ? args[1] : self->state->zero, *stack = NULL, *ptr = NULL;
     long long requested, number;
-    if (argument_count && is_open(self) && read_int(args[0], &requested) && requested > 0 && requested < TOO_MANY_BYTES &&
-        read_int(stream, &number) && number != PER_THREAD_STREAM && gather_stack(self, LEVEL_STATE, &stack) &&
-        create_spare(self) && is_open(self))
+    if (argument_count && is_open(self) && read_int(args[0], &requested) && requested > 0 &&
+        requested < TOO_MANY_BYTES && read_int(stream, &number) && number != PER_THREAD_STREAM &&
+        gather_stack(self, LEVEL_STATE, &stack) && create_spare(self) && is_open(self))
         ptr = alloc_best_fit(self, number == LEGACY_STREAM ? self->state->zero : stream, requested, stack);
     Py_XDECREF(stack);
     return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
@@ -398,9 +398,9 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     struct fast_path parsed = {.level = 0}, *self;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!OO", names, types[GATE], &parsed.gate, dict,
                                      &parsed.live, dict, &parsed.small_by_stream, dict, &parsed.large_by_stream,
-                                     types[COUNTERS], &parsed.small, types[COUNTERS], &parsed.large, types[COUNTERS],
-                                     &parsed.total, &PyType_Type, &parsed.block_type, &parsed.slow_alloc,
-                                     &parsed.slow_free))
+                                     types[COUNTERS], &parsed.small, types[COUNTERS], &parsed.large,
+                                     types[COUNTERS], &parsed.total, &PyType_Type, &parsed.block_type,
+                                     &parsed.slow_alloc, &parsed.slow_free))
         return NULL;
     if (!PyType_IsSubtype(parsed.block_type, types[BLOCK]))
         return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
@@ -447,9 +447,9 @@ static int exec_module(PyObject *self)
             return -1;
     }
     bool created = (state->zero = PyLong_FromLong(0)) && (state->stream = PyUnicode_InternFromString("stream")) &&
-                (state->alloc = PyUnicode_InternFromString("alloc")) &&
-                (state->free_requested = PyUnicode_InternFromString("free_requested")) &&
-                (state->free_completed = PyUnicode_InternFromString("free_completed"));
+                   (state->alloc = PyUnicode_InternFromString("alloc")) &&
+                   (state->free_requested = PyUnicode_InternFromString("free_requested")) &&
+                   (state->free_completed = PyUnicode_InternFromString("free_completed"));
     return created ? 0 : -1;
 }
 

@@ -1,4 +1,4 @@
-"""``doctor``: diagnose the CUDA set-up and GPU health by checks of a RunContext. Pure."""
+"""``doctor``: diagnose the CUDA set-up and GPU health by checks of a RunContext."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def diagnose(
     skip: Collection[str] = (),
     deep: bool = False,
 ) -> DoctorResult:
-    """Run all checks, or ``only`` some, without those to ``skip``; ``deep`` adds the self-test.
+    """Run all checks, or those in ``only``, except those in ``skip``; ``deep`` adds the self-test.
 
     Raises UsageError for an id that no check has, and for a self-test without ``deep``.
     """
@@ -61,8 +61,8 @@ def diagnose(
     themes = {**THEMES, **SELF_TEST} if deep else THEMES
     checks = tuple(
         _run_check(theme, check, context)
-        for theme, members in themes.items()
-        for check in members
+        for theme, group in themes.items()
+        for check in group
         if (not only or check.id in only) and check.id not in skip
     )
     counts = Counter(check.status for check in checks)
@@ -96,24 +96,24 @@ def selected_ids(
 
     Raises UsageError for an id that no check has, and for a self-test without ``deep``.
     """
-    chosen, skipped = ({find(name).id for name in names} for names in (only, skip))
-    refused = {check.id for members in SELF_TEST.values() for check in members} & chosen
-    if refused and not deep:
+    chosen, skipped = ({find_check(name).id for name in names} for names in (only, skip))
+    self_tests = {check.id for group in SELF_TEST.values() for check in group} & chosen
+    if self_tests and not deep:
         raise UsageError(
-            f"{', '.join(sorted(refused))} uses the GPU", hint="add --deep to allow that"
+            f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"
         )
     return chosen, skipped
 
 
-def find(name: str) -> Check:
+def find_check(name: str) -> Check:
     """Return the check with an id such as CK005, ck5 or 5. Raises UsageError if there is none."""
-    known = checks_by_id()
-    number = re.fullmatch(r"(?:CK)?0*(\d{1,3})", name.strip(), re.IGNORECASE)
-    check = known.get(f"CK{int(number[1]):03}") if number else None
+    by_id = checks_by_id()
+    match = re.fullmatch(r"(?:CK)?0*(\d{1,3})", name.strip(), re.IGNORECASE)
+    check = by_id.get(f"CK{int(match[1]):03}") if match else None
     if check is None:
         raise UsageError(
             f"no check {name!r}",
-            hint=f"ids are {min(known)} to {max(known)}; cudakit doctor --all lists the checks",
+            hint=f"ids are {min(by_id)} to {max(by_id)}; cudakit doctor --all lists the checks",
         )
     return check
 
@@ -123,14 +123,14 @@ def find(name: str) -> Check:
 
 def versions(context: RunContext) -> dict[str, str]:
     """Return the known versions of system, driver and packages."""
-    offered = driver_cuda(context)
+    supported_cuda = driver_cuda(context)
     versions_by_label = {
         "system": context.host.distribution,
         "kernel": context.host.kernel,
         "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
         "driver": _driver(context),
         "NVML": nvml_library_version(context),
-        "CUDA of the driver": None if offered is None else cuda_text(offered),
+        "CUDA of the driver": None if supported_cuda is None else cuda_text(supported_cuda),
         "libcuda": libcuda_path(context),
         "Python": "" if context.simulated else platform.python_version(),
         **_packages(context),

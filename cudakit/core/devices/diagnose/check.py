@@ -21,7 +21,7 @@ class Status(IntEnum):
 
     OK = 0
     UNKNOWN = 1  # the check could not be made; never counts as a problem
-    WARN = 2  # CUDA works, but slowly or with surprises
+    WARN = 2  # CUDA works, but slowly or unexpectedly
     FAIL = 3  # CUDA does not work, or not on every GPU
 
 
@@ -30,7 +30,7 @@ class Finding:
     """The outcome of one check, with the reason."""
 
     status: Status
-    summary: str  # one line: the problem, or what is in order
+    summary: str  # one line
     evidence: Mapping[str, str] = field(default_factory=dict)  # observed values, by name
     fix: tuple[str, ...] = ()  # commands or sentences, most promising first
 
@@ -51,7 +51,7 @@ class Check:
         return inspect.getdoc(self.examine) or ""
 
     def run(self, context: RunContext) -> Finding:
-        """Examine a context; return UNKNOWN with the reason if that is impossible or raises."""
+        """Run the check; return UNKNOWN with the reason if it cannot run or raises."""
         try:
             return self.examine(context)
         except NotCheckable as reason:
@@ -63,11 +63,11 @@ class Check:
 
 
 class NotCheckable(Exception):
-    """A fact that the check needs is missing; the message is the reason."""
+    """Raised if a fact that a check needs is missing; the message is the reason."""
 
 
 def require(fact: _T | Unavailable, reason: str = "") -> _T:
-    """Return a fact. Raises NotCheckable with ``reason``, or the fact's own, if it is Unavailable."""
+    """Return a fact. If it is Unavailable, raises NotCheckable with ``reason``, or with the fact's reason."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact
@@ -120,7 +120,7 @@ class CheckResult:
     theme: str
     title: str  # the statement that holds if the check passes
     status: Status
-    summary: str  # one line: the problem, what is in order, or why the check could not be made
+    summary: str  # one line
     evidence: Mapping[str, str]  # observed values, by name
     fix: tuple[str, ...]  # commands or sentences, most promising first
 

@@ -32,8 +32,8 @@ _NO_DEVICE = (
     "and MIG (CK017)"
 )
 
-_ORDER = "CUDA_DEVICE_ORDER"
-_ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
+_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+_VALID_ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
 
 def cuda_starts(context: RunContext) -> Finding:
@@ -47,9 +47,9 @@ def cuda_starts(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable):
         require_driver(context)
-        return _without_libcuda(context, cuda.reason)
-    offered = driver_cuda(context)
-    version = "?" if offered is None else cuda_text(offered)
+        return _explain_missing_libcuda(context, cuda.reason)
+    supported_cuda = driver_cuda(context)
+    version = "?" if supported_cuda is None else cuda_text(supported_cuda)
     path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
     evidence = {"driver's CUDA": version, "libcuda": path}
     if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
@@ -64,7 +64,7 @@ def cuda_starts(context: RunContext) -> Finding:
     return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 
-def _without_libcuda(context: RunContext, reason: str) -> Finding:
+def _explain_missing_libcuda(context: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
         return fail(
             f"the query of the CUDA driver failed: {reason}",
@@ -123,29 +123,34 @@ def device_order(context: RunContext) -> Finding:
     and CUDA_VISIBLE_DEVICES=0 the wrong GPU. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA use nvidia-smi's
     order. The check compares UUIDs and PCI addresses; it does not rely on the variable.
     """
-    order = context.variables.get(_ORDER)
-    if order is not None and order not in _ORDERS:
+    order = context.variables.get(_ORDER_VARIABLE)
+    if order is not None and order not in _VALID_ORDERS:
         return warn(
-            f"{_ORDER}={order} is not valid, so CUDA ignores it",
-            {_ORDER: order},
-            f"export {_ORDER}=PCI_BUS_ID",
+            f"{_ORDER_VARIABLE}={order} is not valid, so CUDA ignores it",
+            {_ORDER_VARIABLE: order},
+            f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
         )
     cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
     matched = match(require_nvml(context), cuda)
     pairs = [(device.cuda, device.nvml) for device in matched if device.cuda and not device.hidden]
-    numbers = {ours.index: theirs.index for ours, theirs in pairs if theirs}
-    shown = {f"cuda:{ours}": f"GPU {numbers[ours]} of nvidia-smi" for ours in sorted(numbers)}
-    in_order = [numbers[ours] for ours in sorted(numbers)]
-    if in_order == sorted(in_order):
-        return ok("CUDA and nvidia-smi number the devices in the same order", shown)
+    nvml_by_cuda = {
+        cuda_device.index: nvml_device.index for cuda_device, nvml_device in pairs if nvml_device
+    }
+    evidence = {
+        f"cuda:{cuda_device}": f"GPU {nvml_by_cuda[cuda_device]} of nvidia-smi"
+        for cuda_device in sorted(nvml_by_cuda)
+    }
+    nvml_indices = [nvml_by_cuda[cuda_device] for cuda_device in sorted(nvml_by_cuda)]
+    if nvml_indices == sorted(nvml_indices):
+        return ok("CUDA and nvidia-smi number the devices in the same order", evidence)
     if cuda.visible_devices:
-        return ok(f"CUDA numbers the devices in the order of {VARIABLE}", shown)
+        return ok(f"CUDA numbers the devices in the order of {VARIABLE}", evidence)
     return warn(
         "CUDA and nvidia-smi number the devices in different orders",
-        shown,
-        f"export {_ORDER}=PCI_BUS_ID",
+        evidence,
+        f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
     )
 
 
@@ -186,7 +191,7 @@ def copy_step(context: RunContext) -> Finding:
     return _check_step(context, "copy", "copies to the GPU and back are correct")
 
 
-def _check_step(context: RunContext, name: str, well: str) -> Finding:
+def _check_step(context: RunContext, name: str, success: str) -> Finding:
     require_driver(context)
     step = next((result for result in require(context.self_test) if result.name == name), None)
     if step is None:
@@ -194,4 +199,4 @@ def _check_step(context: RunContext, name: str, well: str) -> Finding:
     if step.error:
         return fail(step.error, step.details, *filter(None, [step.hint]))
     details = ", ".join(dict.fromkeys(step.details.values()))
-    return ok(f"{well} ({details})" if details else well, step.details)
+    return ok(f"{success} ({details})" if details else success, step.details)

@@ -18,9 +18,9 @@ from cudakit.gpu.api.facts import NvmlView
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-_IN_NAME = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
-_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-_INSTALL = {
+_VERSION_SUFFIX = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$")
+_INSTALL_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_INSTALL_COMMANDS = {
     "ubuntu": "sudo ubuntu-drivers install",
     "debian": "sudo apt install nvidia-driver",
     "arch": "sudo pacman -S nvidia-open",
@@ -44,7 +44,7 @@ def driver_loaded(context: RunContext) -> Finding:
         hidden = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
         return ok(f"driver {version} answers{hidden}")
     if context.host.is_wsl:
-        return _without_wsl_driver(context)
+        return _explain_wsl(context)
     return _not_loaded(context)
 
 
@@ -80,7 +80,7 @@ def _not_loaded(context: RunContext) -> Finding:
         return fail(
             "the GPU uses the nouveau driver, which does not support CUDA",
             evidence,
-            *_install(context.host.distribution_id),
+            *_install_fixes(context.host.distribution_id),
             "then disable nouveau: echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/nouveau.conf, "
             "update the initramfs and reboot",
         )
@@ -108,7 +108,7 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
         return fail(
             f"no NVIDIA kernel module is installed for kernel {release}",
             evidence,
-            *_install(context.host.distribution_id),
+            *_install_fixes(context.host.distribution_id),
             "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
         )
     signed: tuple[str, ...] = ()
@@ -125,23 +125,27 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
     )
 
 
-def _without_wsl_driver(context: RunContext) -> Finding:
-    steps = {
+def _explain_wsl(context: RunContext) -> Finding:
+    file_exists = {
         "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
         "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
     }
     return fail(
         "the Windows driver does not answer in WSL",
-        {path: "present" if exists else "not found" for path, exists in steps.items()},
+        {path: "present" if exists else "not found" for path, exists in file_exists.items()},
         "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
         "wsl --update; wsl --shutdown",
     )
 
 
-def _install(distribution_id: str) -> tuple[str, ...]:
+def _install_fixes(distribution_id: str) -> tuple[str, ...]:
     """Return the steps to install the driver on a Linux distribution."""
-    command = _INSTALL.get(distribution_id)
-    return (command, f"or follow {_GUIDE}") if command else (f"install the driver: {_GUIDE}",)
+    command = _INSTALL_COMMANDS.get(distribution_id)
+    return (
+        (command, f"or follow {_INSTALL_GUIDE}")
+        if command
+        else (f"install the driver: {_INSTALL_GUIDE}",)
+    )
 
 
 def nvml_answers(context: RunContext) -> Finding:
@@ -164,12 +168,12 @@ def nvml_answers(context: RunContext) -> Finding:
 
 
 def _nvml_fixes(context: RunContext, reason: str) -> tuple[str, ...]:
-    where = context.host.container
+    container = context.host.container
     if "different versions" in reason:
         return ("update the libraries to the kernel module's version, or reboot (CK004)",)
-    if "unknown error" in reason and where:
+    if "unknown error" in reason and container:
         return ("restart the container, which has lost its device nodes (CK002)",)
-    if where:
+    if container:
         return ("start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",)
     return ("install the driver's libraries (nvidia-utils) in the version of the kernel module",)
 
@@ -187,18 +191,18 @@ def versions_agree(context: RunContext) -> Finding:
         "libnvidia-ml": nvml_library_version(context),
         "libcuda": None if _is_compat(context) else libcuda_version(context),
     }
-    known = {part: version for part, version in versions.items() if version}
-    if len(known) < 2:
+    known_versions = {part: version for part, version in versions.items() if version}
+    if len(known_versions) < 2:
         require_driver(context)
         raise NotCheckable("the version of fewer than two parts of the driver is known")
-    if len(set(known.values())) == 1:
-        parts = list(known)
+    if len(set(known_versions.values())) == 1:
+        parts = list(known_versions)
         listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
-        return ok(f"{listed} have the same version, {known[parts[0]]}", known)
+        return ok(f"{listed} have the same version, {known_versions[parts[0]]}", known_versions)
     return fail(
         "parts of the driver have different versions: "
-        + ", ".join(f"{part} {version}" for part, version in known.items()),
-        known,
+        + ", ".join(f"{part} {version}" for part, version in known_versions.items()),
+        known_versions,
         "reboot; or end all GPU processes and reload the modules: "
         "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
         "restart containers that were started before the update",
@@ -235,7 +239,7 @@ def libcuda_origin(context: RunContext) -> Finding:
 
 
 def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> Finding:
-    own, module = libcuda_version(context), context.driver.module
+    libcuda, module = libcuda_version(context), context.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
     code = context.cuda_error
     if code in (803, 804):
@@ -245,18 +249,18 @@ def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> F
             evidence,
             _remove_from_path("compat"),
         )
-    if own and module and as_numbers(own) < as_numbers(module.version):
+    if libcuda and module and as_numbers(libcuda) < as_numbers(module.version):
         return warn(
-            f"libcuda {own} of cuda-compat is older than driver {module.version} and hides its CUDA",
+            f"libcuda {libcuda} of cuda-compat is older than driver {module.version} and hides its CUDA",
             evidence,
             _remove_from_path("compat"),
         )
     return ok(f"libcuda comes from cuda-compat (forward compatibility): {path}", evidence)
 
 
-def _remove_from_path(mark: str) -> str:
+def _remove_from_path(directory: str) -> str:
     return (
-        f"remove the directory {mark} from LD_LIBRARY_PATH or /etc/ld.so.conf.d, "
+        f"remove the directory {directory} from LD_LIBRARY_PATH or /etc/ld.so.conf.d, "
         "or uninstall its package"
     )
 
@@ -301,7 +305,7 @@ def libcuda_version(context: RunContext) -> str | None:
 
 def version_in_name(path: str) -> str | None:
     """Return 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
-    match = _IN_NAME.search(path)
+    match = _VERSION_SUFFIX.search(path)
     return match[1] if match else None
 
 

@@ -57,9 +57,9 @@ def gpu_states(context: RunContext) -> tuple[GpuState, ...]:
 
 def _states(context: RunContext) -> Iterator[GpuState]:
     for device, telemetry in zip_longest(context.nvml_devices, context.telemetry):
-        current = telemetry.fields if isinstance(telemetry, Telemetry) else {}
+        fields = telemetry.fields if isinstance(telemetry, Telemetry) else {}
         if device.parent is None:
-            yield GpuState(device, {**device.fields, **current})
+            yield GpuState(device, {**device.fields, **fields})
 
 
 def evidence_of(
@@ -90,14 +90,14 @@ class GpuRule:
     applies: Callable[[GpuState], object]
     message: str
     fix: tuple[str, ...]
-    describe: Callable[[GpuState], str | None]  # returns the evidence
+    describe: Callable[[GpuState], str | None]  # evidence about one GPU
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
         """Yield the finding if at least one GPU meets the condition."""
         affected = [gpu for gpu in gpus if self.applies(gpu)]
         if affected:
-            words = {
+            placeholders = {
                 "gpus": names_of(affected),
                 "indices": ",".join(str(gpu.facts.index) for gpu in affected),
                 "index": affected[0].facts.index,
@@ -105,9 +105,9 @@ class GpuRule:
             }
             yield Finding(
                 self.status,
-                self.message.format(**words),
+                self.message.format(**placeholders),
                 evidence_of(affected, self.describe),
-                tuple(line.format(**words) for line in self.fix),
+                tuple(line.format(**placeholders) for line in self.fix),
             )
 
 
@@ -117,9 +117,9 @@ def check_gpus(
     passed: str,
     describe: Callable[[GpuState], str | None],
     *,
-    without: str = "",
+    without_gpus: str = "",
 ) -> Finding:
-    """Return the findings of rules, else OK with ``passed``, or with ``without`` if there are no GPUs."""
+    """Return the findings of rules, else OK with ``passed``, or ``without_gpus`` if there are none."""
     findings = (finding for rule in rules for finding in rule.findings(gpus))
-    summary = passed if gpus else without or passed
+    summary = passed if gpus else without_gpus or passed
     return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))

@@ -67,7 +67,7 @@ def memory_errors(context: RunContext) -> Finding:
         ECC_RULES,
         "no uncorrectable memory errors",
         _ecc_counts,
-        without="no GPU counts memory errors (ECC is not supported or off)",
+        without_gpus="no GPU counts memory errors (ECC is not supported or off)",
     )
 
 
@@ -185,7 +185,9 @@ def pcie_links(context: RunContext) -> Finding:
     passed = (
         f"PCIe links have all lanes{' (idle links run slower, which is normal)' if idle else ''}"
     )
-    return check_gpus(gpus, PCIE_RULES, passed, _link_text, without="no GPU reports a PCIe link")
+    return check_gpus(
+        gpus, PCIE_RULES, passed, _link_text, without_gpus="no GPU reports a PCIe link"
+    )
 
 
 def _clock_reasons(gpu: GpuState) -> str:
@@ -253,7 +255,7 @@ def power_limits(context: RunContext) -> Finding:
         [POWER_RULE],
         "all power limits are at or above their default",
         _power_text,
-        without="no GPU reports a power limit",
+        without_gpus="no GPU reports a power limit",
     )
 
 
@@ -282,5 +284,5 @@ def persistence(context: RunContext) -> Finding:
         [PERSISTENCE_RULE],
         "persistence mode, or a display, keeps every GPU initialized",
         lambda gpu: None,  # noqa: ARG005
-        without="no GPU reports its persistence mode",
+        without_gpus="no GPU reports its persistence mode",
     )

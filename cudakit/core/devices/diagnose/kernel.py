@@ -19,11 +19,11 @@ from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import PciGpu, RunContext
 from cudakit.units import Unavailable
 
-_GPU = re.compile(r"/dev/nvidia\d+")
-_UVM = "/dev/nvidia-uvm"
-_CONTROL = "/dev/nvidiactl"
+_GPU_NODE = re.compile(r"/dev/nvidia\d+")
+_UVM_NODE = "/dev/nvidia-uvm"
+_CONTROL_NODE = "/dev/nvidiactl"
 _START_CONTAINER = "docker run --gpus all ...  (or --device nvidia.com/gpu=all with CDI)"
-_LOG = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
+_LOG_COMMAND = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
 # Kernel drivers that pass a GPU through to a virtual machine.
 _PASSED_THROUGH = ("vfio-pci", "pci-stub")
 
@@ -61,9 +61,9 @@ def _other_platform(context: RunContext) -> Finding:
 
 def _missing_nodes(context: RunContext) -> Iterator[Finding]:
     present = {node.path for node in context.driver.device_nodes}
-    gpus = [path for path in present if _GPU.fullmatch(path)]
-    if _CONTROL not in present or not gpus:
-        missing = _CONTROL if _CONTROL not in present else "/dev/nvidia0"
+    gpus = [path for path in present if _GPU_NODE.fullmatch(path)]
+    if _CONTROL_NODE not in present or not gpus:
+        missing = _CONTROL_NODE if _CONTROL_NODE not in present else "/dev/nvidia0"
         if context.host.container:
             yield fail(
                 f"the container was started without a GPU: {missing} does not exist",
@@ -77,22 +77,24 @@ def _missing_nodes(context: RunContext) -> Iterator[Finding]:
                 "sudo nvidia-modprobe -c 0 -u",
                 "or: sudo nvidia-smi",
             )
-    elif _UVM not in present:
+    elif _UVM_NODE not in present:
         fix = _START_CONTAINER if context.host.container else "sudo nvidia-modprobe -u -c 0"
         yield fail(
-            f"{_UVM} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
+            f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
         )
 
 
 def _refused_nodes(context: RunContext) -> Iterator[Finding]:
     for node in context.driver.device_nodes:
-        if not node.error or not (_GPU.fullmatch(node.path) or node.path in (_CONTROL, _UVM)):
+        if not node.error or not (
+            _GPU_NODE.fullmatch(node.path) or node.path in (_CONTROL_NODE, _UVM_NODE)
+        ):
             continue
-        seen = {node.path: f"{node.error} ({node.mode})"}
+        evidence = {node.path: f"{node.error} ({node.mode})"}
         if node.error == "EPERM" and context.host.container:
             yield fail(
                 "the container has no permission to use the GPU (EPERM)",
-                seen,
+                evidence,
                 "restart the container",
                 "permanently, on the host: nvidia-ctk system create-dev-char-symlinks --create-all, "
                 "or start containers with CDI (--device nvidia.com/gpu=all)",
@@ -100,14 +102,14 @@ def _refused_nodes(context: RunContext) -> Iterator[Finding]:
         elif node.error in ("EACCES", "EPERM"):
             yield fail(
                 f"no permission to open {node.path} ({node.error})",
-                seen,
+                evidence,
                 f"join the group of the file (ls -l {node.path}): sudo usermod -aG video $USER",
             )
         else:
             yield fail(
                 f"{node.path} cannot be opened ({node.error}): the driver cannot access the device",
-                seen,
-                _LOG,
+                evidence,
+                _LOG_COMMAND,
             )
 
 
@@ -127,11 +129,11 @@ def gpus_on_bus(context: RunContext) -> Finding:
     GPUs in NVML.
     """
     require_driver(context)
-    on_bus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASSED_THROUGH]
-    gone = [gpu.address for gpu in on_bus if gpu.is_gone]
-    if gone:
+    bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASSED_THROUGH]
+    failed = [gpu.address for gpu in bus_gpus if gpu.is_gone]
+    if failed:
         return fail(
-            f"a GPU has fallen off the bus: {', '.join(gone)}",
+            f"a GPU has fallen off the bus: {', '.join(failed)}",
             {"revision": "0xff"},
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
         )
@@ -140,31 +142,39 @@ def gpus_on_bus(context: RunContext) -> Finding:
         f"GPU {gpu.index}": gpu.uuid.reason for gpu in gpus if isinstance(gpu.uuid, Unavailable)
     }
     if lost:
-        return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG)
-    if on_bus:
-        return _compare_with_bus(context, on_bus, gpus)
+        return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG_COMMAND)
+    if bus_gpus:
+        return _compare_with_bus(context, bus_gpus, gpus)
     if not gpus:
-        return fail("NVML answers but reports no GPU", {}, _LOG)
+        return fail("NVML answers but reports no GPU", {}, _LOG_COMMAND)
     return ok(f"NVML reports {count_of(len(gpus), 'GPU')}; the PCI bus cannot be read here")
 
 
 def _compare_with_bus(
-    context: RunContext, on_bus: list[PciGpu], known: list[DeviceFacts]
+    context: RunContext, bus_gpus: list[PciGpu], nvml_gpus: list[DeviceFacts]
 ) -> Finding:
-    answering = {
-        _without_leading_zeros(gpu.pci_bus_id) for gpu in known if isinstance(gpu.pci_bus_id, str)
+    nvml_addresses = {
+        _without_leading_zeros(gpu.pci_bus_id)
+        for gpu in nvml_gpus
+        if isinstance(gpu.pci_bus_id, str)
     }
-    unknown = [gpu for gpu in on_bus if _without_leading_zeros(gpu.address) not in answering]
-    if not unknown:
-        return ok(f"NVML reports every GPU on the PCI bus ({len(on_bus)})")
-    seen = {gpu.address: gpu.driver or "no driver" for gpu in unknown}
-    if context.host.container and known:
-        return ok(f"this container has {len(known)} of the host's {len(on_bus)} GPUs", seen)
-    report = warn if known else fail
-    return report(f"the driver did not initialize {len(unknown)} of {len(on_bus)} GPUs", seen, _LOG)
+    missing = [gpu for gpu in bus_gpus if _without_leading_zeros(gpu.address) not in nvml_addresses]
+    if not missing:
+        return ok(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
+    evidence = {gpu.address: gpu.driver or "no driver" for gpu in missing}
+    if context.host.container and nvml_gpus:
+        return ok(
+            f"this container has {len(nvml_gpus)} of the host's {len(bus_gpus)} GPUs", evidence
+        )
+    make_finding = warn if nvml_gpus else fail
+    return make_finding(
+        f"the driver did not initialize {len(missing)} of {len(bus_gpus)} GPUs",
+        evidence,
+        _LOG_COMMAND,
+    )
 
 
 def _without_leading_zeros(address: str) -> str:
     # The PCI domain has 4 digits or 8.
-    domain, _, rest = address.lower().partition(":")
-    return f"{int(domain, 16):x}:{rest}"
+    domain, _, suffix = address.lower().partition(":")
+    return f"{int(domain, 16):x}:{suffix}"

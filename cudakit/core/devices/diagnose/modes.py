@@ -46,7 +46,7 @@ def fabric(context: RunContext) -> Finding:
     if not waiting and not broken:
         return ok("the NVSwitch fabric is ready", states)
     if context.cuda_devices:
-        return _without_fabric(waiting or broken, states, alone=len(gpus) == 1)
+        return _fabric_warning(waiting or broken, states, is_single=len(gpus) == 1)
     return fail(
         f"the NVSwitch fabric is not ready on {names_of(waiting or broken)}",
         {**states, "nv-fabricmanager": _fabric_manager(context)},
@@ -56,8 +56,8 @@ def fabric(context: RunContext) -> Finding:
     )
 
 
-def _without_fabric(gpus: list[GpuState], states: dict[str, str], *, alone: bool) -> Finding:
-    if alone:
+def _fabric_warning(gpus: list[GpuState], states: dict[str, str], *, is_single: bool) -> Finding:
+    if is_single:
         return ok(f"{names_of(gpus)} is not in an NVSwitch fabric; a single GPU needs none", states)
     return warn(
         f"CUDA works, but {names_of(gpus)} cannot reach other GPUs over NVSwitch",
@@ -94,23 +94,23 @@ def mig_instances(context: RunContext) -> Finding:
     Source: NVIDIA Multi-Instance GPU User Guide.
     """
     gpus = gpu_states(context)
-    in_mig = [gpu for gpu in gpus if gpu.flag("mig_mode")]
+    mig_gpus = [gpu for gpu in gpus if gpu.flag("mig_mode")]
     parents = Counter(device.parent for device in require_nvml(context).devices)
-    counts = {gpu.label: parents[gpu.facts.index] for gpu in in_mig}
+    counts = {gpu.label: parents[gpu.facts.index] for gpu in mig_gpus}
     evidence = {label: count_of(count, "instance") for label, count in counts.items()}
-    empty = [gpu for gpu in in_mig if not counts[gpu.label]]
+    empty = [gpu for gpu in mig_gpus if not counts[gpu.label]]
     findings = list(_MODE_CHANGE.findings(gpus))
     if empty:
-        findings.insert(0, _without_instances(empty, evidence, all_gpus=len(empty) == len(gpus)))
+        findings.insert(0, _empty_mig_finding(empty, evidence, all_gpus=len(empty) == len(gpus)))
     return combine(
         findings,
-        otherwise=ok(f"{names_of(in_mig)} in MIG mode, with instances", evidence)
-        if in_mig
+        otherwise=ok(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)
+        if mig_gpus
         else ok("no GPU is in MIG mode"),
     )
 
 
-def _without_instances(
+def _empty_mig_finding(
     empty: Sequence[GpuState], evidence: dict[str, str], *, all_gpus: bool
 ) -> Finding:
     index = empty[0].facts.index
@@ -134,16 +134,16 @@ def compute_mode(context: RunContext) -> Finding:
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.text("compute_mode")]
     modes = evidence_of(gpus, lambda gpu: gpu.text("compute_mode"))
-    special = [gpu for gpu in gpus if gpu.text("compute_mode") != "default"]
-    if not special:
+    restricted = [gpu for gpu in gpus if gpu.text("compute_mode") != "default"]
+    if not restricted:
         return ok("any number of processes can use each GPU")
-    fix = f"sudo nvidia-smi -i {special[0].facts.index} -c DEFAULT"
-    forbidden = [gpu for gpu in special if gpu.text("compute_mode") == "prohibited"]
-    if forbidden:
-        report = fail if len(forbidden) == len(gpus) else warn
-        return report(
-            f"no process can use {names_of(forbidden)} (compute mode prohibited)", modes, fix
+    fix = f"sudo nvidia-smi -i {restricted[0].facts.index} -c DEFAULT"
+    prohibited = [gpu for gpu in restricted if gpu.text("compute_mode") == "prohibited"]
+    if prohibited:
+        make_finding = fail if len(prohibited) == len(gpus) else warn
+        return make_finding(
+            f"no process can use {names_of(prohibited)} (compute mode prohibited)", modes, fix
         )
     return warn(
-        f"only one process can use {names_of(special)} (compute mode exclusive)", modes, fix
+        f"only one process can use {names_of(restricted)} (compute mode exclusive)", modes, fix
     )

@@ -18,15 +18,15 @@ from cudakit.core.devices.diagnose.check import (
 from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 
-# The oldest driver that runs each CUDA (CUDA Compatibility, table of minor version compatibility).
-_DRIVERS = {11: "450", 12: "525", 13: "580"}
+# The oldest driver that runs each CUDA version (CUDA Compatibility, table of minor version compatibility).
+_MIN_DRIVERS = {11: "450", 12: "525", 13: "580"}
 # Indexes of PyTorch builds that run on every driver of a CUDA major version.
-_INDEXES = {
+_TORCH_INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
 }
 # Packages that generate PTX, which the driver compiles: a newer minor version can be too new for it.
-_COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
+_PTX_COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
 _BINDINGS = ("cuda-bindings", "cuda-python")
 
 # Packages that install the same module: the one installed last wins.
@@ -39,7 +39,7 @@ _SAME_MODULE = {
 
 _Capability = tuple[int, int]
 
-# The first CUDA whose compilers support a compute capability (release notes of the CUDA Toolkit).
+# The first CUDA version whose compilers support a compute capability (release notes of the CUDA Toolkit).
 _FIRST_CUDA: dict[_Capability, _Capability] = {
     (7, 0): (9, 0),
     (7, 2): (9, 2),
@@ -56,10 +56,10 @@ _FIRST_CUDA: dict[_Capability, _Capability] = {
     (12, 0): (12, 8),
     (12, 1): (12, 9),
 }
-# The lowest compute capability that a CUDA compiles for: 12 dropped Kepler; 13 Maxwell, Pascal, Volta.
-_LEAST: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
+# The lowest compute capability per CUDA version: 12 dropped Kepler; 13 dropped Maxwell, Pascal, Volta.
+_MIN_CAPABILITIES: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 # The lowest compute capability that cudakit is tested on.
-_SUPPORTED: _Capability = (7, 5)
+_MIN_TESTED_CAPABILITY: _Capability = (7, 5)
 
 
 def distributions(context: RunContext) -> dict[str, Distribution]:
@@ -78,16 +78,18 @@ def driver_version(context: RunContext) -> Finding:
     which fails with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION). CUDA 11 needs driver 450 or newer, CUDA 12
     needs 525, CUDA 13 needs 580.
     """
-    offered = driver_cuda(context)
-    if offered is None:
+    supported_cuda = driver_cuda(context)
+    if supported_cuda is None:
         require_driver(context)
         raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
     needs = list(_needs(context))
-    evidence = {"driver": f"CUDA {cuda_text(offered)}"}
+    evidence = {"driver": f"CUDA {cuda_text(supported_cuda)}"}
     evidence |= {need.name: f"CUDA {cuda_text(need.cuda)}" for need in needs}
-    passed = f"the driver's CUDA {cuda_text(offered)} is new enough for the installed packages"
+    passed = (
+        f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages"
+    )
     return combine(
-        (_compare(need, offered, evidence) for need in needs), otherwise=ok(passed, evidence)
+        (_compare(need, supported_cuda, evidence) for need in needs), otherwise=ok(passed, evidence)
     )
 
 
@@ -98,7 +100,7 @@ class _Need:
     name: str
     cuda: tuple[int, int | None]
     generates_ptx: bool = False
-    is_required: bool = True  # programs use it; bindings and toolkits may be unused
+    is_required: bool = True  # bindings and toolkits can be unused
 
 
 def _needs(context: RunContext) -> Iterator[_Need]:
@@ -106,7 +108,7 @@ def _needs(context: RunContext) -> Iterator[_Need]:
         if build.cuda:
             yield _Need(f"{build.framework} {build.version}", build.cuda)
     for name, package in distributions(context).items():
-        if _COMPILERS.fullmatch(name) or name in _BINDINGS:
+        if _PTX_COMPILERS.fullmatch(name) or name in _BINDINGS:
             version = _major_minor(package.version)
             if version:
                 is_compiler = name not in _BINDINGS
@@ -118,25 +120,30 @@ def _needs(context: RunContext) -> Iterator[_Need]:
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else None
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
-def _compare(need: _Need, offered: tuple[int, int], evidence: dict[str, str]) -> Finding:
+def _compare(need: _Need, supported_cuda: tuple[int, int], evidence: dict[str, str]) -> Finding:
     major, minor = need.cuda
-    if major > offered[0]:
-        oldest = _DRIVERS.get(major)
-        report = fail if need.is_required else warn
-        return report(
+    if major > supported_cuda[0]:
+        oldest = _MIN_DRIVERS.get(major)
+        make_finding = fail if need.is_required else warn
+        return make_finding(
             f"{need.name} needs CUDA {cuda_text(need.cuda)}, "
-            f"but the driver supports {cuda_text(offered)}",
+            f"but the driver supports {cuda_text(supported_cuda)}",
             evidence,
             f"update the driver to {oldest} or newer" if oldest else "update the driver",
-            f"or install a build for CUDA {offered[0]}",
+            f"or install a build for CUDA {supported_cuda[0]}",
         )
-    if need.generates_ptx and minor is not None and major == offered[0] and minor > offered[1]:
+    if (
+        need.generates_ptx
+        and minor is not None
+        and major == supported_cuda[0]
+        and minor > supported_cuda[1]
+    ):
         return warn(
-            f"PTX from {need.name} is too new for the driver's CUDA {cuda_text(offered)} (error 222)",
+            f"PTX from {need.name} is too new for the driver's CUDA {cuda_text(supported_cuda)} (error 222)",
             evidence,
             "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
         )
@@ -155,9 +162,12 @@ def architectures(context: RunContext) -> Finding:
     torch.cuda.get_arch_list() lists.
     """
     devices = _capabilities(context)
-    names = ", ".join(f"{name} ({_capability_text(found)})" for name, found in devices.items())
+    names = ", ".join(
+        f"{name} ({_capability_text(capability)})" for name, capability in devices.items()
+    )
     evidence = {
-        name: f"compute capability {_capability_text(found)}" for name, found in devices.items()
+        name: f"compute capability {_capability_text(capability)}"
+        for name, capability in devices.items()
     }
     return combine(
         (*_unsupported_gpus(devices, evidence), *_builds_without_code(context, devices, evidence)),
@@ -182,10 +192,10 @@ def _unsupported_gpus(
     devices: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
     for name, capability in devices.items():
-        if capability < _SUPPORTED:
+        if capability < _MIN_TESTED_CAPABILITY:
             yield fail(
                 f"{name} has compute capability {_capability_text(capability)}; "
-                f"cudakit needs {_capability_text(_SUPPORTED)}",
+                f"cudakit needs {_capability_text(_MIN_TESTED_CAPABILITY)}",
                 evidence,
                 "use a Turing or newer GPU",
             )
@@ -210,21 +220,21 @@ def _builds_without_code(
 
 
 def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
-    first = _FIRST_CUDA.get(capability)
-    # The newest minor version is assumed if it is unknown.
-    newest = (cuda[0], 99 if cuda[1] is None else cuda[1])
-    if first and newest < first:
-        return f"support starts with CUDA {cuda_text(first)}"
-    if capability < _LEAST.get(cuda[0], (0, 0)):
+    first_cuda = _FIRST_CUDA.get(capability)
+    # An unknown minor version counts as the newest.
+    newest_cuda = (cuda[0], 99 if cuda[1] is None else cuda[1])
+    if first_cuda and newest_cuda < first_cuda:
+        return f"support starts with CUDA {cuda_text(first_cuda)}"
+    if capability < _MIN_CAPABILITIES.get(cuda[0], (0, 0)):
         return f"CUDA {cuda[0]} dropped support"
     return ""
 
 
 def _build_with_code(capability: _Capability) -> str:
-    first = _FIRST_CUDA.get(capability, (0, 0))
-    if capability < _LEAST[13]:
+    first_cuda = _FIRST_CUDA.get(capability, (0, 0))
+    if capability < _MIN_CAPABILITIES[13]:
         return "install a build for CUDA 12 (for PyTorch: index cu126)"
-    return f"install a build for CUDA {cuda_text(first)} or newer"
+    return f"install a build for CUDA {cuda_text(first_cuda)} or newer"
 
 
 def _capability_text(capability: _Capability) -> str:
@@ -244,7 +254,8 @@ def framework_builds(context: RunContext) -> Finding:
     by_framework = {build.framework: build for build in require(context.software.builds)}
     installed = distributions(context)
     evidence = {
-        f"{item.framework} {item.version}": _cuda_of_build(item) for item in by_framework.values()
+        f"{build.framework} {build.version}": _cuda_of_build(build)
+        for build in by_framework.values()
     }
     problems = []
     if "torch" in by_framework and by_framework["torch"].cuda is None:
@@ -266,9 +277,9 @@ def _cuda_of_build(build: Build) -> str:
 
 
 def _torch_without_cuda(context: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
-    newest = max(_INDEXES)
-    major, _ = driver_cuda(context) or (newest, 0)
-    index = _INDEXES.get(major, _INDEXES[newest])
+    newest_major = max(_TORCH_INDEXES)
+    major, _ = driver_cuda(context) or (newest_major, 0)
+    index = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
     return fail(
         f"PyTorch {build.version} was built without CUDA",
         evidence,
@@ -296,11 +307,11 @@ def _same_modules(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _SAME_MODULE.items():
         conflicting = [name for name in packages if name in set(names)]
         if len(conflicting) > 1:
-            wanted, *rest = _preferred(module, conflicting)
+            kept, *removed = _preferred(module, conflicting)
             yield warn(
                 f"{' and '.join(conflicting)} install the same module, {module}",
                 {module: ", ".join(conflicting)},
-                f"pip uninstall -y {' '.join(rest)} && pip install --force-reinstall --no-deps {wanted}",
+                f"pip uninstall -y {' '.join(removed)} && pip install --force-reinstall --no-deps {kept}",
             )
 
 
@@ -325,14 +336,14 @@ def _installed_twice(context: RunContext) -> Iterator[Finding]:
             or "cupy" in distribution.name
         ):
             copies.setdefault(distribution.name, []).append(distribution)
-    for name, same_name in copies.items():
-        versions = dict.fromkeys(distribution.version for distribution in same_name)
+    for name, duplicates in copies.items():
+        versions = dict.fromkeys(distribution.version for distribution in duplicates)
         if len(versions) > 1:
             yield warn(
-                f"{name} is installed {len(same_name)} times: {' and '.join(versions)}",
+                f"{name} is installed {len(duplicates)} times: {' and '.join(versions)}",
                 {
                     f"{name} {distribution.version}": distribution.directory
-                    for distribution in same_name
+                    for distribution in duplicates
                 },
                 f"pip uninstall {name}, until one copy is left",
             )
@@ -341,7 +352,7 @@ def _installed_twice(context: RunContext) -> Iterator[Finding]:
 # --- CK012: libraries ------------------------------------------------------------------------------
 
 # The driver's own libraries; CK004 and CK008 check these.
-_DRIVER = ("libcuda.so", "libnvidia-ml.so")
+_DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
 
 def shadowed_libraries(context: RunContext) -> Finding:
@@ -353,7 +364,9 @@ def shadowed_libraries(context: RunContext) -> Finding:
     causes no problem.
     """
     libraries = require(context.software.libraries)
-    packaged = [library for library in libraries if not library.soname.startswith(_DRIVER)]
+    packaged = [
+        library for library in libraries if not library.soname.startswith(_DRIVER_LIBRARIES)
+    ]
     return combine(
         _shadowed(packaged),
         otherwise=ok("LD_LIBRARY_PATH shadows no CUDA library of a package", _by_source(packaged))
@@ -365,11 +378,15 @@ def shadowed_libraries(context: RunContext) -> Finding:
 def _shadowed(libraries: Sequence[Library]) -> Iterator[Finding]:
     packaged = {library.soname: library for library in libraries if library.source == "package"}
     for library in libraries:
-        other = packaged.get(library.soname)
-        if library.source == "LD_LIBRARY_PATH" and other is not None and other.real != library.real:
+        package_copy = packaged.get(library.soname)
+        if (
+            library.source == "LD_LIBRARY_PATH"
+            and package_copy is not None
+            and package_copy.real != library.real
+        ):
             yield warn(
                 f"LD_LIBRARY_PATH has another {library.soname} before the package's",
-                {library.soname: f"{library.path} before {other.path}"},
+                {library.soname: f"{library.path} before {package_copy.path}"},
                 "unset LD_LIBRARY_PATH, or remove CUDA's directories from it",
             )
 

@@ -126,8 +126,8 @@ def _with_evidence(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
     """Yield a section for each theme: passed checks in one line each, unknown ones by reason."""
-    for theme, members in groupby(result.checks, key=lambda check: check.theme):
-        checks = [check for check in members if check.status < Status.WARN]
+    for theme, group in groupby(result.checks, key=lambda check: check.theme):
+        checks = [check for check in group if check.status < Status.WARN]
         passed = [
             Note("ok", f"{check.id} {check.summary}")
             for check in checks

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 # UUIDs, also abbreviated as in CUDA_VISIBLE_DEVICES, and the legacy form of MIG instances.
-_DEVICE = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
+_DEVICE_UUID = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
 # Common names of users and hosts, which are not removed.
@@ -22,7 +22,7 @@ _COMMON_NAMES = frozenset(
     | {"serial", "uuid", "home"}  # the placeholders
 )
 # A shorter serial number could also be part of other numbers.
-_LEAST_SERIAL_LENGTH = 6
+_MIN_SERIAL_LENGTH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,21 @@ def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
         yield re.compile(rf"{re.escape(identity.home)}(?![\w.-])"), "~"
     yield _HOMES, r"/\1/<user>"
     for serial in identity.serials:
-        if len(serial) >= _LEAST_SERIAL_LENGTH:
-            yield _word(serial), "<serial>"
-    short = identity.hostname.partition(".")[0]
+        if len(serial) >= _MIN_SERIAL_LENGTH:
+            yield _word_pattern(serial), "<serial>"
+    short_hostname = identity.hostname.partition(".")[0]
     for name, placeholder in (
         (identity.hostname, "host"),
-        (short, "host"),
+        (short_hostname, "host"),
         (identity.user, "user"),
     ):
         if name.lower() not in _COMMON_NAMES:
-            yield _word(name), f"<{placeholder}>"
-    yield _DEVICE, r"\1-<uuid>"
+            yield _word_pattern(name), f"<{placeholder}>"
+    yield _DEVICE_UUID, r"\1-<uuid>"
     yield _UUID, "<uuid>"
 
 
-def _word(name: str) -> re.Pattern[str]:
+def _word_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE)
 
 

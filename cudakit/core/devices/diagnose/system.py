@@ -17,9 +17,9 @@ from cudakit.core.devices.diagnose.variables import apply_rules, rules_of
 from cudakit.gpu.api.run_context import MPS_DIRECTORY, SHARED_MEMORY, RunContext
 from cudakit.units import Unavailable, format_bytes
 
-_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+_DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+_CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
+_PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
 
@@ -32,26 +32,27 @@ def container(context: RunContext) -> Finding:
     NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
     """
     kind = context.host.container
-    given = {
+    settings = {
         name: context.variables[name]
-        for name in (_DEVICES, _CAPABILITIES)
+        for name in (_DEVICES_VARIABLE, _CAPABILITIES_VARIABLE)
         if name in context.variables
     }
-    if not kind and not given:
+    if not kind and not settings:
         return ok("not in a container")
-    evidence = {"container": kind or "not recognized", **given}
+    evidence = {"container": kind or "not recognized", **settings}
     if context.cuda_devices and not isinstance(context.nvml, Unavailable):
         return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
-    parts = _missing_capabilities(given.get(_CAPABILITIES))
-    if parts:
+    capabilities = settings.get(_CAPABILITIES_VARIABLE)
+    missing = _missing_capabilities(capabilities)
+    if missing:
         return fail(
-            f"{_CAPABILITIES}={given[_CAPABILITIES]} does not contain {' and '.join(parts)}",
+            f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing)}",
             evidence,
-            f"start the container with -e {_CAPABILITIES}=compute,utility",
+            f"start the container with -e {_CAPABILITIES_VARIABLE}=compute,utility",
         )
-    if given.get(_DEVICES) in ("none", "void", ""):
+    if settings.get(_DEVICES_VARIABLE) in ("none", "void", ""):
         return fail(
-            f"{_DEVICES}={given[_DEVICES] or '(empty)'} gives the container no GPU",
+            f"{_DEVICES_VARIABLE}={settings[_DEVICES_VARIABLE] or '(empty)'} gives the container no GPU",
             evidence,
             "docker run --gpus all ...",
         )
@@ -62,8 +63,8 @@ def _missing_capabilities(capabilities: str | None) -> list[str]:
     # Without capabilities the runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
-    selected = capabilities.split(",")
-    return [part for part in ("compute", "utility") if part not in selected]
+    allowed = capabilities.split(",")
+    return [capability for capability in ("compute", "utility") if capability not in allowed]
 
 
 def wsl_libraries(context: RunContext) -> Finding:
@@ -107,43 +108,45 @@ def mps(context: RunContext) -> Finding:
     A leftover directory, one of another user, or a container that does not share the directory causes
     805 (CUDA_ERROR_MPS_CONNECTION_FAILED). Source: CUDA Multi-Process Service, Environment Variables.
     """
-    directory = context.variables.get(_PIPES, MPS_DIRECTORY)
-    runs = not isinstance(context.processes, Unavailable) and "nvidia-cuda-mps" in context.processes
+    directory = context.variables.get(_PIPES_VARIABLE, MPS_DIRECTORY)
+    daemon_runs = (
+        not isinstance(context.processes, Unavailable) and "nvidia-cuda-mps" in context.processes
+    )
     pipes = context.driver.mps_pipes
     evidence = {
         "directory": directory,
         "control pipe": "present" if pipes else "not found",
-        "nvidia-cuda-mps-control": "running" if runs else "not found",
+        "nvidia-cuda-mps-control": "running" if daemon_runs else "not found",
     }
     if context.cuda_error is not None and 805 <= context.cuda_error <= 809:
         return fail(
             f"CUDA cannot connect to the MPS daemon ({context.cuda_error})",
             evidence,
             "nvidia-cuda-mps-control -d",
-            f"or stop using MPS: unset {_PIPES}; rm -r {directory}",
+            f"or stop using MPS: unset {_PIPES_VARIABLE}; rm -r {directory}",
         )
-    if _PIPES in context.variables and not pipes:
+    if _PIPES_VARIABLE in context.variables and not pipes:
         return warn(
-            f"{_PIPES}={directory}, but no MPS daemon runs with this directory",
+            f"{_PIPES_VARIABLE}={directory}, but no MPS daemon runs with this directory",
             evidence,
-            f"unset {_PIPES}, or start the daemon: nvidia-cuda-mps-control -d",
+            f"unset {_PIPES_VARIABLE}, or start the daemon: nvidia-cuda-mps-control -d",
         )
-    if runs or pipes:
+    if daemon_runs or pipes:
         return ok(f"an MPS daemon runs with {directory}", evidence)
     return ok("MPS is not in use")
 
 
 # --- profilers -------------------------------------------------------------------------------------
 
-_DCGM = "DCGM uses the performance counters while it collects profiling metrics"
-_NCU = "Nsight Compute uses the performance counters"
+_DCGM_CONFLICT = "DCGM uses the performance counters while it collects profiling metrics"
+_NCU_CONFLICT = "Nsight Compute uses the performance counters"
 # Tools by process name, which the kernel cuts at 15 characters.
 _CUPTI_USERS = {
     "nsys": "Nsight Systems uses CUPTI in the programs that it starts",
-    "ncu": _NCU,
-    "nv-nsight-cu-cl": _NCU,
-    "nv-hostengine": _DCGM,
-    "dcgm-exporter": _DCGM,
+    "ncu": _NCU_CONFLICT,
+    "nv-nsight-cu-cl": _NCU_CONFLICT,
+    "nv-hostengine": _DCGM_CONFLICT,
+    "dcgm-exporter": _DCGM_CONFLICT,
     "compute-sanitiz": "compute-sanitizer attaches to the driver in the programs that it starts",
     "cuda-gdb": "cuda-gdb stops the GPU that it debugs",
     "dynolog": "dynolog starts PyTorch's profiler in running programs",
@@ -160,14 +163,14 @@ def cupti_users(context: RunContext) -> Finding:
     """
     running = frozenset() if isinstance(context.processes, Unavailable) else context.processes
     tools = (
-        warn(f"{name} is running: {_CUPTI_USERS[name]}", {name: "running"}, _release(name))
+        warn(f"{name} is running: {_CUPTI_USERS[name]}", {name: "running"}, _release_fix(name))
         for name in sorted(running & _CUPTI_USERS.keys())
     )
     findings = (*apply_rules(rules_of("CK025"), context.variables), *tools)
     return combine(findings, otherwise=ok("no other tool uses CUPTI"))
 
 
-def _release(name: str) -> str:
+def _release_fix(name: str) -> str:
     if name in ("nv-hostengine", "dcgm-exporter"):
         return "dcgmi profile --pause while you profile, then --resume"
     return f"end {name} before you profile"
@@ -205,16 +208,16 @@ def performance_counters(context: RunContext) -> Finding:
 # --- memory ----------------------------------------------------------------------------------------
 
 # Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
-_LEAST_SHARED = 1 << 30
-_IN_CONTAINER: tuple[str, ...] = (
+_MIN_SHARED_BYTES = 1 << 30
+_CONTAINER_SHM_FIXES: tuple[str, ...] = (
     "docker run --ipc=host ...  (or --shm-size=8g)",
     "in Kubernetes: mount an emptyDir with medium: Memory at /dev/shm",
 )
-_ELSEWHERE: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
+_HOST_SHM_FIXES: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
 # CUDA reserves address space for all memory of host and devices, and uses little of it.
-_LEAST_ADDRESSES = 1 << 40
+_MIN_ADDRESS_SPACE = 1 << 40
 # Buffers registered with an InfiniBand card are locked in memory.
-_LEAST_LOCKED = 1 << 30
+_MIN_LOCKED_BYTES = 1 << 30
 
 
 def shared_memory(context: RunContext) -> Finding:
@@ -225,9 +228,9 @@ def shared_memory(context: RunContext) -> Finding:
     """
     size = require(context.host.shared_memory_bytes)
     evidence = {SHARED_MEMORY: format_bytes(size)}
-    if size >= _LEAST_SHARED:
+    if size >= _MIN_SHARED_BYTES:
         return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
-    fixes = _IN_CONTAINER if context.host.container else _ELSEWHERE
+    fixes = _CONTAINER_SHM_FIXES if context.host.container else _HOST_SHM_FIXES
     return warn(
         f"{SHARED_MEMORY} has only {format_bytes(size)}: data loader workers may crash",
         evidence,
@@ -243,17 +246,17 @@ def memory_limits(context: RunContext) -> Finding:
     fail. Without InfiniBand that limit does not matter.
     """
     limits = require(context.limits)
-    addresses, locked = limits.address_space_bytes, limits.locked_memory_bytes
+    address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
     overcommit, cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
-        "address space (ulimit -v)": _size(addresses),
-        "locked memory (ulimit -l)": _size(locked),
+        "address space (ulimit -v)": _size(address_limit),
+        "locked memory (ulimit -l)": _size(lock_limit),
         "vm.overcommit_memory": overcommit or "?",
     }
-    rows = (
+    problems = (
         (
-            addresses is not None and addresses < _LEAST_ADDRESSES,
-            f"the address space is limited to {_size(addresses)}: CUDA may fail with out of memory (2)",
+            address_limit is not None and address_limit < _MIN_ADDRESS_SPACE,
+            f"the address space is limited to {_size(address_limit)}: CUDA may fail with out of memory (2)",
             "ulimit -v unlimited, or ask the batch system for more memory",
         ),
         (
@@ -262,13 +265,13 @@ def memory_limits(context: RunContext) -> Finding:
             "sudo sysctl vm.overcommit_memory=0",
         ),
         (
-            bool(cards) and locked is not None and locked < _LEAST_LOCKED,
-            f"only {_size(locked)} of memory can be locked; InfiniBand ({', '.join(cards)}) needs more",
+            bool(cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
+            f"only {_size(lock_limit)} of memory can be locked; InfiniBand ({', '.join(cards)}) needs more",
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
     )
     return combine(
-        (warn(message, evidence, fix) for applies, message, fix in rows if applies),
+        (warn(message, evidence, fix) for applies, message, fix in problems if applies),
         otherwise=ok("no limit prevents CUDA from reserving memory", evidence),
     )
 
@@ -279,8 +282,8 @@ def _size(limit: int | None) -> str:
 
 # --- cudakit itself --------------------------------------------------------------------------------
 
-# The consequence of each missing extension (setup.py).
-_WITHOUT_EXTENSION = {
+# Extensions are built by setup.py.
+_EFFECT_IF_MISSING = {
     "core/memory/load/_pickled": "snapshots are read by the Python reader, about 10 times slower",
     "core/allocator/_fast": "the allocator's calls run in Python, several times slower",
     "gpu/plugs/_buffers": "buffers of cuda.core are allocated through Python, which is slower",
@@ -297,8 +300,8 @@ def compiled_extensions(context: RunContext) -> Finding:
     cudakit without them, silently. Snapshots and the allocator then use a slower Python implementation.
     """
     missing = {
-        name: text
-        for name, text in _WITHOUT_EXTENSION.items()
+        name: effect
+        for name, effect in _EFFECT_IF_MISSING.items()
         if name in context.software.missing_extensions
     }
     if not missing:

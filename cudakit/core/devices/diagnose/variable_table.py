@@ -1,7 +1,7 @@
 """The environment variables that change CUDA, its libraries, its Python frameworks or cudakit.
 
 A heading names the library and the source of its rows: a section of its documentation or a source file. A
-mark ``!CK020`` makes that check report the variable while it is on.
+mark ``!CK020`` makes that check report the variable unless it is off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Variable:
     library: str  # the library that reads it: "CUDA", "PyTorch", "NCCL"
     effect: str
     source: str
-    check: str  # the check that reports the variable while it is on, "" for none
+    check: str  # the check that reports the variable unless it is off, or ""
 
 
 @cache

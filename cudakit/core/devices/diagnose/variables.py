@@ -12,9 +12,9 @@ from cudakit.errors import InputError
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, parse_config
 
-_OFF = ("", "0", "false", "no", "off")
+_OFF_VALUES = ("", "0", "false", "no", "off")
 # cuBLASLt's kernels for Hopper need 32 MiB; below 1 MiB hardly any kernel remains.
-_LEAST_WORKSPACE_KIB = 1024
+_MIN_WORKSPACE_KIB = 1024
 _WORKSPACE_FORM = re.compile(r"(:\d+:\d+)+")
 
 
@@ -29,7 +29,7 @@ class VariableRule:
 
 
 def _is_on(value: str) -> bool:
-    return value.strip().lower() not in _OFF
+    return value.strip().lower() not in _OFF_VALUES
 
 
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
@@ -54,11 +54,11 @@ def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> 
 
 def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
     """Return the variables of the table that are set, with their values and effects."""
-    rows = known_variables()
+    table = known_variables()
     settings = {**context.software.nccl_conf, **context.variables}
     return tuple(
         SetVariable(name, settings[name], row.effect, row.library, row.source)
-        for name, row in rows.items()
+        for name, row in table.items()
         if name in settings
     )
 
@@ -88,26 +88,26 @@ def allocator(context: RunContext) -> Finding:
     versions refuse newer keys. If both variables are set, the older name wins, even if it is empty. With
     backend:cudaMallocAsync the keys of the native allocator have no effect.
     """
-    given = {
+    settings = {
         name: context.variables[name] for name in PYTORCH_VARIABLES if name in context.variables
     }
-    if not any(given.values()):
+    if not any(settings.values()):
         return ok("PyTorch's allocator has its default settings")
-    name, value = next(iter(given.items()))
+    name, value = next(iter(settings.items()))
     problems = list(_invalid_settings(name, value))
-    if len(set(given.values())) > 1:
+    if len(set(settings.values())) > 1:
         problems.append(
-            warn(f"both {' and '.join(given)} are set; {name} wins", given, f"unset {name}")
+            warn(f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}")
         )
-    return combine(problems, otherwise=ok(f"the settings of {name}={value} are valid", given))
+    return combine(problems, otherwise=ok(f"the settings of {name}={value} are valid", settings))
 
 
 def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
     try:
         parse_config(text, variable=name)
     except InputError as error:
-        otherwise = f"export {name}=expandable_segments:True, or unset it"
-        yield warn(error.message, {name: text}, *filter(None, [error.hint]), otherwise)
+        fallback = f"export {name}=expandable_segments:True, or unset it"
+        yield warn(error.message, {name: text}, *filter(None, [error.hint]), fallback)
 
 
 # --- CK022: NCCL -----------------------------------------------------------------------------------
@@ -122,20 +122,22 @@ def nccl(context: RunContext) -> Finding:
     NCCL_IB_HCA) and features that a virtual machine lacks (NCCL_NVLS_ENABLE=0).
     """
     settings = {**context.software.nccl_conf, **context.variables}
-    shown = {
+    nccl_settings = {
         name: value
         for name, value in sorted(settings.items())
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
         if name.startswith("NCCL_") and name != "NCCL_VERSION"
     }
-    finding = ok(f"no setting of NCCL disables a fast path ({', '.join(shown)})", shown)
+    finding = ok(
+        f"no setting of NCCL disables a fast path ({', '.join(nccl_settings)})", nccl_settings
+    )
     return combine(
         (
             *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
             *apply_rules(_RENAMED, settings),
             *_nccl_log(settings),
         ),
-        otherwise=finding if shown else ok("NCCL has its default settings"),
+        otherwise=finding if nccl_settings else ok("NCCL has its default settings"),
     )
 
 
@@ -173,19 +175,21 @@ def math_libraries(context: RunContext) -> Finding:
     may expect. torch.use_deterministic_algorithms needs CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8; the form
     is :KiB:count, repeated. CUBLASLT_WORKSPACE_SIZE is in KiB; a small value excludes the fast kernels.
     """
-    shown = {
+    math_settings = {
         name: context.variables[name]
         for name in sorted(context.variables)
         if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
     }
-    passed = ok(f"no setting slows down cuBLAS or cuDNN ({', '.join(shown)})", shown)
+    passed = ok(
+        f"no setting slows down cuBLAS or cuDNN ({', '.join(math_settings)})", math_settings
+    )
     return combine(
-        apply_rules((*rules_of("CK023"), *_MATH_VALUES), context.variables),
-        otherwise=passed if shown else ok("cuBLAS and cuDNN have their default settings"),
+        apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables),
+        otherwise=passed if math_settings else ok("cuBLAS and cuDNN have their default settings"),
     )
 
 
-_MATH_VALUES = (
+_MATH_RULES = (
     VariableRule(
         "NVIDIA_TF32_OVERRIDE",
         "0".__eq__,
@@ -204,7 +208,7 @@ _MATH_VALUES = (
     ),
     VariableRule(
         "CUBLASLT_WORKSPACE_SIZE",
-        lambda value: value.isdecimal() and int(value) < _LEAST_WORKSPACE_KIB,
+        lambda value: value.isdecimal() and int(value) < _MIN_WORKSPACE_KIB,
         "{name}={value} KiB is too small for cuBLASLt's fast kernels",
     ),
 )
@@ -228,7 +232,7 @@ _PREFIXES = (
     "NUMBA_ENABLE_CUDA",
 )
 # Two letters may differ in a long name, one in a short name.
-_LONG_NAME = 16
+_LONG_NAME_LENGTH = 16
 
 
 def misspelled(context: RunContext) -> Finding:
@@ -240,36 +244,40 @@ def misspelled(context: RunContext) -> Finding:
     return combine(
         (
             warn(
-                f"no library reads {name}; the variable is {known}",
+                f"no library reads {name}; the variable is {correct}",
                 {name: context.variables[name]},
-                f"export {known}={context.variables[name]}; unset {name}",
+                f"export {correct}={context.variables[name]}; unset {name}",
             )
             for name in sorted(context.variables)
-            for known in _nearest_known_name(name)
+            for correct in _nearest_known_name(name)
         ),
         otherwise=ok("no misspelled environment variable"),
     )
 
 
 def _nearest_known_name(name: str) -> tuple[str, ...]:
-    """Return the known name that is nearest to a misspelled name, or nothing."""
-    known, upper = known_variables(), name.upper()
-    if name in known or not upper.startswith(_PREFIXES):
+    """Return the known name that is nearest to a misspelled name, or none."""
+    known_names, upper = known_variables(), name.upper()
+    if name in known_names or not upper.startswith(_PREFIXES):
         return ()
-    distance, nearest = min((_edit_distance(upper, other), other) for other in known)
-    return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME else 1) else ()
+    distance, nearest = min(
+        (_edit_distance(upper, candidate), candidate) for candidate in known_names
+    )
+    return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ()
 
 
-def _edit_distance(one: str, other: str) -> int:
+def _edit_distance(first: str, second: str) -> int:
     """Return the number of inserted, deleted or replaced letters between two texts (Levenshtein)."""
-    if abs(len(one) - len(other)) > 2:
-        return 3  # too far to be a misspelling
-    row = list(range(len(other) + 1))
-    for at, letter in enumerate(one, start=1):
-        diagonal, row[0] = row[0], at
-        for column, wanted in enumerate(other, start=1):
+    if abs(len(first) - len(second)) > 2:
+        return 3  # the exact distance does not matter
+    row = list(range(len(second) + 1))
+    for row_number, first_letter in enumerate(first, start=1):
+        diagonal, row[0] = row[0], row_number
+        for column, second_letter in enumerate(second, start=1):
             diagonal, row[column] = (
                 row[column],
-                min(row[column] + 1, row[column - 1] + 1, diagonal + (letter != wanted)),
+                min(
+                    row[column] + 1, row[column - 1] + 1, diagonal + (first_letter != second_letter)
+                ),
             )
     return row[-1]

@@ -14,7 +14,7 @@ from cudakit.gpu.api.run_context import RunContext
 CATALOG = "https://docs.nvidia.com/deploy/xid-errors/"
 
 # "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the bus."
-_LINE = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_XID_LINE = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _ROW = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
 
 
@@ -140,28 +140,28 @@ def xids(context: RunContext) -> Finding:
     `cudakit explain NUMBER` explains each. Source: https://docs.nvidia.com/deploy/xid-errors/
     """
     log = require(context.driver.kernel_log)
-    matches = (_LINE.search(line) for line in log if "Xid" in line)
+    matches = (_XID_LINE.search(line) for line in log if "Xid" in line)
     counts = Counter((match[1], int(match[2])) for match in matches if match)
     if not counts:
         return ok("no Xid errors in the kernel log")
-    known = known_xids()
+    table = known_xids()
     evidence = {
-        f"Xid {number} on {address}": f"{count}×, {known[number].meaning}"
-        if number in known
+        f"Xid {number} on {address}": f"{count}×, {table[number].meaning}"
+        if number in table
         else f"{count}×, not in the table"
         for (address, number), count in sorted(counts.items())
     }
     numbers = sorted({number for _, number in counts})
     listed = ", ".join(map(str, numbers))
-    origins = {known[number].origin if number in known else "notice" for number in numbers}
+    origins = {table[number].origin if number in table else "notice" for number in numbers}
     if origins == {"program"}:
         return warn(
             f"programs caused GPU errors since boot (Xid {listed})", evidence, _ACTIONS["program"]
         )
-    report = fail if "hardware" in origins else warn
-    return report(
+    make_finding = fail if "hardware" in origins else warn
+    return make_finding(
         f"the driver reported GPU errors since boot (Xid {listed})",
         evidence,
-        *(f"Xid {xid}: {known[xid].action}" for xid in numbers if xid in known),
+        *(f"Xid {xid}: {table[xid].action}" for xid in numbers if xid in table),
         f"NVIDIA's catalog: {CATALOG}",
     )

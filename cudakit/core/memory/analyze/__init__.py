@@ -60,10 +60,10 @@ def select_devices(
     pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     chosen = [pair for pair in pairs if spec.device is None or pair[1].device == spec.device]
     if not chosen:
-        numbers = sorted({trace.device for _, trace in pairs})
-        listed = ", ".join("host" if device == HOST else str(device) for device in numbers)
+        indices = sorted({trace.device for _, trace in pairs})
+        available = ", ".join("host" if device == HOST else str(device) for device in indices)
         selected = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
-        raise UsageError(f"no {selected} in the snapshot", hint=f"devices: {listed}")
+        raise UsageError(f"no {selected} in the snapshot", hint=f"devices: {available}")
     return chosen
 
 
@@ -138,7 +138,7 @@ def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
         # Of several ranks, often only one runs out of memory; the others are shown at their end.
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
-    index = int(at)
-    if not -1 <= index < n:
-        raise UsageError(f"no event {index} in the trace", hint=f"events: 0 to {n - 1}")
-    return "event", index
+    event = int(at)
+    if not -1 <= event < n:
+        raise UsageError(f"no event {event} in the trace", hint=f"events: 0 to {n - 1}")
+    return "event", event

@@ -11,7 +11,7 @@ import numpy as np
 from cudakit.core.memory.snapshot import Ids, Snapshot
 from cudakit.document import Frame
 
-_LIBRARY = re.compile(
+_LIBRARY_FILE = re.compile(
     r"""(?:^|/)(?:site-packages|dist-packages)/     # installed packages
     | /lib/python3[.\d]*/                           # the standard library
     | ^<                                            # generated code
@@ -23,21 +23,21 @@ _LIBRARY = re.compile(
 
 
 # The innermost C++ frames of a stack belong to the recorder and the allocator, not to the caller.
-_ALLOCATING = re.compile(
+_ALLOCATOR_FRAME = re.compile(
     r"torch::(?:unwind|CapturedTraceback)|c10::|at::(?:detail|_ops|native)::empty|at::empty"
 )
 
 
 def is_library(frame: Frame) -> bool:
     """Return whether a frame belongs to a library, the interpreter or native code."""
-    return _LIBRARY.search(frame.filename) is not None
+    return _LIBRARY_FILE.search(frame.filename) is not None
 
 
 def site_rank(frame: Frame) -> int:
-    """Return 0 for a frame of the program, 1 for one of a library, 2 for one of the allocator."""
+    """Return 0 for a frame of the program, 1 for a library's, 2 for the allocator's."""
     if not is_library(frame):
         return 0
-    return 2 if _ALLOCATING.match(frame.name) else 1
+    return 2 if _ALLOCATOR_FRAME.match(frame.name) else 1
 
 
 @dataclass(frozen=True)

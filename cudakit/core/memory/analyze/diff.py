@@ -27,9 +27,9 @@ from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.document import Frame
 from cudakit.errors import UsageError
 
-_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
+_INSTALL_PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
 
-# The file and function of a frame, without its line: edits elsewhere in the file do not change it.
+# File and function of a frame; edits elsewhere in the file change its line.
 _FrameKey = tuple[str, str]
 
 
@@ -43,7 +43,7 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceMoments:
-    """One device of one snapshot."""
+    """The peak and the end of one device."""
 
     device: int | None
     peak: _Holdings
@@ -121,9 +121,9 @@ def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
 
 
 def _frame_key(frame: Frame) -> _FrameKey:
-    name, installed = _INSTALLED.subn("", frame.filename)
+    name, n_prefixes = _INSTALL_PREFIX.subn("", frame.filename)
     # Two checkouts of a program have different roots: the last two parts of the path identify a file.
-    return (name if installed else "/".join(name.split("/")[-2:])), frame.name
+    return (name if n_prefixes else "/".join(name.split("/")[-2:])), frame.name
 
 
 def _diff_rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:

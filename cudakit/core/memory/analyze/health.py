@@ -14,15 +14,15 @@ from cudakit.torch_rules.actions import Action
 
 # Users choose round numbers for max_entries; a trace of such a length has probably overflowed.
 _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))
-_MAX_SHARE_WITHOUT_STACK = 0.1  # advice follows above this share
+_MAX_SHARE_WITHOUT_STACK = 0.1  # a higher share gets advice
 
 
 def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     """Return the health of one device's trace."""
     contradictions, allocations = replayed.inconsistencies, replayed.allocations
     # Allocations from before the trace that were freed in it cannot have a stack.
-    has_knowable_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
-    stack = allocations.stack[has_knowable_stack]
+    can_have_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
+    stack = allocations.stack[can_have_stack]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
     overflowed = _overflowed(trace, replayed)
     return Health(

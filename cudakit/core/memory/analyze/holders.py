@@ -63,7 +63,7 @@ def _facets(
 ) -> Iterator[tuple[str, tuple[Group, ...]]]:
     size = allocations.size[live]
     source = allocations.source[live]
-    recorded = source >= 0
+    has_event = source >= 0
     active, names = active_annotation(snapshot, trace)
     for name, ids, texts in (
         ("annotation", active, names),
@@ -72,7 +72,7 @@ def _facets(
         ("category", trace.events.category, snapshot.texts),
     ):
         key = np.zeros(len(live), np.int32)
-        key[recorded] = ids[source[recorded]]
+        key[has_event] = ids[source[has_event]]
         if _NO_COMPILER in texts:
             key[key == texts.index(_NO_COMPILER)] = 0
         yield (
@@ -83,7 +83,7 @@ def _facets(
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The totals of one key."""
+    """The memory of one key."""
 
     key: int
     bytes: int
@@ -118,8 +118,8 @@ def churn_by_stack(
     lifetime[ended] = time[end[ended]] - time[begin[ended]]
     n_stacks = len(snapshot.stacks)
     lifetimes = np.bincount(stack, weights=lifetime, minlength=n_stacks)
-    ends = np.bincount(stack, weights=ended, minlength=n_stacks)
-    measured = (ends > 0) & snapshot.has_times
+    n_ended = np.bincount(stack, weights=ended, minlength=n_stacks)
+    measured = (n_ended > 0) & snapshot.has_times
     return tuple(
         Churn(
             bytes=total.bytes,
@@ -127,7 +127,7 @@ def churn_by_stack(
             share=total.share,
             mean_size_bytes=total.bytes // total.count,
             mean_lifetime_us=(
-                float(lifetimes[total.key] / ends[total.key]) if measured[total.key] else None
+                float(lifetimes[total.key] / n_ended[total.key]) if measured[total.key] else None
             ),
             stack=stacks.frames(total.key),
             site=stacks.site(total.key),

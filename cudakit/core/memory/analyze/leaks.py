@@ -11,7 +11,7 @@ from cudakit.core.memory.result import Leak, Steps
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 
 _MIN_STEPS = 3
-# Enough for a slope; limits the number of pairs of steps.
+# Limits the pairs of steps that the slope is computed from.
 _MAX_STEPS = 64
 
 
@@ -27,13 +27,13 @@ def find_leaks(
     steps = Steps(source, len(moments))
     if len(moments) < _MIN_STEPS:
         return steps, ()
-    picked = _evenly_spaced(len(moments), _MAX_STEPS)
-    compared = np.append(moments[picked], len(trace.events))
+    sample = _evenly_spaced(len(moments), _MAX_STEPS)
+    compared = np.append(moments[sample], len(trace.events))
     ids, held, counts = _held_at(allocations, compared)
     held, counts, at_end = held[:, :-1], counts[:, :-1], held[:, -1]
     growing = _is_growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
     leaks = [
-        _leak(stacks, stack, bytes_held, count_held, picked)
+        _leak(stacks, stack, bytes_held, count_held, sample)
         for stack, bytes_held, count_held in zip(
             ids[growing].tolist(), held[growing], counts[growing], strict=True
         )
@@ -49,18 +49,18 @@ def _held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]
     """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
     ids, row = np.unique(allocations.stack, return_inverse=True)
     # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
-    arrive = np.searchsorted(moments, allocations.begin, side="right")
-    leave = np.searchsorted(moments, allocations.end, side="right")
+    first_live = np.searchsorted(moments, allocations.begin, side="right")
+    first_dead = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
-    held, count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
-    for column, sign in ((arrive, 1), (leave, -1)):
-        cell = row * shape[1] + column
-        held += sign * np.bincount(cell, weights=allocations.size, minlength=len(held))
-        count += sign * np.bincount(cell, minlength=len(count))
+    live_bytes, live_count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
+    for moment, sign in ((first_live, 1), (first_dead, -1)):
+        cell = row * shape[1] + moment
+        live_bytes += sign * np.bincount(cell, weights=allocations.size, minlength=len(live_bytes))
+        live_count += sign * np.bincount(cell, minlength=len(live_count))
     return (
         ids.astype(np.int64),
-        np.cumsum(held.reshape(shape), axis=1)[:, :-1].astype(np.int64),
-        np.cumsum(count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
     )
 
 

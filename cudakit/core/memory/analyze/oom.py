@@ -16,16 +16,16 @@ from cudakit.torch_rules.oom_verdict import FailedRequest, verdict_of
 from cudakit.torch_rules.sizes import MAX_SMALL_BYTES
 
 # A program that retries can fail thousands of times, and computing the layout of each failure is slow.
-MOST_OOMS = 100
+MAX_OOMS = 100
 
 
 def find_ooms(
     snapshot: Snapshot, trace: DeviceTrace, stacks: StackTable, replayed: Replay
 ) -> tuple[Oom, ...]:
-    """Return the failed allocations of a trace; of more than MOST_OOMS, the first and the latest."""
+    """Return the failed allocations of a trace; of more than MAX_OOMS, the first and the latest."""
     events = np.flatnonzero(trace.events.action == Action.OOM)
-    if len(events) > MOST_OOMS:
-        events = np.concatenate((events[:1], events[1 - MOST_OOMS :]))
+    if len(events) > MAX_OOMS:
+        events = np.concatenate((events[:1], events[1 - MAX_OOMS :]))
     return tuple(
         _explain(snapshot, trace, stacks, replayed, replayed.layout_at(event), event)
         for event in events.tolist()
@@ -96,16 +96,16 @@ def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
     size, pool = int(events.size[event]), int(events.pool[event])
     kind = SegmentKind.SMALL if size <= MAX_SMALL_BYTES else SegmentKind.LARGE
     fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
-    reachable: Mask = fits_kind & (segments.stream == events.stream[event])
-    private: Mask = segments.pool != 0
+    usable: Mask = fits_kind & (segments.stream == events.stream[event])
+    is_private: Mask = segments.pool != 0
     if pool >= 0:
-        reachable &= segments.pool == pool
-        return reachable
+        usable &= segments.pool == pool
+        return usable
     # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
     # request was made in a private pool.
-    default = reachable & ~private
-    default_fits = _largest(layout.free_size[default[layout.free_segment]]) >= size
-    return reachable & private if default_fits and private.any() else default
+    in_default_pool = usable & ~is_private
+    default_fits = _largest(layout.free_size[in_default_pool[layout.free_segment]]) >= size
+    return usable & is_private if default_fits and is_private.any() else in_default_pool
 
 
 def _largest_after_pending(layout: Layout, usable: Mask) -> int:

@@ -26,8 +26,10 @@ def load(path: str) -> Snapshot:
     """
     file = source.read(path)
     try:
-        form, tree = _parse_tree(file.content)
-        return schema.build(tree, source=file.name, form=form, size_bytes=len(file.content))
+        file_format, tree = _parse_tree(file.content)
+        return schema.build(
+            tree, source=file.name, file_format=file_format, size_bytes=len(file.content)
+        )
     except SnapshotError as error:
         raise SnapshotError(
             f"{file.name}: {error.message}", hint=error.hint or source.HINT_DUMP

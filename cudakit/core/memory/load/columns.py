@@ -58,18 +58,18 @@ def read_events(
     """
     action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
-    free, has_free = tree.integers(tree.column(entries, "device_free"))
+    device_free, has_device_free = tree.integers(tree.column(entries, "device_free"))
     size, has_size = tree.integers(tree.column(entries, "size"))
     is_oom = action == Action.OOM
     moves_memory = (action != Action.UNKNOWN) & (action < Action.SNAPSHOT)
     has_range = has_address & is_range(address, size)
-    broken = (moves_memory & ~(has_range & has_size)) | (is_oom & ~(has_size & (size >= 0)))
-    _check_total(size[moves_memory & ~broken])
-    warnings = _event_warnings(broken, action)
+    is_invalid = (moves_memory & ~(has_range & has_size)) | (is_oom & ~(has_size & (size >= 0)))
+    _check_total(size[moves_memory & ~is_invalid])
+    warnings = _event_warnings(is_invalid, action)
     pool_handles = tree.column(entries, "pool_id")
     events = Events(
-        action=np.where(broken, np.uint8(Action.UNKNOWN), action),
-        address=np.where(is_oom & has_free, free, address).view(np.uint64),
+        action=np.where(is_invalid, np.uint8(Action.UNKNOWN), action),
+        address=np.where(is_oom & has_device_free, device_free, address).view(np.uint64),
         size=size,
         stream=streams.number(tree.integers(tree.column(entries, "stream"))[0]),
         time_us=tree.integers(tree.column(entries, "time_us"))[0],
@@ -95,16 +95,16 @@ def _check_total(size: Ints) -> None:
         )
 
 
-def _event_warnings(broken: Mask, action: Codes) -> Warnings:
+def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
     warnings = []
-    if n := int(np.count_nonzero(broken)):
-        warnings.append(f"{n:,} trace entries without a valid address or size were skipped")
-    if n := int(np.count_nonzero(action == Action.UNKNOWN)):
-        warnings.append(f"{n:,} trace entries with an unknown action were skipped")
+    if count := int(np.count_nonzero(is_invalid)):
+        warnings.append(f"{count:,} trace entries without a valid address or size were skipped")
+    if count := int(np.count_nonzero(action == Action.UNKNOWN)):
+        warnings.append(f"{count:,} trace entries with an unknown action were skipped")
     return tuple(warnings)
 
 
-# Limit of the total size: more than any machine has, and float64 is exact up to this value.
+# Exceeds the memory of any machine, and float64 is exact up to this value.
 _MAX_STATE_BYTES = 1 << 53
 
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
@@ -181,8 +181,8 @@ def _requested_sizes(
     tree: Tree, handles: Handles, history: Handles, size: Ints, state: Codes
 ) -> Ints:
     requested, has_requested = tree.integers(tree.column(handles, "requested_size"))
-    used, has_used = tree.integers(_optional_column(tree, history, "real_size"))
-    bytes_requested = np.where(has_requested, requested, np.where(has_used, used, size))
+    real_size, has_real_size = tree.integers(_optional_column(tree, history, "real_size"))
+    bytes_requested = np.where(has_requested, requested, np.where(has_real_size, real_size, size))
     return np.where(state == BlockState.INACTIVE, 0, np.clip(bytes_requested, 0, size))
 
 
@@ -213,9 +213,9 @@ def _block_addresses(
 ) -> Addresses:
     """Return block addresses. Files before torch 2.1 lack them; their blocks are contiguous."""
     address, has_address = tree.integers(tree.column(handles, "address"))
-    before = np.cumsum(size) - size
+    bytes_before = np.cumsum(size) - size
     first_of_segment = np.searchsorted(segment, segment)
-    offset = (before - before[first_of_segment]).astype(np.uint64)
+    offset = (bytes_before - bytes_before[first_of_segment]).astype(np.uint64)
     return np.where(has_address, address.view(np.uint64), segments.address[segment] + offset)
 
 

@@ -1,6 +1,6 @@
 """Read the segments and the trace of the pinned host allocator (torch 2.14).
 
-PyTorch does not document the keys of host segments. So each key is tried under all names that PyTorch's other
+PyTorch does not document the keys of host segments. So each value is read from all keys that PyTorch's other
 structures use for it, and invalid segments are skipped instead of rejecting the file.
 """
 
@@ -21,11 +21,11 @@ from cudakit.core.memory.snapshot import (
     Segments,
 )
 
-_ADDRESS = ("address", "addr")
-_SIZE = ("size", "total_size")
-_IN_USE = ("allocated", "allocated_size", "is_allocated")
-_ACTIVE = ("active", "active_size", "is_active")
-_POOL = ("segment_pool_id", "pool_id")
+_ADDRESS_KEYS = ("address", "addr")
+_SIZE_KEYS = ("size", "total_size")
+_IN_USE_KEYS = ("allocated", "allocated_size", "is_allocated")
+_ACTIVE_KEYS = ("active", "active_size", "is_active")
+_POOL_KEYS = ("segment_pool_id", "pool_id")
 
 
 def host_entries(tree: Tree, traces: Handles) -> Handles:
@@ -46,7 +46,7 @@ def read_host_state(
         size=size,
         stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
         kind=np.full(len(size), SegmentKind.UNKNOWN, np.uint8),
-        pool=tables.pool_ids(_first_present(tree, handles, _POOL)),
+        pool=tables.pool_ids(_first_present(tree, handles, _POOL_KEYS)),
         expandable=np.zeros(len(size), np.bool_),
         stack=stack,
     )
@@ -63,8 +63,8 @@ def read_host_state(
 
 def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, Warnings]:
     """Return the segments with a valid address and size, by address."""
-    address, has_address = _integers(tree, handles, _ADDRESS)
-    size, has_size = _integers(tree, handles, _SIZE)
+    address, has_address = _integers(tree, handles, _ADDRESS_KEYS)
+    size, has_size = _integers(tree, handles, _SIZE_KEYS)
     usable = np.flatnonzero(has_address & has_size & is_range(address, size))
     kept = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
     skipped = len(handles) - len(kept)
@@ -73,17 +73,17 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, 
 
 
 def _states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
-    in_use, has_use = _integers(tree, handles, _IN_USE)
-    active, has_active = _integers(tree, handles, _ACTIVE)
+    in_use, has_use = _integers(tree, handles, _IN_USE_KEYS)
+    active, has_active = _integers(tree, handles, _ACTIVE_KEYS)
     has_state = has_use | has_active
     state = np.select(
         [(in_use != 0) | ~has_state, active != 0],
         [BlockState.ALLOCATED, BlockState.PENDING_FREE],
         BlockState.INACTIVE,
     )
-    n = int(np.count_nonzero(~has_state))
-    warning = f"{n:,} host segments without a state count as in use"
-    return state.astype(np.uint8), (warning,) if n else ()
+    n_without_state = int(np.count_nonzero(~has_state))
+    warning = f"{n_without_state:,} host segments without a state count as in use"
+    return state.astype(np.uint8), (warning,) if n_without_state else ()
 
 
 def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints, Mask]:

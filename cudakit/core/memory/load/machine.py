@@ -33,14 +33,14 @@ class Machine:
 
     def run(self) -> Any:
         """Return the value of the pickle. Raises PickleRejected."""
-        data, steps = self._data, _STEPS
+        data, handlers = self._data, _STEPS
         try:
             while True:
-                self._opcode_at = at = self._position
-                self._position = at + 1
-                if data[at] == _STOP:
+                self._opcode_at = position = self._position
+                self._position = position + 1
+                if data[position] == _STOP:
                     return self._top()
-                steps[data[at]](self)
+                handlers[data[position]](self)
         except IndexError:
             raise self._rejected("truncated") from None
 
@@ -258,7 +258,7 @@ _STEPS: tuple[_Step, ...] = tuple(
 _MAX_DIGITS = 4300
 
 _DECIMAL = re.compile(rb"-?[0-9]+")
-_INDEX = re.compile(rb"[0-9]+")
+_UNSIGNED_DECIMAL = re.compile(rb"[0-9]+")
 
 
 def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
@@ -274,7 +274,7 @@ def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
         case "L":
             return _parse_integer(raw.removesuffix(b"L"), _DECIMAL)
         case "g" | "p":
-            return _parse_integer(raw, _INDEX)
+            return _parse_integer(raw, _UNSIGNED_DECIMAL)
         case "F":
             return _parse_float(raw)
         case "V":
@@ -287,8 +287,8 @@ def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
             return _decode_printable(raw, "utf-8")
 
 
-def _parse_integer(raw: bytes, form: re.Pattern[bytes]) -> int:
-    if len(raw) > _MAX_DIGITS or not form.fullmatch(raw):
+def _parse_integer(raw: bytes, pattern: re.Pattern[bytes]) -> int:
+    if len(raw) > _MAX_DIGITS or not pattern.fullmatch(raw):
         raise ValueError("not an integer")
     return int(raw)
 

@@ -17,7 +17,7 @@ from cudakit.core.memory.load.machine import convert_argument
 from cudakit.core.memory.load.tree import Handles, check_subtree, expansion_error, kind_error
 from cudakit.core.memory.snapshot import Ids, Ints, Mask
 
-# The kinds of containers, as ``PickledTree.kind`` names them.
+# Return values of ``PickledTree.kind``.
 _LIST = "a list"
 _DICTIONARY = "a dictionary"
 

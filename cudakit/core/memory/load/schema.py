@@ -38,7 +38,7 @@ _MAX_DEVICES = 128
 _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
-def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
+def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snapshot:
     """Return the Snapshot of a tree.
 
     Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
@@ -51,7 +51,7 @@ def build(tree: Tree, *, source: str, form: str, size_bytes: int) -> Snapshot:
     annotations = _annotations(tree, tables, parts)
     return Snapshot(
         source=source,
-        format=form,
+        format=file_format,
         size_bytes=size_bytes,
         devices=(*devices, *host),
         frames=tuple(tables.frames),
@@ -153,8 +153,8 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
     """Return the starts and ends of named ranges; entries without stage or time are ignored."""
     handles = _list_part(tree, parts, "external_annotations")
     stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
-    times, timed = _parse_numbers(tree, tables, tree.column(handles, "time_us"))
-    usable = np.flatnonzero(timed & (stages != 2))
+    times, has_time = _parse_numbers(tree, tables, tree.column(handles, "time_us"))
+    usable = np.flatnonzero(has_time & (stages != 2))
     handles, times, stages = handles[usable], times[usable], stages[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
     devices, _ = _parse_numbers(tree, tables, tree.column(handles, "device"))

@@ -19,9 +19,9 @@ _CHUNK = 1 << 20
 
 # Pickles of snapshots compress about 20-fold, their indented JSON up to 125-fold. Files that expand further
 # are rejected, so that memory is proportional to the file size. The check starts after a fixed number of
-# bytes, because the first bytes of any file may expand more.
+# bytes, because the start of a file can expand more.
 _MAX_EXPANSION = 200
-_UNCHECKED_BYTES = 4 << 20
+_MIN_CHECKED_BYTES = 4 << 20
 
 HINT_DUMP = "write a snapshot with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
 
@@ -108,7 +108,7 @@ def _expand(reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str)
     try:
         while chunk := reader.read(_CHUNK):
             content.write(chunk)
-            if content.tell() > max(_UNCHECKED_BYTES, _MAX_EXPANSION * compressed.tell()):
+            if content.tell() > max(_MIN_CHECKED_BYTES, _MAX_EXPANSION * compressed.tell()):
                 raise SnapshotError(
                     f"{name} expands to more than {_MAX_EXPANSION} times its size; "
                     "no snapshot compresses that well",

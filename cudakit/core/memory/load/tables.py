@@ -57,7 +57,7 @@ class Tables:
         return np.array(codes or [default], np.uint8)[ids]
 
     def decode_texts(self, handles: Handles) -> list[str]:
-        """Return texts. Slow: makes one call per handle."""
+        """Return the texts of handles. Slow: makes one call per handle."""
         values = (self._tree.plain(handle) if handle else "" for handle in handles.tolist())
         return [item if isinstance(item, str) else "" for item in values]
 
@@ -69,19 +69,21 @@ class Tables:
         return np.array(global_ids, np.int32)[local_ids] if global_ids else local_ids
 
     def _decode_stacks(self, handles: Handles) -> list[tuple[int, ...]]:
-        usable = np.array([bool(h) and self._tree.is_list(h) for h in handles.tolist()], np.bool_)
-        counts, frames = self._tree.children(np.where(usable, handles, np.uint64(0)))
+        is_list = np.array(
+            [bool(handle) and self._tree.is_list(handle) for handle in handles.tolist()], np.bool_
+        )
+        counts, frames = self._tree.children(np.where(is_list, handles, np.uint64(0)))
         frame_ids = self._frame_ids(frames).tolist()
-        self._limit_text(frame_ids)
+        self._check_text_length(frame_ids)
         ends = np.cumsum(counts).tolist()
         return [
             tuple(frame_ids[end - count : end])
             for count, end in zip(counts.tolist(), ends, strict=True)
         ]
 
-    def _limit_text(self, frame_ids: list[int]) -> None:
-        new = islice(self.frames, len(self._lengths), None)
-        self._lengths += (len(frame.name) + len(frame.filename) for frame in new)
+    def _check_text_length(self, frame_ids: list[int]) -> None:
+        new_frames = islice(self.frames, len(self._lengths), None)
+        self._lengths += (len(frame.name) + len(frame.filename) for frame in new_frames)
         self._characters += sum(map(self._lengths.__getitem__, frame_ids))
         if self._characters > max(_MAX_EXPANSION * self._size_bytes, 1 << 20):
             raise expansion_error(self._size_bytes)

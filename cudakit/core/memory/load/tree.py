@@ -59,7 +59,7 @@ class Tree(Protocol):
         """Return integers of -2**63 to 2**64-1, and which nodes are such integers.
 
         Values from 2**63 on wrap: view them as uint64. Booleans are 0 and 1. All other nodes, and handle 0,
-        give 0 and False.
+        are 0 and not integers.
         """
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
@@ -125,12 +125,12 @@ class ObjectTree:
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         contents = _ContentKeys()
-        first: dict[object, int] = {}
+        id_by_key: dict[object, int] = {}
         representatives: list[int] = []
         ids = np.empty(len(handles), np.int32)
         for row, handle in enumerate(handles.tolist()):
             key = contents.key(self._objects[handle]) if handle else ()
-            node_id = first.setdefault(key, len(representatives))
+            node_id = id_by_key.setdefault(key, len(representatives))
             if node_id == len(representatives):
                 representatives.append(handle)
             ids[row] = node_id
@@ -188,14 +188,14 @@ def check_subtree(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) ->
     """Raise SnapshotError if a subtree has more items than ``size_bytes``, or more than 100 levels."""
     level, remaining = [root], max(size_bytes, 1)
     for _ in range(100):
-        below: list[_T] = []
+        next_level: list[_T] = []
         for node in level:
-            below += items(node)
-            if len(below) > remaining:
+            next_level += items(node)
+            if len(next_level) > remaining:
                 raise expansion_error(size_bytes)
-        if not below:
+        if not next_level:
             return
-        level, remaining = below, remaining - len(below)
+        level, remaining = next_level, remaining - len(next_level)
     raise SnapshotError("the file is nested deeper than 100 levels; no memory snapshot is")
 
 

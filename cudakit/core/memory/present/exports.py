@@ -15,9 +15,8 @@ from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
 from cudakit.core.memory.snapshot import Ints
 from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
 
-# Allocations of at least this share of the peak are slices, so that there are at most 200 tracks. Smaller
-# ones are in the curves only.
-_MIN_SHARE = 1 / 200
+# Only allocations of at least this share of the peak are slices: at most 200 exist at a time.
+_MIN_SLICE_SHARE = 1 / 200
 
 
 def allocations(result: MemoryResult) -> Document:
@@ -79,18 +78,18 @@ def frame_text(frame: Frame) -> str:
     return f"{location} {frame.name}".strip()
 
 
-def _masked_outside_trace(event: Ints, n: int) -> Ints:
+def _masked_outside_trace(event: Ints, n_events: int) -> Ints:
     """Mask event indices before and after the trace."""
-    return np.ma.masked_array(event, (event < 0) | (event >= n))
+    return np.ma.masked_array(event, (event < 0) | (event >= n_events))
 
 
 def _event_times(device: DeviceMemory, event: Ints) -> Ints:
     """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
-    n = len(times)
-    has_times = device.snapshot.has_times and n > 0
-    time = times[np.clip(event, 0, n - 1)] if has_times else np.zeros(len(event), np.int64)
-    return np.ma.masked_array(time, (event < 0) | (event >= n) | (not has_times))
+    n_events = len(times)
+    has_times = device.snapshot.has_times and n_events > 0
+    time = times[np.clip(event, 0, n_events - 1)] if has_times else np.zeros(len(event), np.int64)
+    return np.ma.masked_array(time, (event < 0) | (event >= n_events) | (not has_times))
 
 
 def _join_columns(parts: list[Columns]) -> Columns:
@@ -100,8 +99,8 @@ def _join_columns(parts: list[Columns]) -> Columns:
     text: dict[str, tuple[str, ...]] = dict.fromkeys(parts[0].text, ())
     for part in parts:
         for name, array in part.arrays.items():
-            shift = len(text.get(name, ()))
-            arrays[name].append(np.where(array < 0, -1, array + shift) if shift else array)
+            offset = len(text.get(name, ()))
+            arrays[name].append(np.where(array < 0, -1, array + offset) if offset else array)
         for name, values in part.text.items():
             text[name] += values
     concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
@@ -112,7 +111,7 @@ def _join_columns(parts: list[Columns]) -> Columns:
 
 def _call_tree(device: DeviceMemory) -> Tree:
     """Merge the call stacks of all holders into a tree."""
-    root = _Call(device_name(device))
+    root = _CallNode(device_name(device))
     for holder in device.holders:
         root.add(_labels(holder), holder.bytes)
     return root.tree()
@@ -124,19 +123,19 @@ def _labels(holder: Holder) -> list[str]:
     return [frame_text(frame) for frame in reversed(holder.stack)]
 
 
-class _Call:
+class _CallNode:
     """A mutable node of the call tree."""
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.bytes = 0
-        self.children: dict[str, _Call] = {}
+        self.children: dict[str, _CallNode] = {}
 
     def add(self, labels: list[str], size: int) -> None:
         node = self
         node.bytes += size
         for label in labels:
-            node = node.children.setdefault(label, _Call(label))
+            node = node.children.setdefault(label, _CallNode(label))
             node.bytes += size
 
     def tree(self) -> Tree:
@@ -178,7 +177,7 @@ def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
 
 
 def _event_clock(device: DeviceMemory) -> Ints:
-    """Return a time for each event in microseconds from 0 on, or its index if the file has no times."""
+    """Return the microseconds from the first event to each event; event indices if the file has no times."""
     times = device.trace.events.time_us
     if not device.snapshot.has_times:
         return np.arange(len(times), dtype=np.int64)
@@ -189,7 +188,7 @@ def _event_clock(device: DeviceMemory) -> Ints:
 def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
     allocations, snapshot = device.replay.allocations, device.snapshot
     n = len(clock)
-    large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SHARE), 1)
+    large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
     start = clock[np.clip(allocations.begin[large], 0, n - 1)]
     end = clock[np.clip(allocations.end[large], 0, n - 1)]
     sites = StackTable(snapshot).site_frames[allocations.stack[large]]

@@ -44,21 +44,21 @@ from cudakit.document.picture import (
 )
 from cudakit.units import format_bytes, format_ratio
 
-_Parts = TypeVar("_Parts", Pieces, Spans)
+_PiecesOrSpans = TypeVar("_PiecesOrSpans", Pieces, Spans)
 
 _MAX_SEGMENTS = 200
-# Pixels.
+# In pixels.
 _BAR_HEIGHT = 18
 _ROW_HEIGHT = 24
 # The width of a row in drawing units: half pixels of a wide page.
 _ROW_UNITS = 2000
 # Only the largest pieces have tooltips, because each takes about 100 bytes of the page.
 _MAX_TOOLTIPS = 600
-# In units. Wider blocks are drawn with a gap after them, so that they can be counted.
+# In drawing units. Gaps after wider blocks make them countable.
 _MIN_WIDTH_WITH_GAP = 8
 
-_USES: Final = {IN_USE: "in use", ROUNDING: "lost to rounding", PENDING: "pending free"}
-_CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
+_USE_NAMES: Final = {IN_USE: "in use", ROUNDING: "lost to rounding", PENDING: "pending free"}
+_CSS_CLASSES: Final = {IN_USE: "used", ROUNDING: "waste", PENDING: "pending"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +103,14 @@ def _contents(pieces: Pieces, groups: Sequence[Group], sizes: Ints) -> _Contents
     return _Contents(_by_segment(spans), tooltips, used, units)
 
 
-def _by_segment(arrays: _Parts) -> dict[int, _Parts]:
+def _by_segment(arrays: _PiecesOrSpans) -> dict[int, _PiecesOrSpans]:
     return {int(i): take(arrays, arrays.segment == i) for i in np.unique(arrays.segment)}
 
 
 def _legend(pieces: Pieces, sizes: Ints) -> Legend:
     totals = {use: int(pieces.size[pieces.use == use].sum()) for use in range(USES)}
     free = int(sizes.sum()) - sum(totals.values())
-    used = (_legend_key(_CLASSES[use], _USES[use], total) for use, total in totals.items())
+    used = (_legend_key(_CSS_CLASSES[use], _USE_NAMES[use], total) for use, total in totals.items())
     return Legend((*used, _legend_key("free", "free", free)), width=24)
 
 
@@ -173,7 +173,7 @@ def _paths(spans: Spans | None) -> list[Shape]:
     gap = np.where(spans.high - spans.low >= _MIN_WIDTH_WITH_GAP, 1, 0)
     widths = np.maximum(spans.high - spans.low - gap, 1)
     return [
-        shape("path", class_=_CLASSES[use], d=_dashes(spans.low[rows], widths[rows]))
+        shape("path", class_=_CSS_CLASSES[use], d=_dashes(spans.low[rows], widths[rows]))
         for use in np.unique(spans.use).tolist()
         for rows in (order[spans.use[order] == use],)
     ]
@@ -193,7 +193,7 @@ def _tooltips(pieces: Pieces | None, scale: float) -> list[Shape]:
     return [
         shape(
             "rect",
-            title=f"{format_bytes(size)} {_USES[use]}, at offset {format_bytes(start)}",
+            title=f"{format_bytes(size)} {_USE_NAMES[use]}, at offset {format_bytes(start)}",
             class_="over",
             x=round(start * scale),
             width=max(round(size * scale), 1),

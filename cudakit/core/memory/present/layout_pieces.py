@@ -16,10 +16,10 @@ ROUNDING: Final = 1
 PENDING: Final = 2
 USES: Final = 3
 
-# Codes of the column ``state``; all others are free.
+# Codes of the column ``state``; other codes mean free.
 _ALLOCATED, _PENDING_FREE = 1, 2
 
-# In units; added to positions before they are rounded down, so that rounding errors do not lower them.
+# In drawing units; absorbs floating-point errors before positions are rounded down.
 _TOLERANCE = 1e-6
 
 
@@ -74,9 +74,9 @@ def pieces_of(blocks: Columns, segment_sizes: Ints) -> Pieces:
 
 def bytes_by_segment(pieces: Pieces, use: int, *, segments: int) -> Ints:
     """Sum the bytes of one use in each segment."""
-    chosen = pieces.use == use
+    has_use = pieces.use == use
     # float64 is exact up to 2**53 bytes.
-    sums = np.bincount(pieces.segment[chosen], pieces.size[chosen], minlength=segments)
+    sums = np.bincount(pieces.segment[has_use], pieces.size[has_use], minlength=segments)
     return sums.astype(np.int64)
 
 

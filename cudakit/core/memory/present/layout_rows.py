@@ -36,7 +36,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The number and the size of the segments, or only the number if sizes differ."""
+        """The number of segments, and their size if all are equal."""
         count, sizes = len(self.segments), {segment.size_bytes for segment in self.segments}
         if len(sizes) > 1:
             return f"{count} segments"
@@ -111,5 +111,5 @@ def _group_name(columns: Columns, index: int) -> str:
 def _code_text(columns: Columns, name: str, index: int) -> str:
     """Return the text of a code; a code without text is shown as ``stream 3``."""
     code = int(columns.arrays[name][index])
-    texts = columns.text.get(name, ())
-    return texts[code] if 0 <= code < len(texts) else f"{name} {code}"
+    names = columns.text.get(name, ())
+    return names[code] if 0 <= code < len(names) else f"{name} {code}"

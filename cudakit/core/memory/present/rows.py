@@ -9,7 +9,7 @@ from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
-_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # the kind of a Column
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of a Column
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
@@ -20,7 +20,7 @@ def device_name(device: DeviceMemory | DeviceDiff) -> str:
 
 
 def moment_name(device: DeviceMemory) -> str:
-    """Return the words for the moment that the tables show."""
+    """Return the name of the moment that the tables show."""
     moment = device.at
     return {"peak": "at the peak", "end": "at the end", "oom": "when memory ran out"}.get(
         moment.name, f"after event {moment.event:,}"
@@ -72,11 +72,11 @@ def limited(
     caption: str = "",
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
-    shown = items if top == 0 else items[:top]
-    n_omitted, (singular, plural) = len(items) - len(shown), names
-    rest = (
+    listed = items if top == 0 else items[:top]
+    n_omitted, (singular, plural) = len(items) - len(listed), names
+    omitted = (
         f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all"
         if n_omitted
         else ""
     )
-    return table(columns, shown, "; ".join(filter(None, (rest, caption))))
+    return table(columns, listed, "; ".join(filter(None, (omitted, caption))))

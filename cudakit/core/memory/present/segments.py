@@ -13,7 +13,7 @@ from cudakit.core.memory.snapshot import SegmentKind
 from cudakit.document import Bytes, Columns, Count, Facts, Node, Table, Text, View
 from cudakit.units import format_bytes, format_ratio
 
-_MOST_LISTED = 5  # segments in the layout of a terminal
+_MAX_LISTED = 5  # segments in the layout of a terminal
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
@@ -41,24 +41,24 @@ def _kind(group: SegmentGroup) -> Text:
 
 def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the free memory in segments, and the blocks that keep these segments in use."""
-    figures = device.fragmentation
+    summary = device.fragmentation
     yield Facts(
         (
             (
                 "free in segments",
-                _with_share(figures.free_bytes, figures.free_share, "of reserved"),
+                _with_share(summary.free_bytes, summary.free_share, "of reserved"),
             ),
-            ("largest free block", Bytes(figures.largest_hole_bytes)),
-            ("free blocks", Count(figures.holes)),
-            ("free in segments in use", Bytes(figures.stranded_bytes)),
-            ("free in empty segments", Bytes(figures.releasable_bytes)),
+            ("largest free block", Bytes(summary.largest_hole_bytes)),
+            ("free blocks", Count(summary.holes)),
+            ("free in segments in use", Bytes(summary.stranded_bytes)),
+            ("free in empty segments", Bytes(summary.releasable_bytes)),
             (
                 "lost to rounding",
-                _with_share(figures.rounding_bytes, figures.rounding_share, "of the blocks in use"),
+                _with_share(summary.rounding_bytes, summary.rounding_share, "of the blocks in use"),
             ),
         )
     )
-    if figures.pins:
+    if summary.pins:
         yield limited(
             (
                 ("free", "number", lambda pin: Bytes(pin.pinned_bytes)),
@@ -68,14 +68,14 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
                 ("block bytes", "number", lambda pin: Bytes(pin.bytes)),
                 ("call stack of the blocks", "stack", lambda pin: stack_value(pin.stack, pin.site)),
             ),
-            figures.pins,
+            summary.pins,
             top,
             caption="free: in segments with these blocks; unshared: in segments with these blocks only",
         )
 
 
-def _with_share(size_bytes: int, share: float, whole: str) -> Text:
-    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {whole})")
+def _with_share(size_bytes: int, share: float, reference: str) -> Text:
+    return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {reference})")
 
 
 def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
@@ -105,7 +105,7 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
 
 def layout(device: DeviceMemory) -> View:
     """Draw each segment with its blocks; a terminal lists the segments with most free memory."""
-    # The picture gets its columns from the device: names of Columns would repeat for several devices.
+    # Columns in the report would have the same names for each device.
     return View(
         "memory-layout",
         (),
@@ -126,8 +126,6 @@ def _emptiest_segments(device: DeviceMemory) -> Table:
             ("free", "number", lambda i: Bytes(int(free[i]))),
             ("blocks in use", "number", lambda i: Count(int(blocks[i]))),
         ),
-        np.argsort(-free, kind="stable")[:_MOST_LISTED].tolist(),
-        f"the {_MOST_LISTED} segments with the most free memory"
-        if len(free) > _MOST_LISTED
-        else "",
+        np.argsort(-free, kind="stable")[:_MAX_LISTED].tolist(),
+        f"the {_MAX_LISTED} segments with the most free memory" if len(free) > _MAX_LISTED else "",
     )

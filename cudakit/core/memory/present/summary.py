@@ -182,7 +182,7 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
 # --- several devices -------------------------------------------------------------------------------
 
 # Ranks of a balanced program differ by less than this share of the median peak.
-_OUTLIER = 0.05
+_MIN_OUTLIER_EXCESS = 0.05
 
 
 def overview(devices: Sequence[DeviceMemory]) -> Table:
@@ -208,10 +208,12 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
     peaks = sorted(device.peak.requested_bytes for device in devices)
     median = peaks[len(peaks) // 2]
     highest = max(devices, key=lambda device: device.peak.requested_bytes)
-    above = highest.peak.requested_bytes / median - 1 if median else 0.0
-    if len(devices) < 3 or above < _OUTLIER:
+    excess = highest.peak.requested_bytes / median - 1 if median else 0.0
+    if len(devices) < 3 or excess < _MIN_OUTLIER_EXCESS:
         return ""
-    return f"the peak of {highest.file} {device_name(highest)} is {above:.0%} above the median peak"
+    return (
+        f"the peak of {highest.file} {device_name(highest)} is {excess:.0%} above the median peak"
+    )
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ def totals(device: DeviceMemory) -> Table:
         )
         states.insert(0, (title, device.at.state))
     peak = device.peak
-    none = Text("")
+    no_value = Text("")
     # The title of a row, its value at a moment, and the highest one.
     rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
         (
@@ -235,10 +237,10 @@ def totals(device: DeviceMemory) -> Table:
             Bytes(peak.highest_allocated_bytes, peak.allocated_is_derived),
         ),
         ("requested", lambda s: Bytes(s.requested_bytes), Bytes(peak.requested_bytes)),
-        ("pending free", lambda s: Bytes(s.pending_free_bytes), none),
+        ("pending free", lambda s: Bytes(s.pending_free_bytes), no_value),
         ("reserved", lambda s: Bytes(s.reserved_bytes), Bytes(peak.highest_reserved_bytes)),
-        ("segments", lambda s: Count(s.segments), none),
-        ("blocks in use", lambda s: Count(s.blocks), none),
+        ("segments", lambda s: Count(s.segments), no_value),
+        ("blocks in use", lambda s: Count(s.blocks), no_value),
     )
     return Table(
         columns=(
@@ -270,16 +272,16 @@ def curves(device: DeviceMemory) -> Chart | None:
 
     The axis counts events, not seconds, because ``--at`` takes an event.
     """
-    line = device.timeline
-    if len(line.event) < 2:
+    timeline = device.timeline
+    if len(timeline.event) < 2:
         return None
     return Chart(
         title="Memory over the trace",
-        x=np.maximum(np.array(line.event, np.float64), 0),
+        x=np.maximum(np.array(timeline.event, np.float64), 0),
         series=(
-            Series("reserved", np.array(line.reserved_bytes, np.int64)),
-            Series("allocated", np.array(line.allocated_bytes, np.int64)),
-            Series("requested", np.array(line.requested_bytes, np.int64)),
+            Series("reserved", np.array(timeline.reserved_bytes, np.int64)),
+            Series("allocated", np.array(timeline.allocated_bytes, np.int64)),
+            Series("requested", np.array(timeline.requested_bytes, np.int64)),
         ),
         x_label="event",
         markers=tuple(Marker(float(oom.event), "out of memory", "error") for oom in device.ooms),

@@ -32,7 +32,7 @@ class Allocations:
     stream: Ids
     pool: Ids
     stack: Ids
-    source: Ints  # event that recorded stream and stack; -1: the final block did
+    source: Ints  # event that recorded stream and stack; -1: recorded by the final block
     live_block: Ints  # index into the final Blocks; -1: freed
 
     def __len__(self) -> int:
@@ -44,17 +44,17 @@ def allocations_of(
 ) -> Allocations:
     """Return the allocation of each lifetime; sizes of freed blocks are the rounded requests."""
     events, blocks = trace.events, trace.blocks
-    from_event = matched.source >= 0
+    has_event = matched.source >= 0
     live = matched.block >= 0
-    source = matched.source[from_event]
+    source = matched.source[has_event]
     block = matched.block[live]
     stream = np.zeros(len(matched.address), np.int32)
     stack = np.zeros(len(matched.address), np.int32)
     stream[live] = trace.segments.stream[blocks.segment[block]]
-    stream[from_event] = events.stream[source]
+    stream[has_event] = events.stream[source]
     # For an allocation from before the trace, the trace has only the free, with another stack.
     is_allocation = events.action[source] == Action.ALLOC
-    stack[from_event] = np.where(is_allocation, events.stack[source], 0)
+    stack[has_event] = np.where(is_allocation, events.stack[source], 0)
     # With context="state" only the final blocks have stacks.
     final_stack = blocks.stack[block]
     stack[live] = np.where((stack[live] == 0) | (final_stack != 0), final_stack, stack[live])

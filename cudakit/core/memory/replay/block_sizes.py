@@ -62,10 +62,10 @@ def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split
     address = blocks.address.tolist()
     ends = (segments.address + segments.size.astype(np.uint64)).tolist()
     n_blocks = len(blocks)
-    for item, begins in _begins_and_ends(blocks, segments):
+    for item, is_begin in _begins_and_ends(blocks, segments):
         boundary = address[item] if item < n_blocks else ends[item - n_blocks]
         index = bisect_left(boundaries, boundary)
-        if not begins:
+        if not is_begin:
             if index < len(boundaries) and boundaries[index] == boundary:
                 del boundaries[index]
             continue

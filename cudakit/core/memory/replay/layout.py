@@ -78,8 +78,8 @@ def _positions_in_segments(
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
     # Unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
-    space = segments.size[segment] - size
-    inside = (space >= 0) & (offset <= np.maximum(space, 0).astype(np.uint64))
+    last_offset = segments.size[segment] - size
+    inside = (last_offset >= 0) & (offset <= np.maximum(last_offset, 0).astype(np.uint64))
     return segment, offset.astype(np.int64), inside
 
 

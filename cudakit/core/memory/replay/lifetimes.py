@@ -33,13 +33,13 @@ class LifetimeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """Lifetimes, by address; a step that was not recorded is -1."""
+    """Lifetimes, by address; ``begin``, ``request`` and ``complete`` are events, or -1 if not recorded."""
 
     first: Ints  # index of the first step
     last: Ints  # index of the last step
-    begin: Ints  # event
-    request: Ints  # event
-    complete: Ints  # event
+    begin: Ints
+    request: Ints
+    complete: Ints
     newest: Mask  # the last lifetime at its address
     oldest: Mask  # the first lifetime at its address
 
@@ -85,9 +85,9 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
         return np.zeros(0, np.intp)
     # Addresses of a device share their upper bits, and blocks are multiples of 512 bytes. If the remaining
     # bits fit in 32 bits, sorting is faster.
-    low, high = address.min(), address.max()
-    offset = address - low
-    if int(high - low) < 1 << 41 and not (offset & np.uint64(511)).any():
+    lowest, highest = address.min(), address.max()
+    offset = address - lowest
+    if int(highest - lowest) < 1 << 41 and not (offset & np.uint64(511)).any():
         return np.argsort((offset >> np.uint64(9)).astype(np.uint32), kind="stable")
     return np.argsort(address, kind="stable")
 
@@ -130,10 +130,14 @@ def allocation_steps(events: Events) -> LifetimeSteps:
 
 @dataclass(frozen=True, slots=True)
 class MatchedLifetimes:
-    """Lifetimes, matched with the blocks of the final state."""
+    """Lifetimes, matched with the blocks of the final state.
+
+    ``begin``, ``free_requested`` and ``end`` are indices of events: -1 before the trace, the number of events
+    if not within it.
+    """
 
     address: Addresses
-    requested: Ints
+    requested: Ints  # bytes
     begin: Ints
     free_requested: Ints
     end: Ints
@@ -149,7 +153,7 @@ def match_final_blocks(
     address = steps.address[lifetimes.first]
     live = np.flatnonzero(blocks.state != BlockState.INACTIVE)
     live = live[np.argsort(blocks.address[live], kind="stable")]
-    block, is_open = _final_blocks(address, lifetimes, blocks, live)
+    block, is_matched = _final_blocks(address, lifetimes, blocks, live)
     unfinished = lifetimes.complete < 0
     missing_at_end = lifetimes.newest & unfinished & (block < 0)
     overwritten = ~lifetimes.newest & unfinished
@@ -161,7 +165,7 @@ def match_final_blocks(
     requested = steps.size[lifetimes.first]
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
-    unmatched = np.setdiff1d(live, block[is_open])
+    unmatched = np.setdiff1d(live, block[is_matched])
     unmatched_begin, reallocated = _begins_of_unmatched(address, lifetimes, blocks, unmatched)
     has_block = block >= 0
     size_mismatches = np.count_nonzero(requested[has_block] != blocks.requested[block[has_block]])
@@ -192,9 +196,11 @@ def _final_blocks(
     if not len(live):
         return block, np.zeros(len(address), np.bool_)
     index = np.minimum(np.searchsorted(blocks.address[live], address), len(live) - 1)
-    is_open = lifetimes.newest & (lifetimes.complete < 0) & (blocks.address[live][index] == address)
-    block[is_open] = live[index[is_open]]
-    return block, is_open
+    is_matched = (
+        lifetimes.newest & (lifetimes.complete < 0) & (blocks.address[live][index] == address)
+    )
+    block[is_matched] = live[index[is_matched]]
+    return block, is_matched
 
 
 def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
@@ -212,9 +218,9 @@ def _request_events(
     """Return the event of each free request, and the number of missing requests."""
     missing = lifetimes.request < 0
     # The first free of an address may have been requested before the trace.
-    before = missing & (lifetimes.begin < 0) & lifetimes.oldest & (lifetimes.complete >= 0)
+    before_trace = missing & (lifetimes.begin < 0) & lifetimes.oldest & (lifetimes.complete >= 0)
     not_completed = missing & (lifetimes.complete < 0)
-    request = np.where(missing, np.where(before, BEFORE_TRACE, end), lifetimes.request)
+    request = np.where(missing, np.where(before_trace, BEFORE_TRACE, end), lifetimes.request)
     has_block = block >= 0
     state = np.full(len(block), BlockState.INACTIVE, np.uint8)
     state[has_block] = blocks.state[block[has_block]]
@@ -223,7 +229,7 @@ def _request_events(
     request[not_completed] = end[not_completed]
     request[pending] = n - 1
     request[allocated_again] = n
-    lost = (missing & ~before & ~not_completed) | pending | allocated_again
+    lost = (missing & ~before_trace & ~not_completed) | pending | allocated_again
     return request, int(np.count_nonzero(lost))
 
 

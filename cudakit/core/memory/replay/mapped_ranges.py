@@ -22,7 +22,7 @@ from cudakit.torch_rules.sizes import LARGE_SEGMENT, SMALL_SEGMENT
 _SMALL_PAGE = SMALL_SEGMENT
 _LARGE_PAGE = LARGE_SEGMENT
 
-_ADDRESSES = 1 << 64
+_ADDRESS_SPACE = 1 << 64
 UNKNOWN_POOL = -1  # the event does not record its pool
 
 
@@ -58,7 +58,7 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     walk = _BackwardWalk(_final_ranges(trace))
     is_map = events.action == Action.SEGMENT_MAP
     changes = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
-    for event, maps, address, size, stream, pool in zip(
+    for event, is_mapping, address, size, stream, pool in zip(
         changes.tolist(),
         is_map[changes].tolist(),
         events.address[changes].tolist(),
@@ -67,26 +67,26 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
         events.pool[changes].tolist(),
         strict=True,
     ):
-        if maps:
+        if is_mapping:
             kind = SegmentKind.SMALL if size == _SMALL_PAGE else SegmentKind.LARGE
-            walk.undo_map(_range(address, size, stream, pool, kind, event, n))
+            walk.undo_map(_mapped_range(address, size, stream, pool, kind, event, n))
         else:
             kind = SegmentKind.SMALL if size < _LARGE_PAGE else SegmentKind.UNKNOWN
-            walk.undo_unmap(_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
+            walk.undo_unmap(_mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
     return walk.lifetimes(), walk.contradictions
 
 
 def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
     segments, n = trace.segments, len(trace.events)
-    chosen = segments.expandable & (segments.size > 0)
+    is_expandable = segments.expandable & (segments.size > 0)
     names = ("address", "size", "stream", "pool", "kind")
-    columns = (getattr(segments, name)[chosen].tolist() for name in names)
-    return (_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
+    columns = (getattr(segments, name)[is_expandable].tolist() for name in names)
+    return (_mapped_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
 
 
-def _range(address: int, size: int, *attributes: int) -> MappedRange:
+def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
     # In a damaged file a range may extend beyond the address space.
-    return MappedRange(address, min(size, _ADDRESSES - address), *attributes)
+    return MappedRange(address, min(size, _ADDRESS_SPACE - address), *attributes)
 
 
 class _BackwardWalk:

@@ -35,7 +35,7 @@ from cudakit.torch_rules.sizes import SMALL_SEGMENT
 
 @dataclass(frozen=True, slots=True)
 class SegmentLifetimes:
-    """Segments or mapped ranges of expandable segments, by address; every array has one item each.
+    """Segments or mapped ranges of expandable segments, by address; every array has one item per range.
 
     ``begin`` and ``end`` are event indices, as in ``Allocations``.
     """
@@ -61,7 +61,7 @@ class SegmentLifetimes:
 class SegmentHistory:
     """The reserved memory of a trace."""
 
-    final: Segments  # the final state
+    final: Segments
     # The event that allocated each final segment; BEFORE_TRACE for expandable segments.
     final_begin: Ints
     plain: SegmentLifetimes  # segments that are not expandable
@@ -183,12 +183,12 @@ def _contradictions(
         (lifetimes.complete < 0) & ~lifetimes.newest
     )
     at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
-    differ = lifetimes.newest & (at_end != (lifetimes.complete < 0))
+    differs_at_end = lifetimes.newest & (at_end != (lifetimes.complete < 0))
     resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
     resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
     kept = final >= 0
     resized[kept] = steps.size[lifetimes.first[kept]] != segments.size[final[kept]]
-    return int(sum(np.count_nonzero(mask) for mask in (repeated, differ, resized)))
+    return int(sum(np.count_nonzero(mask) for mask in (repeated, differs_at_end, resized)))
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:

@@ -63,7 +63,7 @@ def what_if(
     chosen = _traces_to_replay(snapshots, spec.device)
     count, numbers = len(chosen) * (len(trials) + 1), itertools.count()
 
-    def begin(name: str) -> None:
+    def report_start(name: str) -> None:
         if progress is not None:
             progress(f"replaying with {name}", min(next(numbers) / count, 1.0))
 
@@ -71,7 +71,7 @@ def what_if(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _DeviceReplays(recording_of(*pair), new_allocator, begin).result(
+            _DeviceReplays(recording_of(*pair), new_allocator, report_start).result(
                 trials, spec.limit_bytes
             )
             for pair in chosen
@@ -132,14 +132,14 @@ class _DeviceReplays:
         garbage_collects = self._settings.garbage_collection_threshold > 0
         self._program = program_of(recording, garbage_collects=garbage_collects)
 
-    def result(self, trials: Sequence[_Trial], given_bytes: int | None) -> DeviceWhatIf:
+    def result(self, trials: Sequence[_Trial], limit_bytes: int | None) -> DeviceWhatIf:
         recording, settings = self._recording, self._settings
         recorded_limit = limit_of(recording, self._program, settings)
         recorded = outcome_of(recording, self._program, settings)
         outcome, start = self._replay(_AS_RECORDED, settings, recorded_limit)
         limit, baseline = recorded_limit, outcome
-        if given_bytes is not None:
-            limit = Limit(given_bytes, "given")
+        if limit_bytes is not None:
+            limit = Limit(limit_bytes, "given")
             baseline, _ = self._replay("recorded settings", settings, limit)
         tried = tuple(self._replay(*trial, limit)[0] for trial in trials)
         best = best_of(baseline, tried)

@@ -119,11 +119,11 @@ class ReplayDevice:
         return self._new_address(size_bytes)
 
     def _is_free(self, ptr: int, size_bytes: int) -> bool:
-        after = bisect_right(self._sorted, ptr)
-        before = self._sorted[after - 1] if after else None
-        clear_before = before is None or before + self._sizes[before] <= ptr
-        return clear_before and (
-            after == len(self._sorted) or ptr + size_bytes <= self._sorted[after]
+        next_index = bisect_right(self._sorted, ptr)
+        previous = self._sorted[next_index - 1] if next_index else None
+        starts_after_previous = previous is None or previous + self._sizes[previous] <= ptr
+        return starts_after_previous and (
+            next_index == len(self._sorted) or ptr + size_bytes <= self._sorted[next_index]
         )
 
     def _new_address(self, size_bytes: int) -> int:

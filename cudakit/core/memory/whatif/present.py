@@ -34,9 +34,9 @@ def report(result: WhatIfResult) -> Document:
 
 def brief(result: WhatIfResult) -> tuple[str, ...]:
     """Return the headline and the warnings of each device, one line each."""
-    several = len(result.devices) > 1
+    has_several = len(result.devices) > 1
     return tuple(
-        f"{device.file} cuda:{device.device}: {note.text}" if several else note.text
+        f"{device.file} cuda:{device.device}: {note.text}" if has_several else note.text
         for device in result.devices
         for note in (_headline(device), *_shortages(device), _reliability(device))
     )
@@ -74,8 +74,8 @@ def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
 
 def _reliability(device: DeviceWhatIf) -> Note:
     if not device.differences:
-        given = device.limit is not None and device.limit.source == "given"
-        limit = " and without the limit" if given else ""
+        is_user_limit = device.limit is not None and device.limit.source == "given"
+        limit = " and without the limit" if is_user_limit else ""
         return Note(
             "ok", f"The replay with the recorded settings{limit} reproduces every recorded figure."
         )
@@ -89,8 +89,8 @@ def _reliability(device: DeviceWhatIf) -> Note:
 
 
 def _difference(difference: Difference) -> str:
-    counts = not difference.figure.startswith(("peak", "end"))
-    format_value = format_count if counts else format_bytes
+    is_count = not difference.figure.startswith(("peak", "end"))
+    format_value = format_count if is_count else format_bytes
     recorded, replayed = format_value(difference.recorded), format_value(difference.replayed)
     return f"{difference.figure} {replayed} instead of {recorded}"
 
@@ -111,17 +111,17 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
 
 
 def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
-    base = device.baseline.peak.reserved_bytes
+    baseline_bytes = device.baseline.peak.reserved_bytes
     # The peak of a replay that ended early is not comparable.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
     compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
-        increase = outcome.peak.reserved_bytes - base
+        increase = outcome.peak.reserved_bytes - baseline_bytes
         return Change(increase) if id(outcome) in compared else Text("")
 
-    limited = len(_rows(device)) > 2 + len(device.tried)
-    given = "recorded settings: replayed with the limit; " if limited else ""
+    has_limit_row = len(_rows(device)) > 2 + len(device.tried)
+    given = "recorded settings: replayed with the limit; " if has_limit_row else ""
     return table(
         (
             _SETTINGS,

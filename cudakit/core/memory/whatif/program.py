@@ -54,7 +54,7 @@ def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
 
 
 class Step(IntEnum):
-    """An allocator call; a NumberedStep adds the index of its allocation, request or pool."""
+    """A call of the allocator."""
 
     ALLOC = 0
     FREE = 1
@@ -65,7 +65,7 @@ class Step(IntEnum):
     EMPTY_CACHE = 6
 
 
-# The event, the step, and the index for the step.
+# Event index, step, and the index of its allocation, request or pool.
 NumberedStep: TypeAlias = tuple[int, Step, int]
 # Bytes, stream number, pool index.
 Request: TypeAlias = tuple[int, int, int]
@@ -104,7 +104,7 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
         frees_have_stacks=frees_have_stacks,
     )
     failed = recording.failed_requests()
-    # The second item orders the steps of one event.
+    # The second number orders the steps of one event.
     ordered = [
         *_lifetime_steps(allocations, wait_streams, releases, n),
         *((event, 0, Step.FAILED_ALLOC, len(allocations) + i) for i, event in enumerate(failed)),
@@ -162,11 +162,11 @@ def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.in
     n = len(events)
     freed = np.flatnonzero(allocations.free_requested < n)
     request, end = allocations.free_requested[freed], allocations.end[freed]
-    longer = (end - request > 1) | (end == n)
+    completed_later = (end - request > 1) | (end == n)
     # If the next request completed the free, the completion has the stack of that request.
     stacks = events.stack[np.clip(request, 0, n - 1)], events.stack[np.clip(end, 0, n - 1)]
     waited: npt.NDArray[np.intp] = freed[
-        longer | (stacks[0] != stacks[1]) | (request == BEFORE_TRACE)
+        completed_later | (stacks[0] != stacks[1]) | (request == BEFORE_TRACE)
     ]
     return waited
 

@@ -35,8 +35,8 @@ def _was_expandable(recording: Recording) -> bool | None:
 def limit_of(recording: Recording, program: Program, settings: Settings) -> Limit | None:
     """Return the memory limit of a recording; None if memory never ran out.
 
-    If the device was full, the limit is the reserved plus the free memory at that event. If a limit of the
-    process refused more, the file does not record it; the highest reserved memory was certainly allowed.
+    If the device was full, the limit is the reserved plus the free memory at that event. A file does
+    not record a limit of the process; the highest reserved memory was allowed.
     """
     reserved, events = recording.history.curves.reserved, recording.trace.events
     highest = int(reserved.max())
@@ -44,13 +44,13 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     waited = [release for release in program.releases if release.request is not None]
     if not failed and not waited:
         return None
-    full = [
+    device_limits = [
         int(reserved[event]) + int(events.address[event])
         for event in failed
         if int(events.address[event]) < _needed_bytes(int(events.size[event]), settings)
     ]
-    if full and min(full) > highest:
-        return Limit(min(full), "device full")
+    if device_limits and min(device_limits) > highest:
+        return Limit(min(device_limits), "device full")
     return Limit(highest, "reserved")
 
 
@@ -81,7 +81,7 @@ def outcome_of(recording: Recording, program: Program, settings: Settings) -> Ou
 
 
 def _retries(recording: Recording, program: Program, settings: Settings) -> int | None:
-    """Return the number of requests that emptied the cache; None if it cannot be known."""
+    """Return the number of requests that emptied the cache; None if unknown."""
     if settings.garbage_collection_threshold or settings.max_split_size_bytes:
         return None
     releasing = [release for release in program.releases if release.releases_segments]

@@ -16,18 +16,18 @@ from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.snapshot import Events, Mask
 from cudakit.torch_rules.actions import Action
 
-_RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
-_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-_REQUEST_ENDS = (Action.ALLOC, Action.OOM)
+_RELEASE_ACTIONS = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+_GROWTH_ACTIONS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+_REQUEST_ACTIONS = (Action.ALLOC, Action.OOM)
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Consecutive events that released memory, or completed pending frees, for one cause."""
 
-    first: int  # event
+    first: int  # event index
     after: int  # the event after the last one
-    # The ALLOC or OOM event of the request that released memory; None: a call of the program did.
+    # The ALLOC or OOM event of the request that released memory; None: a call of the program.
     request: int | None
     pools: frozenset[int]  # pools of the released segments, if recorded
     releases_segments: bool  # False: only completed pending frees
@@ -48,7 +48,7 @@ def releases_of(
     stack of the next request by chance; that request is not the cause if as much memory had been reserved
     before.
     """
-    is_release = np.isin(events.action, _RELEASES)
+    is_release = np.isin(events.action, _RELEASE_ACTIONS)
     cause_is_known = frees_have_stacks or garbage_collects
     known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
     releases: list[Release] = []
@@ -66,17 +66,17 @@ def releases_of(
     return tuple(releases)
 
 
-def _ranges_of(chosen: Mask) -> Iterator[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
+def _ranges_of(mask: Mask) -> Iterator[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _request_after(events: Events, after: int) -> int | None:
     """Return the ALLOC or OOM event of the request that may have caused a release; None: no request."""
     for event in range(after, len(events)):
-        if events.action[event] in _REQUEST_ENDS:
+        if events.action[event] in _REQUEST_ACTIONS:
             return event
-        if events.action[event] not in _GROWTH:
+        if events.action[event] not in _GROWTH_ACTIONS:
             return None
     return None
 

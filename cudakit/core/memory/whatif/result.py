@@ -36,13 +36,13 @@ class Shortage:
 class Outcome:
     """The memory and the driver calls, as recorded or of one replay."""
 
-    name: str  # "recorded", "replayed, as recorded", "recorded settings", or the given text
+    name: str  # "recorded", "replayed, as recorded", "recorded settings", or the settings as text
     settings: str  # in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
-    limit_bytes: int | None  # most that may be reserved; null: no limit
+    limit_bytes: int | None  # maximum reserved memory; null: no limit
     peak: MemoryTotals  # the maximum of each total until the end, or until the shortage
     end: MemoryTotals  # at the end, or at the shortage
     fragmentation_bytes: int  # free in segments at the peak of the recording
-    fragmentation: float  # as a share of reserved memory at that moment
+    fragmentation: float  # fragmentation_bytes / reserved bytes
     device_allocations: int  # segment allocations and mappings
     device_frees: int  # segment frees and unmappings
     retries: int | None  # requests that succeeded after emptying the cache; null: unknown
@@ -78,7 +78,7 @@ class DeviceWhatIf:
     recorded: Outcome
     replayed: Outcome  # with the recorded settings; should equal ``recorded``
     differences: tuple[Difference, ...]
-    reasons: tuple[str, ...]  # why ``replayed`` can differ from ``recorded``
+    reasons: tuple[str, ...]  # reasons for differences
     baseline: Outcome  # the outcome that ``tried`` is compared with
     tried: tuple[Outcome, ...]
     best: int | None  # index in ``tried`` of the settings that help most; null: none helps

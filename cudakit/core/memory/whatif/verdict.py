@@ -14,18 +14,18 @@ from cudakit.units import format_bytes, format_count
 
 def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
     """Yield the figures that differ between a recording and its replay."""
-    for when in ("peak", "end"):
+    for moment in ("peak", "end"):
         for name in ("reserved", "allocated", "requested", "active"):
-            before, after = (
-                int(getattr(getattr(outcome, when), f"{name}_bytes"))
+            recorded_value, replayed_value = (
+                int(getattr(getattr(outcome, moment), f"{name}_bytes"))
                 for outcome in (recorded, replayed)
             )
-            if before != after:
-                yield Difference(f"{when} {name}", before, after)
+            if recorded_value != replayed_value:
+                yield Difference(f"{moment} {name}", recorded_value, replayed_value)
     for figure in ("device_allocations", "device_frees", "retries", "ooms"):
-        before, after = getattr(recorded, figure), getattr(replayed, figure)
-        if before is not None and before != after:
-            yield Difference(figure.replace("_", " "), before, after)
+        recorded_value, replayed_value = getattr(recorded, figure), getattr(replayed, figure)
+        if recorded_value is not None and recorded_value != replayed_value:
+            yield Difference(figure.replace("_", " "), recorded_value, replayed_value)
 
 
 def reasons(recording: Recording, start: MemoryTotals) -> Iterator[str]:
@@ -72,8 +72,8 @@ def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
     if best is None:
         return None
     # If memory ran out, only fewer failures help, not less reserved memory.
-    parts = 2 if baseline.ooms or baseline.shortage else 3
-    return best if ranks[best][:parts] < _rank(baseline)[:parts] else None
+    n_criteria = 2 if baseline.ooms or baseline.shortage else 3
+    return best if ranks[best][:n_criteria] < _rank(baseline)[:n_criteria] else None
 
 
 def _rank(outcome: Outcome) -> tuple[bool, int, int]:
@@ -90,9 +90,9 @@ def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> s
     chosen = tried[best]
     if baseline.shortage is not None or chosen.ooms < baseline.ooms:
         return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
-    less = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
-    share = less / baseline.peak.reserved_bytes
-    return f"{_subject(chosen)} would have reserved {format_bytes(less)} ({share:.0%}) less at the peak"
+    saved = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
+    share = saved / baseline.peak.reserved_bytes
+    return f"{_subject(chosen)} would have reserved {format_bytes(saved)} ({share:.0%}) less at the peak"
 
 
 def _benefit(baseline: Outcome, chosen: Outcome) -> str:
@@ -108,9 +108,9 @@ def _benefit(baseline: Outcome, chosen: Outcome) -> str:
 
 
 def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
-    single = len(tried) == 1
+    is_single = len(tried) == 1
     subject = (
-        f"{_subject(tried[0])} would not have" if single else "None of these settings would have"
+        f"{_subject(tried[0])} would not have" if is_single else "None of these settings would have"
     )
     if baseline.shortage is not None:
         return f"{subject} run to the end; nor would the recorded settings"

@@ -16,8 +16,8 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     shown = result.races if top == 0 else result.races[:top]
     nodes: list[Node] = [Note("error", text) for text in result.incomplete]
     nodes += [
-        races.race(found, number, several_processes=len(result.processes) > 1)
-        for number, found in enumerate(shown, start=1)
+        races.race(race, number, several_processes=len(result.processes) > 1)
+        for number, race in enumerate(shown, start=1)
     ]
     left_out = len(result.races) - len(shown)
     if left_out:
@@ -33,8 +33,8 @@ def title(result: SanitizeResult) -> str:
 
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
-    races, times = len(result.races), sum(found.count for found in result.races)
-    is_host = any(found.kind is RaceKind.HOST for found in result.races)
+    races, times = len(result.races), sum(race.count for race in result.races)
+    is_host = any(race.kind is RaceKind.HOST for race in result.races)
     between = "" if is_host else " between streams"
     if races:
         yield f"{races:,} race{'s' if races > 1 else ''}{between}"

@@ -33,10 +33,10 @@ class Step:
     )
 
 
-def diagram(found: FoundRace, number: int) -> tuple[Node, ...]:
+def diagram(race: FoundRace, number: int) -> tuple[Node, ...]:
     """Return the calls as Columns, and the View that draws them."""
-    steps = sorted(_steps(found), key=lambda step: step.seq or math.inf)
-    lanes = _lanes(steps, found)
+    steps = sorted(_steps(race), key=lambda step: step.seq or math.inf)
+    lanes = _lanes(steps, race)
     name = f"race-{number}"
     return (
         _columns(name, steps, lanes),
@@ -44,13 +44,13 @@ def diagram(found: FoundRace, number: int) -> tuple[Node, ...]:
     )
 
 
-def _steps(found: FoundRace) -> Iterator[Step]:
-    earlier, later = _lane_names(found)
-    if found.last_sync:
-        yield from _sync_steps(found.last_sync, earlier, later)
-    previous = _operation(found.previous, earlier)
+def _steps(race: FoundRace) -> Iterator[Step]:
+    earlier, later = _lane_names(race)
+    if race.last_sync:
+        yield from _sync_steps(race.last_sync, earlier, later)
+    previous = _operation(race.previous, earlier)
     yield previous
-    yield _operation(found.current, later, after=previous)
+    yield _operation(race.current, later, after=previous)
 
 
 def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
@@ -69,21 +69,21 @@ def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
     return Step(lane, side.seq, label, call_site(side.stack), True, after)
 
 
-def _lane_names(found: FoundRace) -> tuple[str, str]:
+def _lane_names(race: FoundRace) -> tuple[str, str]:
     """Return the names of both lanes; two sides in one stream are named by node or context."""
-    sides = (found.previous, found.current)
+    sides = (race.previous, race.current)
     earlier, later = (side.stream for side in sides)
     if earlier != later:
         return earlier, later
-    if found.current.graph:
+    if race.current.graph:
         earlier, later = (f"node {side.node} of graph {side.graph}" for side in sides)
     else:
         earlier, later = (f"{side.stream}, context {side.context}" for side in sides)
     return earlier, later
 
 
-def _lanes(steps: Sequence[Step], found: FoundRace) -> tuple[str, ...]:
-    names = _lane_names(found)
+def _lanes(steps: Sequence[Step], race: FoundRace) -> tuple[str, ...]:
+    names = _lane_names(race)
     host = any(step.lane == _HOST for step in steps) and _HOST not in names
     return tuple(dict.fromkeys(((_HOST,) if host else ()) + names))
 

@@ -74,13 +74,13 @@ def describe_access(side: Side, memory: Memory | None) -> str:
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
 
 
-def describe_precision(found: FoundRace) -> str:
+def describe_precision(race: FoundRace) -> str:
     """Return the precision of both accesses."""
-    if found.previous.known is found.current.known is Known.EXACT:
+    if race.previous.known is race.current.known is Known.EXACT:
         return "both accesses are exact"
     return (
-        f"the earlier access is {_KNOWN[found.previous.known]}, "
-        f"the later one is {_KNOWN[found.current.known]}"
+        f"the earlier access is {_KNOWN[race.previous.known]}, "
+        f"the later one is {_KNOWN[race.current.known]}"
     )
 
 
@@ -96,41 +96,39 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 }
 
 
-def race(found: FoundRace, number: int, *, several_processes: bool) -> Section:
+def race(race: FoundRace, number: int, *, several_processes: bool) -> Section:
     """Return the section of one race, the ``number``-th of the report."""
-    facts = Facts(tuple(_facts(found, several_processes=several_processes)))
-    return Section(_heading(found, number), (_note(found), *diagram(found, number), facts))
+    facts = Facts(tuple(_facts(race, several_processes=several_processes)))
+    return Section(_heading(race, number), (_note(race), *diagram(race, number), facts))
 
 
-def _heading(found: FoundRace, number: int) -> str:
-    times = f", found {format_count(found.count)} times" if found.count > 1 else ""
-    return (
-        f"{number}. {_HEADINGS.get(found.kind, found.kind.value)}, {found.confidence.value}{times}"
-    )
+def _heading(race: FoundRace, number: int) -> str:
+    times = f", found {format_count(race.count)} times" if race.count > 1 else ""
+    return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{times}"
 
 
-def _note(found: FoundRace) -> Note:
-    sides = (("later", found.current), ("earlier", found.previous))
+def _note(race: FoundRace) -> Note:
+    sides = (("later", race.current), ("earlier", race.previous))
     places = [(f"{when}: {_what(side)}", _stack(side)) for when, side in sides]
-    if found.memory:
-        places.append(("allocated", Stack(found.memory.stack, found.memory.site)))
-    finding = Finding(found.kind.value, MEANINGS[found.kind], tuple(places), found.count)
-    level = _LEVELS[found.confidence]
-    return Note(level, found.sentence, (found.hint, *found.remedies), finding)
+    if race.memory:
+        places.append(("allocated", Stack(race.memory.stack, race.memory.site)))
+    finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(places), race.count)
+    level = _LEVELS[race.confidence]
+    return Note(level, race.sentence, (race.hint, *race.remedies), finding)
 
 
-def _facts(found: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
-    across = found.current.device != found.previous.device
-    for when, side in (("earlier", found.previous), ("later", found.current)):
+def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
+    across = race.current.device != race.previous.device
+    for when, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if across else ""
-        yield when, Text(f"{_what(side)}{device}; {describe_access(side, found.memory)}")
+        yield when, Text(f"{_what(side)}{device}; {describe_access(side, race.memory)}")
         yield "called at", _stack(side)
-    yield "both access", Text(_bytes(found))
-    yield "confidence", Text(f"{found.confidence.value}: {describe_precision(found)}")
-    yield from _memory(found)
-    yield "last wait", Text(_last_wait(found))
+    yield "both access", Text(_bytes(race))
+    yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
+    yield from _memory(race)
+    yield "last wait", Text(_last_wait(race))
     if several_processes:
-        yield "process", Text(str(found.process))
+        yield "process", Text(str(race.process))
 
 
 def _what(side: Side) -> str:
@@ -142,16 +140,16 @@ def _stack(side: Side) -> Stack:
     return Stack(side.stack, side.site)
 
 
-def _bytes(found: FoundRace) -> str:
+def _bytes(race: FoundRace) -> str:
     fewer = (
-        "; possibly fewer: adjacent ranges were merged to save memory" if found.approximate else ""
+        "; possibly fewer: adjacent ranges were merged to save memory" if race.approximate else ""
     )
-    place = describe_place(found.address, found.memory)
-    return f"{format_bytes(found.size_bytes)} at {place}{fewer}"
+    place = describe_place(race.address, race.memory)
+    return f"{format_bytes(race.size_bytes)} at {place}{fewer}"
 
 
-def _memory(found: FoundRace) -> Iterator[tuple[str, Value]]:
-    memory = found.memory
+def _memory(race: FoundRace) -> Iterator[tuple[str, Value]]:
+    memory = race.memory
     if memory is None:
         yield "memory", Unavailable("not allocated by CUDA, or allocated before recording began")
         return
@@ -159,8 +157,8 @@ def _memory(found: FoundRace) -> Iterator[tuple[str, Value]]:
     yield "allocated at", Stack(memory.stack, memory.site)
 
 
-def _last_wait(found: FoundRace) -> str:
-    if found.last_sync:
-        return found.last_sync.sentence
-    a, b = short_stream_name(found.previous), short_stream_name(found.current)
+def _last_wait(race: FoundRace) -> str:
+    if race.last_sync:
+        return race.last_sync.sentence
+    a, b = short_stream_name(race.previous), short_stream_name(race.current)
     return f"none: {b} never waited for {a}" if a != b else "none"

@@ -2,7 +2,7 @@
  *
  * Every thread of every kernel executes this code, so the rule is: test before set. An access whose bits are
  * already set costs two loads: the entry of its page, and the word of bits. Only if that test fails are bits
- * set: lanes of a warp that access consecutive memory send one word of bits, and nobody waits for the result.
+ * set: lanes of a warp that access consecutive memory send one word of bits, and no lane waits for the result.
  * All of that is one function, which calls no other and uses only the registers that it need not save (14 of
  * them, see "rematerialized" in primitives.h): a call, or one more register, would slow down every access.
  * Nothing here waits for a thread that may not be running, and nothing uses shared memory: the kernels

@@ -100,7 +100,7 @@ typedef struct {   /* of the hash table; read by one 16-byte load */
 
 typedef struct {
     ck_u64 key;
-    ck_u32 full; /* on the host: every bit is set, whatever the bitmap says */
+    ck_u32 full; /* on the host: every bit is set; the bitmap is not used */
     ck_u32 reserved;
 } ck_page;
 

@@ -53,11 +53,11 @@ CK_INLINE void mark_lost(ck_u64 userdata)
 /* --- pages ----------------------------------------------------------------------------------------- */
 
 /* Adjacent pages have adjacent entries: eight per cache line. Different launches, and different modes of one
- * launch, start at different slots; modes a third of the table apart, whatever its size. */
+ * launch, start at different slots; modes a third of the table apart, for any table size. */
 #define SLOT_STEP_OF_LAUNCH \
     0x9E3779B8u /* 2^32 over the golden ratio (Fibonacci hashing); all three are multiples of a cache line */
-#define SLOT_STEP_OF_MODE 0x555550u  /* a third of 2^24: modulo any smaller 2^n, one or two thirds of that */
-#define SLOT_STEP_OF_LEVEL 0x199998u /* a tenth of 2^24: far from all of those */
+#define SLOT_STEP_OF_MODE 0x555550u  /* 2^24 / 3: modulo any smaller 2^n, one or two thirds of 2^n */
+#define SLOT_STEP_OF_LEVEL 0x199998u /* 2^24 / 10: distant from the multiples of a third */
 
 CK_INLINE ck_u32 slot_of_page(ck_u32 launch, ck_u32 mode, ck_u32 level, ck_u32 page)
 {

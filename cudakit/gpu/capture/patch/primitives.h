@@ -183,7 +183,7 @@ CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
     return both;
 }
 
-/* Return the same value; the compiler cannot know that. */
+/* Return the value unchanged, hidden from the compiler. */
 CK_INLINE ck_u32 opaque(ck_u32 value)
 {
     asm("" : "+r"(value));

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cudakit.core.devices.diagnose import find
+from cudakit.core.devices.diagnose import find_check
 from cudakit.core.devices.diagnose.check import Finding, Status
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, NvmlView, Telemetry
 from cudakit.gpu.api.run_context import (
@@ -202,7 +202,7 @@ def without_driver(root: Path, contents: Mapping[str, str], **changes: Any) -> R
 
 def run_check(name: str, context: RunContext) -> Finding:
     """Run one check."""
-    return find(name).run(context)
+    return find_check(name).run(context)
 
 
 def installed(**versions: str) -> tuple[Distribution, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from core.devices.diagnose.machines import DRIVER, FAIL, OK, UNKNOWN, Machine, both_views, gpu
 
-from cudakit.core.devices.diagnose import diagnose, find
+from cudakit.core.devices.diagnose import diagnose, find_check
 from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 from cudakit.errors import UsageError
 from cudakit.gpu.api.run_context import RunContext
@@ -62,7 +62,7 @@ def test_self_test_runs_on_request_only(machine: Machine) -> None:
     [
         lambda: diagnose(RunContext(), only=("CK999",)),
         lambda: diagnose(RunContext(), skip=("nonsense",)),
-        lambda: find("CK999"),
+        lambda: find_check("CK999"),
     ],
 )
 def test_unknown_id_is_refused(ask: Callable[[], object]) -> None:
@@ -72,7 +72,7 @@ def test_unknown_id_is_refused(ask: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("spelling", ["CK005", "ck5", "5", " Ck05 "])
 def test_check_is_found_by_short_id(spelling: str) -> None:
-    assert find(spelling).title == "CUDA starts"
+    assert find_check(spelling).title == "CUDA starts"
 
 
 def test_unknown_status_is_no_finding(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from core.memory.builders import GIB, KIB, MIB, Block, Segment, oom
 from core.memory.simulator import Allocator
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
-from cudakit.core.memory.analyze.oom import MOST_OOMS
+from cudakit.core.memory.analyze.oom import MAX_OOMS
 from cudakit.core.memory.result import Oom
 from cudakit.core.memory.snapshot import BlockState, SegmentKind, Snapshot
 
@@ -302,9 +302,9 @@ def test_verdict_does_not_depend_on_the_selected_stream_or_pool() -> None:
 
 
 def test_first_and_latest_of_many_failures_are_explained() -> None:
-    entries = [oom(GIB, device_free=0) for _ in range(MOST_OOMS + 50)]
+    entries = [oom(GIB, device_free=0) for _ in range(MAX_OOMS + 50)]
     found = ooms(builders.snapshot(builders.trace(entries)))
-    assert [each.event for each in found] == [0, *range(51, MOST_OOMS + 50)]
+    assert [each.event for each in found] == [0, *range(51, MAX_OOMS + 50)]
 
 
 def test_trace_without_failed_allocations_has_no_ooms() -> None:

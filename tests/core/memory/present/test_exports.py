@@ -77,7 +77,7 @@ def test_timeline_export_has_counters_and_large_allocations(
 
 
 def test_flame_graph_accepts_deep_stacks() -> None:
-    call = exports._Call("root")
+    call = exports._CallNode("root")
     call.add([f"f{i}" for i in range(5000)], 7)
     tree = call.tree()
     depth = 0

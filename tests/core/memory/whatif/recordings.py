@@ -83,7 +83,7 @@ class Program:
 def read(snapshot: dict[str, Any]) -> Snapshot:
     content = pickle.dumps(snapshot)
     return schema.build(
-        pickled.read(content), source="program.pkl", form="pickle", size_bytes=len(content)
+        pickled.read(content), source="program.pkl", file_format="pickle", size_bytes=len(content)
     )
 
 

@@ -8,7 +8,7 @@
 typedef struct {
     Tree *tree;
     const uint8_t *data;
-    uint64_t size, at, opcode_at; /* at: the next byte; opcode_at: the current opcode */
+    uint64_t size, at, opcode_at; /* at, opcode_at: positions of the next byte and the current opcode */
     Vector stack, marks, memo;    /* Value; uint64_t, positions in the stack; Value, 0 if unset */
     uint64_t memoized;            /* number of memo entries that are set */
     const char *failure;          /* the reason word, a key of _DAMAGE_REASONS in pickled.py */

@@ -146,7 +146,7 @@ static void release(Py_buffer *array)
         PyBuffer_Release(array);
 }
 
-/* Runs a query. The result arrays need the given number of bytes per handle; 0: `run` checks the size. */
+/* Runs a query. If an item size is 0, `run` checks the size of the array. */
 static PyObject *run_query(Query *query, Arrays *arrays, bool (*run)(Query *), unsigned out_item_bytes,
                            unsigned out2_item_bytes)
 {
@@ -207,7 +207,7 @@ static uint32_t key_number(const Tree *tree, PyObject *key)
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(key, &size);
     if (!text) {
-        PyErr_Clear(); /* a lone surrogate: no text of a file has one */
+        PyErr_Clear(); /* no text of a file has a lone surrogate */
         return NOT_FOUND;
     }
     uint32_t hash = hash_bytes(tree->hash_key, text, (uint64_t)size);

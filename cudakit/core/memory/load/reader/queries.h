@@ -14,7 +14,7 @@ typedef struct {
     void *out, *out2;   /* the results: one item per handle, unless stated otherwise */
     uint64_t out_bytes; /* the size of `out` */
     const char *reason; /* why the query was rejected: "handle", "kind", "space" or "memory" */
-    Value node;         /* the node that caused it */
+    Value node;         /* the rejected node */
 } Query;
 
 static inline bool reject(Query *query, const char *reason, Value node)

@@ -53,7 +53,7 @@ void arena_free(arena_memory *arena);
 bool arena_copy_top(const arena_memory *arena, arena_top *into);
 bool arena_copy_all(const arena_memory *arena, arena_copy *into);
 
-/* Clear what launches wrote, given the header that was copied. */
+/* Clear the parts of the arena that launches wrote, as found in the copied header. */
 bool arena_clear(const arena_memory *arena, const ck_header *used);
 
 /* Enqueue on ``stream`` the write of a marker. */
@@ -69,7 +69,7 @@ typedef struct {
     Sanitizer_StreamHandle stream; /* NULL: destroyed */
     uint64_t thread;               /* that made all launches, or SEVERAL_THREADS */
     uint32_t enqueued, done;       /* number of launches; done: those that the host waited for */
-    uint32_t marker, marked;       /* the marker, and ``enqueued`` when it was enqueued; 0: none */
+    uint32_t marker, marked;       /* number of the marker (0: none); value of ``enqueued`` at that time */
 } arena_stream;
 
 #define SEVERAL_THREADS UINT64_MAX
@@ -98,7 +98,7 @@ bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle 
 /* Whether all launches are complete, as known from waits and, if ``top`` is not NULL, from markers. */
 bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
 
-/* Enqueue markers on the streams that nobody waited for, or on ``only`` one. Calls CUDA: the lock is not held,
+/* Enqueue markers on the streams without a wait of the host, or on ``only`` one. Calls CUDA: the lock is not held,
  * the reader lock is. */
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only);
 

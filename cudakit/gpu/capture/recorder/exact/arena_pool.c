@@ -276,7 +276,7 @@ void pool_poll(arena_pool *pool, bool host_waits)
     reader_lock_release();
 }
 
-/* An empty arena is as good as any: a launch that needs more loses accesses. */
+/* Use an empty arena even if it is too small: the launch then loses accesses. */
 static bool has_space(const launch_arena *arena, arena_space needed)
 {
     return !arena->launch_count || (arena->expected.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.pages) &&

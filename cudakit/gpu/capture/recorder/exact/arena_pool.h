@@ -12,10 +12,10 @@
 
 /* Space in an arena. */
 typedef struct {
-    uint64_t pages, boxes, indices; /* indices: of launches */
+    uint64_t pages, boxes, indices; /* number of launch indices */
 } arena_space;
 
-/* Launches that were made by one call: of a kernel, or of a graph. */
+/* The launches of one call: one kernel, or the kernels of a graph. */
 typedef struct {
     uint32_t first, count; /* launch indices */
     uint64_t signature;
@@ -47,7 +47,7 @@ typedef struct {
     launch_arena arenas[ARENAS];
     launch_arena *current; /* NULL: no arena is free. Changed with both the lock and the reader lock held */
     uint32_t launches_since_poll;
-    int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an launch_arena */
+    int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an arena */
 } arena_pool;
 
 /* Return the pool of a context, or NULL; for NULL, a pool whose context was destroyed. The lock is held. */
@@ -102,7 +102,7 @@ Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
 /* Query the free device memory if the arenas of a pool may grow. Only where the driver holds no locks. */
 void arena_budget_query(arena_pool *pool);
 
-/* Make sure that an unused arena has as much memory as is wanted now; false if it has none. */
+/* Make sure that an unused arena has as much memory as the budget allows; false if it has none. */
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
 /* Free all arenas, and destroy the stream if ``stream``: otherwise it is destroyed with its context. */

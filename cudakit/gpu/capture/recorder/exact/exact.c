@@ -1,3 +1,5 @@
+/* Prepares launches for recording and reads their accesses back. exact.h has the contract of each function: the lock that
+ * the caller holds, and whether CUDA is called. */
 #include "exact/exact.h"
 
 #include <string.h>
@@ -10,6 +12,7 @@
 #include "model/ids.h"
 #include "recorder.h"
 
+/* The memory budget and the finished arenas are checked once per this number of launches: the check calls CUDA. */
 #define LAUNCHES_PER_POLL 64
 
 /* --- launch indices --------------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ static size_t context_count;
 
 /* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
 static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Module ids; and the functions with unreported accesses, with their kinds. */
+/* Module ids, and the functions with unreported accesses. */
 static table patched, unreported;
 static uint32_t last_module;
 static bool multicast_used; /* atomic */

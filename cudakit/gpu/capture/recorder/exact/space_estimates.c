@@ -1,7 +1,7 @@
 /* How much space in an arena a launch will need.
  *
- * A launch that finds no page left loses accesses, and cannot be repeated. So the space is reserved before: as much as
- * the same kernel, launched with as many threads, needed at most so far. The number of threads alone is no estimate:
+ * A launch that finds no page left loses accesses, and cannot be repeated. So space is reserved before a launch: the
+ * maximum that the same kernel has needed with the same number of threads. The number of threads alone is no estimate:
  * the foreach kernels of PyTorch touch a thousand pages with the threads of a small kernel.
  */
 #include "exact/arena_pool.h"
@@ -73,7 +73,7 @@ void space_learn(const launch_arena *arena, const arena_copy *copy)
             needed.boxes += boxes_of[i];
             lost = lost || (copy->top.header.lost && copy->lost[i / 32] >> (i & 31) & 1);
         }
-        if (lost) /* it needs more than this; how much is not known */
+        if (lost) /* a lower bound: the launch lost accesses */
             needed.pages *= 2, needed.boxes *= 2;
         learn(group->signature, needed);
     }

@@ -1,7 +1,7 @@
 /* The parts of NVIDIA's Sanitizer API, 13.4 and newer, that the recorder uses.
  *
  * Declared here, so that no NVIDIA header is needed to build. ``offsets()`` of the module returns these layouts,
- * and ``structures.py`` compares them with the headers of the installed library. Names are the API's.
+ * and ``struct_layouts.py`` compares them with the headers of the installed library. Names are the API's.
  */
 #ifndef CK_SANITIZER_API_H
 #define CK_SANITIZER_API_H
