@@ -39,8 +39,8 @@ class Element:
         return self.format is None and self.bits.kind == "i"
 
 
-# IEEE 754-2019 for binary16; bfloat16 is the upper half of binary32; "FP8 Formats for Deep Learning"
-# (arXiv 2209.05433) for both fp8 formats.
+# Binary16 is defined in IEEE 754-2019; bfloat16 is the upper half of binary32; both fp8
+# formats are defined in "FP8 Formats for Deep Learning" (arXiv 2209.05433).
 FP64 = Element("fp64", 0, np.dtype(np.float64))
 FP32 = Element("fp32", 1, np.dtype(np.float32))
 FP16 = Element("fp16", 2, np.dtype(np.uint16), Format(10, 15, 65504.0))

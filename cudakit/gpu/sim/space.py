@@ -39,7 +39,7 @@ class Region:
     data: Bytes
     live: bool = True  # allocated and not freed, at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
-    peer: int | None = None  # ordinal of the owning device; None for this device
+    peer: int | None = None  # ordinal of the peer that owns the memory, if any
 
     @property
     def end(self) -> int:
