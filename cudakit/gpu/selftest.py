@@ -84,8 +84,8 @@ def child() -> None:
     os.dup2(2, 1)  # redirect output of libraries to stderr
     with open(pipe, "w", encoding="utf-8") as stream:
         for step in run_steps(_open_all):
-            line = {name: getattr(step, name) for name in ("name", "error", "hint")}
-            stream.write(json.dumps({**line, "details": dict(step.details)}) + "\n")
+            fields = {name: getattr(step, name) for name in ("name", "error", "hint")}
+            stream.write(json.dumps({**fields, "details": dict(step.details)}) + "\n")
             stream.flush()
 
 

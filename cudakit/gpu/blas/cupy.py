@@ -183,7 +183,7 @@ def _dtype(gemm: Gemm) -> np.dtype[Any]:
 
 
 def _framework_settings(gemm: Gemm) -> tuple[Setting, ...]:
-    """Return the setting that selects fp32 or tf32, whose default is CUPY_TF32."""
+    """Return the setting that selects fp32 or tf32; the environment variable CUPY_TF32 sets its default."""
     if gemm.dtype not in ("fp32", "tf32"):
         return ()
     linalg = import_module("cupy._core._routines_linalg")

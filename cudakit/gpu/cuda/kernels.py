@@ -144,14 +144,14 @@ def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
 
 def _kernel_params(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
     """Return the kernelParams array of cuLaunchKernel, followed by the argument values it points to."""
-    starts: list[int] = []
+    word_offsets: list[int] = []
     words: list[Any] = []
     for arg in args:
-        starts.append(len(words))
+        word_offsets.append(len(words))
         words += _words(arg)
-    params = (ctypes.c_uint64 * (len(starts) + len(words)))()
-    values_address = ctypes.addressof(params) + _WORD_BYTES * len(starts)
-    params[:] = [*(values_address + _WORD_BYTES * start for start in starts), *words]
+    params = (ctypes.c_uint64 * (len(word_offsets) + len(words)))()
+    values_address = ctypes.addressof(params) + _WORD_BYTES * len(word_offsets)
+    params[:] = [*(values_address + _WORD_BYTES * offset for offset in word_offsets), *words]
     return params
 
 

@@ -148,7 +148,7 @@ class CudaMemory:
 
     @property
     def has_unsynchronized_host_memory(self) -> bool:
-        """Whether host memory remains whose release does not wait for device work."""
+        """Whether registered or pageable host memory remains, whose release does not wait for device work."""
         return bool(self._registered or self._pageable)
 
     def close(self) -> None:

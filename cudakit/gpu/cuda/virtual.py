@@ -35,8 +35,12 @@ class CudaVirtualMemory:
         self._mapped: dict[Ptr, int] = {}
 
     def granularity(self) -> int:
-        option = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        return int(self._context.call(cu.cuMemGetAllocationGranularity, self._properties(), option))
+        minimum_granularity = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(
+            self._context.call(
+                cu.cuMemGetAllocationGranularity, self._properties(), minimum_granularity
+            )
+        )
 
     def reserve(self, size_bytes: int) -> Ptr:
         address = self._context.call(

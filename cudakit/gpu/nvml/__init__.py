@@ -43,7 +43,7 @@ def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable
 
 
 def _init_failure(error: Any) -> str:
-    # nvmlReturn_t of nvmlInit (nvml.h).
+    # The nvmlReturn_t values that nvmlInit returns (nvml.h).
     return {
         4: "no permission to open /dev/nvidia*",
         9: "the NVIDIA kernel driver is not loaded",

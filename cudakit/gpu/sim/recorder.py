@@ -51,7 +51,7 @@ def _are_known(sources: Sources) -> bool:
 
 
 SPOOL_VARIABLE = "CUDAKIT_SPOOL"
-# Set if child processes are not traced: the id of the traced process.
+# The id of the only process to trace; unset if child processes are traced too.
 PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 
 _PACKAGE = str(Path(__file__).parent.parent)
