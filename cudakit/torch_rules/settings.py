@@ -84,7 +84,7 @@ class Settings:
         for field, rule in RULES.items():
             value = getattr(self, field)
             if not rule.holds(value):
-                raise SettingRefused(field, shown(field, value), rule.right)
+                raise SettingRefused(field, shown(field, value), rule.expected)
         self._check_against_segments()
         self._check_against_backend()
 
