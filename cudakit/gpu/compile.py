@@ -23,14 +23,14 @@ def compile_cuda(
     if compilation fails, MissingDependency without NVRTC.
     """
     nvrtc = Nvrtc()
-    target, kind = choose_target(capability, nvrtc.architectures())
+    target, image_kind = choose_target(capability, nvrtc.architectures())
     options = [f"--gpu-architecture={target}"]
     if cache is None:
-        return nvrtc.compile(source, kind, options)
+        return nvrtc.compile(source, image_kind, options)
     key = cache_key(f"NVRTC {nvrtc.version}", target, (), source)
     image = cache.get(key)
     if image is None:
-        image = nvrtc.compile(source, kind, options)
+        image = nvrtc.compile(source, image_kind, options)
         cache.keep(key, image)
     return image
 
@@ -62,7 +62,7 @@ class Nvrtc:
         self.version: tuple[int, int] = _check_nvrtc(self._nvrtc.nvrtcVersion())
 
     def architectures(self) -> list[int]:
-        """Return the supported architectures: 90 is compute capability 9.0."""
+        """Return the supported architectures as numbers, such as 90 for compute capability 9.0."""
         supported: list[int] = _check_nvrtc(self._nvrtc.nvrtcGetSupportedArchs())
         return supported
 

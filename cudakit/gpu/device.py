@@ -50,7 +50,7 @@ class _Delegate(Generic[_P, _R]):
 
     def __get__(self, device: Device, owner: type[Device]) -> Callable[_P, _R]:
         bound: Callable[_P, _R] = getattr(getattr(device, self._component), self._name)
-        # Not for super() calls: the cached attribute would hide the override of the subclass.
+        # After a super() call, a cached attribute would hide the override of the subclass.
         if getattr_static(owner, self._name) is self:
             device.__dict__[self._name] = bound
         return bound

@@ -18,5 +18,5 @@ def stream_of_cupy(cupy: Any, handle: int) -> Any:
 
     CuPy 14 replaces ExternalStream by Stream.from_external.
     """
-    wrap = getattr(cupy.cuda.Stream, "from_external", None) or cupy.cuda.ExternalStream
-    return wrap(StreamHandle(handle))
+    make_stream = getattr(cupy.cuda.Stream, "from_external", None) or cupy.cuda.ExternalStream
+    return make_stream(StreamHandle(handle))

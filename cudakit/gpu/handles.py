@@ -95,11 +95,11 @@ def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Arg
     The driver copies the declared size of each parameter, not that of the argument. ``sizes`` are bytes per
     parameter, None if unknown.
     """
-    passed = tuple([_argument_bytes(arg) for arg in args])
-    if sizes is not None and passed != sizes:
+    argument_sizes = tuple([_argument_bytes(arg) for arg in args])
+    if sizes is not None and argument_sizes != sizes:
         raise cuda_error(
             Status.INVALID_VALUE,
-            detail=f"{name} takes arguments of {sizes} bytes, got {passed}",
+            detail=f"{name} takes arguments of {sizes} bytes, got {argument_sizes}",
         )
 
 

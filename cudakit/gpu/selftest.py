@@ -162,19 +162,23 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
 
 def _round_trip(gpu: Gpu) -> str:
     """Copy from the host to the device, within the device, and back."""
-    sent = np.random.default_rng(_SEED).integers(0, 1 << 32, _VALUE_COUNT, dtype=np.uint32)
-    size = sent.nbytes
-    first, second = gpu.malloc(size), gpu.malloc(size)
-    out, back = gpu.host_malloc(size), gpu.host_malloc(size)
+    expected = np.random.default_rng(_SEED).integers(0, 1 << 32, _VALUE_COUNT, dtype=np.uint32)
+    size = expected.nbytes
+    device_source, device_target = gpu.malloc(size), gpu.malloc(size)
+    host_source, host_target = gpu.host_malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
-    _host_words(gpu, out, size)[:] = sent
-    for target, source in ((first, out), (second, first), (back, second)):
+    _host_words(gpu, host_source, size)[:] = expected
+    for target, source in (
+        (device_source, host_source),
+        (device_target, device_source),
+        (host_target, device_target),
+    ):
         gpu.copy(target, source, size, stream)
     gpu.sync_stream(stream)
-    _compare(_host_words(gpu, back, size), sent, "the copies returned")
-    for ptr in (first, second):
+    _compare(_host_words(gpu, host_target, size), expected, "the copies returned")
+    for ptr in (device_source, device_target):
         gpu.free(ptr)
-    for ptr in (out, back):
+    for ptr in (host_source, host_target):
         gpu.host_free(ptr)
     return f"{format_bytes(size)} correct"
 
@@ -193,10 +197,10 @@ def _expected_values() -> npt.NDArray[Any]:
 
 
 def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
-    wrong = np.flatnonzero(actual != expected)
-    if wrong.size:
-        index = int(wrong[0])
+    mismatches = np.flatnonzero(actual != expected)
+    if mismatches.size:
+        index = int(mismatches[0])
         raise _WrongValues(
-            f"{source} {wrong.size:,} wrong values of {expected.size:,}; "
+            f"{source} {mismatches.size:,} wrong values of {expected.size:,}; "
             f"index {index}: {int(actual[index]):#010x}, expected {int(expected[index]):#010x}"
         )

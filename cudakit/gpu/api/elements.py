@@ -18,7 +18,7 @@ class Format:
 
     mantissa_bits: int
     bias: int  # exponent bias
-    largest: float  # largest finite value; greater ones are clamped to it
+    largest: float  # largest finite value; greater values are clamped to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Element:
         return self.format is None and self.bits.kind == "i"
 
 
-# IEEE 754-2019 for binary16; bfloat16 is the upper half of binary32; "FP8 Formats for Deep Learning"
-# (arXiv 2209.05433) for both fp8 formats.
+# Binary16 is defined in IEEE 754-2019; bfloat16 is the upper half of binary32; both fp8
+# formats are defined in "FP8 Formats for Deep Learning" (arXiv 2209.05433).
 FP64 = Element("fp64", 0, np.dtype(np.float64))
 FP32 = Element("fp32", 1, np.dtype(np.float32))
 FP16 = Element("fp16", 2, np.dtype(np.uint16), Format(10, 15, 65504.0))
@@ -60,13 +60,13 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
 
     Types narrower than fp32 are rounded twice, first to fp32, as in the kernels.
     """
-    exact = np.asarray(values, np.float64)
+    fp64_values = np.asarray(values, np.float64)
     if element.format is not None:
-        return _round_to_format(exact.astype(np.float32), element.format, element.bits)
+        return _round_to_format(fp64_values.astype(np.float32), element.format, element.bits)
     if element.is_integer:
         info = np.iinfo(element.bits)
-        return np.rint(np.clip(exact, info.min, info.max)).astype(element.bits)
-    return exact.astype(element.bits)
+        return np.rint(np.clip(fp64_values, info.min, info.max)).astype(element.bits)
+    return fp64_values.astype(element.bits)
 
 
 def decode(bits: Bits, element: Element) -> Floats:
@@ -84,7 +84,7 @@ def decode(bits: Bits, element: Element) -> Floats:
 
 def _round_to_format(values: npt.NDArray[np.float32], target: Format, dtype: np.dtype[Any]) -> Bits:
     magnitude = np.minimum(np.abs(values).astype(np.float64), target.largest)
-    min_exponent = 1 - target.bias  # also of subnormal values and zero
+    min_exponent = 1 - target.bias  # exponent of subnormal values and zero
     exponent = np.where(
         magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, min_exponent), min_exponent
     )

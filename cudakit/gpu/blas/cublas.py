@@ -63,7 +63,7 @@ class Cublas(WithoutAlgorithms):
             raise call_error(error.status, name) from error
 
     def set_state(self, stream: int, workspace: Ptr, workspace_bytes: int, math_mode: int) -> None:
-        """Set stream, workspace and math mode of the handle for the next call, if they change.
+        """Set stream, workspace and math mode of the handle unless they are already set.
 
         The stream is set first, because cublasSetStream resets the workspace (cuBLAS Library).
         """

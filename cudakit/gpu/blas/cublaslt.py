@@ -70,11 +70,11 @@ class CublasLt:
         with ExitStack() as resources:
             problem = resources.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
-                structure, chosen = self._heuristic_results(problem, 1)[0]
+                structure, selected = self._heuristic_results(problem, 1)[0]
             else:
-                structure, chosen = self._checked_structure(problem, algorithm)
-            by_user = algorithm is not None
-            plan = LtGemm(self, problem, structure, chosen, by_user=by_user)
+                structure, selected = self._checked_structure(problem, algorithm)
+            is_user_choice = algorithm is not None
+            plan = LtGemm(self, problem, structure, selected, is_user_choice=is_user_choice)
             resources.pop_all()  # now owned by the prepared GEMM
             return plan
 
@@ -135,8 +135,8 @@ class CublasLt:
 
     def _read_result(self, result: Any) -> tuple[Any, Algorithm]:
         structure = np.array([result["algo"]], self.vendor.lt.matmul_algo_dtype)
-        numbers = self.configurations.read(structure.ctypes.data)
-        return structure, replace(numbers, workspace_bytes=int(result["workspace_size"]))
+        configuration = self.configurations.read(structure.ctypes.data)
+        return structure, replace(configuration, workspace_bytes=int(result["workspace_size"]))
 
     def _checked_structure(self, problem: Problem, algorithm: Algorithm) -> tuple[Any, Algorithm]:
         """Return the structure of an algorithm. Raises Unsupported if cublasLtMatmulAlgoCheck rejects it."""
@@ -198,11 +198,11 @@ class LtGemm:
         structure: Any,
         algorithm: Algorithm,
         *,
-        by_user: bool,
+        is_user_choice: bool,
     ) -> None:
         self.algorithm = algorithm
         self.settings: Mapping[str, str] = MappingProxyType(
-            _describe_settings(problem, algorithm, by_user=by_user)
+            _describe_settings(problem, algorithm, is_user_choice=is_user_choice)
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
@@ -255,10 +255,12 @@ class LtGemm:
             self._blas.cuda.free(self._workspace)
 
 
-def _describe_settings(problem: Problem, algorithm: Algorithm, *, by_user: bool) -> dict[str, str]:
+def _describe_settings(
+    problem: Problem, algorithm: Algorithm, *, is_user_choice: bool
+) -> dict[str, str]:
     gemm, settings = problem.gemm, problem.settings
     described = {
-        "chosen_by": "the user" if by_user else "cuBLASLt heuristics",
+        "chosen_by": "the user" if is_user_choice else "cuBLASLt heuristics",
         "compute_type": f"CUBLAS_{problem.names.compute}",
         "scale_type": problem.names.scale,
         "workspace": (
@@ -301,10 +303,10 @@ class _AlgorithmCheck:
             blas.cuda.in_context(lt.matmul_algo_check, blas.handle, *self._arguments)
         except lt.cuBLASLtError:
             return None
-        needed = int(self._result["workspace_size"][0])
-        if self._result["state"][0] or needed > self._problem.settings.workspace_bytes:
+        required_bytes = int(self._result["workspace_size"][0])
+        if self._result["state"][0] or required_bytes > self._problem.settings.workspace_bytes:
             return None
-        return replace(algorithm, workspace_bytes=needed)
+        return replace(algorithm, workspace_bytes=required_bytes)
 
     def _initialize(self, algorithm_id: int) -> bool:
         lt, problem = self._blas.vendor.lt, self._problem

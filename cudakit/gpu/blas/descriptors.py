@@ -56,9 +56,9 @@ _MAX_CUSTOM_OPTIONS = 64
 class AttributeBuffer:
     """A buffer for the value of one attribute."""
 
-    def __init__(self, attribute: int, kind: type[np.generic]) -> None:
+    def __init__(self, attribute: int, dtype: type[np.generic]) -> None:
         self.attribute = attribute
-        self._value = np.zeros(1, kind)
+        self._value = np.zeros(1, dtype)
         self.address: int = self._value.ctypes.data
         self.size_bytes: int = self._value.nbytes
 
@@ -94,13 +94,13 @@ class Problem:
         pointer = vendor.lt.MatmulDescAttribute["BIAS_POINTER"]
         self._bias = AttributeBuffer(pointer, vendor.lt.get_matmul_desc_attribute_dtype(pointer))
         self._bias_address = unit_scale
-        with ExitStack() as owned:
-            self._owned = owned
+        with ExitStack() as resources:
+            self._resources = resources
             self.operation = self._operation(unit_scale)
             self.a, self.b, self.c, self.d = map(
                 self._layout, (gemm.a, gemm.b, gemm.d, gemm.d), self.matrix_types
             )
-            self._owned = owned.pop_all()
+            self._resources = resources.pop_all()
 
     @property
     def layouts(self) -> tuple[int, int, int, int]:
@@ -124,7 +124,7 @@ class Problem:
         """Return a preference with the limits for the heuristics; ``close`` destroys it."""
         lt = self._lt
         preference: int = lt.matmul_preference_create()
-        self._owned.callback(lt.matmul_preference_destroy, preference)
+        self._resources.callback(lt.matmul_preference_destroy, preference)
         set_attribute = self._attribute_setter(
             preference,
             lt.matmul_preference_set_attribute,
@@ -139,15 +139,15 @@ class Problem:
 
     def close(self) -> None:
         """Destroy the descriptors. Has no effect the second time."""
-        self._owned.close()
+        self._resources.close()
 
     def _operation(self, unit_scale: Ptr) -> int:
         lt, gemm = self._lt, self.gemm
-        attributes, kind = lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype
+        attributes, dtype_of = lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype
         operation: int = lt.matmul_desc_create(self.compute, self.scale)
-        self._owned.callback(lt.matmul_desc_destroy, operation)
+        self._resources.callback(lt.matmul_desc_destroy, operation)
         set_attribute = self._attribute_setter(
-            operation, lt.matmul_desc_set_attribute, attributes, kind
+            operation, lt.matmul_desc_set_attribute, attributes, dtype_of
         )
         for letter, name in zip(gemm.layout, ("TRANSA", "TRANSB"), strict=True):
             set_attribute(name, self._vendor.cublas.Operation[letter.upper()])
@@ -168,10 +168,12 @@ class Problem:
             set_attribute("D_SCALE_POINTER", unit_scale)
         set_attribute("FAST_ACCUM", self.settings.fast_accumulate)
 
-    def _layout(self, matrix: Matrix, kind: int) -> int:
+    def _layout(self, matrix: Matrix, data_type: int) -> int:
         lt = self._lt
-        layout: int = lt.matrix_layout_create(kind, matrix.rows, matrix.columns, matrix.leading)
-        self._owned.callback(lt.matrix_layout_destroy, layout)
+        layout: int = lt.matrix_layout_create(
+            data_type, matrix.rows, matrix.columns, matrix.leading
+        )
+        self._resources.callback(lt.matrix_layout_destroy, layout)
         if matrix.batch > 1:
             set_attribute = self._attribute_setter(
                 layout,
@@ -185,12 +187,12 @@ class Problem:
 
     @staticmethod
     def _attribute_setter(
-        descriptor: int, setter: Any, attributes: Any, kind: Any
+        descriptor: int, setter: Any, attributes: Any, dtype_of: Any
     ) -> Callable[[str, int], None]:
         """Return a function that sets an attribute of a descriptor by name."""
 
         def set_attribute(name: str, number: int) -> None:
-            buffer = AttributeBuffer(attributes[name], kind(attributes[name]))
+            buffer = AttributeBuffer(attributes[name], dtype_of(attributes[name]))
             buffer.number = number
             setter(descriptor, buffer.attribute, buffer.address, buffer.size_bytes)
 
@@ -259,9 +261,9 @@ class Capabilities:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return the values of an array attribute, such as ``TILE_IDS``."""
-        attribute, kind = self._attribute(name)
+        attribute, dtype = self._attribute(name)
         self._get(attribute, 0, 0)
-        values = np.zeros(self._written.number // np.dtype(kind).itemsize, kind)
+        values = np.zeros(self._written.number // np.dtype(dtype).itemsize, dtype)
         if values.size:
             self._get(attribute, values.ctypes.data, values.nbytes)
         return tuple(values.tolist())

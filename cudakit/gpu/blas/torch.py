@@ -130,10 +130,10 @@ def _framework_settings(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[
 
 
 def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:
-    enabled = gemm.accumulate == "fp16"
+    is_fp16 = gemm.accumulate == "fp16"
     if hasattr(matmul, "allow_fp16_accumulation"):
-        return {"allow_fp16_accumulation": enabled}
-    if enabled:
+        return {"allow_fp16_accumulation": is_fp16}
+    if is_fp16:
         raise Unsupported(
             f"torch {torch.__version__} has no fp16 accumulator", hint="install torch 2.7 or newer"
         )

@@ -143,10 +143,12 @@ def _mm_fp32_output(torch: Any, gemm: Gemm) -> Call:
             hint="use epilogue none",
         )
     name = "bmm" if gemm.batch > 1 else "mm"
-    function, kind = getattr(torch, name), dtype(torch, gemm.output)
+    function, output_dtype = getattr(torch, name), dtype(torch, gemm.output)
     return Call(
         f"torch.{name}(out_dtype={gemm.output})",
-        lambda tensors: function(tensors.left, tensors.right, out_dtype=kind, out=tensors.result),
+        lambda tensors: function(
+            tensors.left, tensors.right, out_dtype=output_dtype, out=tensors.result
+        ),
     )
 
 
@@ -185,9 +187,9 @@ def _scaled_mm(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> C
     unit_scale = torch.ones((), dtype=torch.float32, device=device)
     torch.cuda.synchronize(device)  # later calls may use other streams
     result_scale = unit_scale if is_fp8_output(gemm) else None
-    kind, fast = dtype(torch, gemm.output), settings.fast_accumulate
+    output_dtype, fast_accumulate = dtype(torch, gemm.output), settings.fast_accumulate
     return Call(
-        f"torch._scaled_mm(use_fast_accum={fast})",
+        f"torch._scaled_mm(use_fast_accum={fast_accumulate})",
         lambda tensors: torch._scaled_mm(
             tensors.left,
             tensors.right,
@@ -195,8 +197,8 @@ def _scaled_mm(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> C
             scale_b=unit_scale,
             bias=tensors.bias,
             scale_result=result_scale,
-            out_dtype=kind,
-            use_fast_accum=fast,
+            out_dtype=output_dtype,
+            use_fast_accum=fast_accumulate,
             out=tensors.result,
         ),
     )

@@ -64,10 +64,10 @@ class Cuda(Device):
 
     def facts(self) -> DeviceFacts:
         """Query all attributes from the driver (``gpu.api.attributes``)."""
-        answers = child.answer([attribute.number for attribute in attributes()])
+        driver_facts = child.answer([attribute.number for attribute in attributes()])
         # The child process answers in JSON, with string keys; use the same form.
         view = cuda_view(
-            json.loads(json.dumps(answers)), None, visible_devices=None, device_order=None
+            json.loads(json.dumps(driver_facts)), None, visible_devices=None, device_order=None
         )
         if not isinstance(view, CudaView) or self.ordinal >= len(view.devices):
             raise EnvironmentUnusable(f"the driver reports nothing about {self.name}: {view}")

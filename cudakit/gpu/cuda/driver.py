@@ -64,12 +64,12 @@ def optional(name: str, *args: object) -> Result | None:
 
 def capability(device: Any) -> Capability:
     """Return the compute capability of a CUdevice."""
-    kinds = cu.CUdevice_attribute
+    attributes = cu.CUdevice_attribute
     major = check(
-        cu.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+        cu.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
     )
     minor = check(
-        cu.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+        cu.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
     )
     return Capability(major, minor)
 

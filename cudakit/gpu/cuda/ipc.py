@@ -91,18 +91,20 @@ class CudaIpc:
 
     def export(self, backing: Backing) -> ShareableHandle:
         handle = self._virtual.backings[backing]
-        kind = self._context.call(
+        handle_type = self._context.call(
             cu.cuMemGetAllocationPropertiesFromHandle, handle
         ).requestedHandleTypes
-        if int(kind) == int(HANDLE_TYPES["fabric"]):
+        if int(handle_type) == int(HANDLE_TYPES["fabric"]):
             return FabricHandle(
-                _handle_bytes(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+                _handle_bytes(
+                    self._context.call(cu.cuMemExportToShareableHandle, handle, handle_type, 0)
+                )
             )
-        if int(kind) != int(HANDLE_TYPES["descriptor"]):
+        if int(handle_type) != int(HANDLE_TYPES["descriptor"]):
             raise Unsupported(
                 "the memory was created without a shareable handle and cannot be exported"
             )
-        number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, kind, 0))
+        number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, handle_type, 0))
         os.set_inheritable(number, False)  # inherited descriptors would keep the memory alive
         exported = DescriptorHandle(self.process, number, next(self._serials))
         self._exported.add(exported)

@@ -28,8 +28,8 @@ class CudaStreams:
         self._timed_events: set[Event] = set()
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
-        kind = cu.CUstream_flags
-        flags = kind.CU_STREAM_DEFAULT if blocking else kind.CU_STREAM_NON_BLOCKING
+        options = cu.CUstream_flags
+        flags = options.CU_STREAM_DEFAULT if blocking else options.CU_STREAM_NON_BLOCKING
         # The highest priority has the lowest number.
         lowest, highest = self._context.call(cu.cuCtxGetStreamPriorityRange)
         clamped = max(highest, min(lowest, priority))
@@ -59,8 +59,8 @@ class CudaStreams:
         self._context.call(cu.cuCtxSynchronize)
 
     def event(self, *, timing: bool = True) -> Event:
-        kind = cu.CUevent_flags
-        flags = kind.CU_EVENT_DEFAULT if timing else kind.CU_EVENT_DISABLE_TIMING
+        options = cu.CUevent_flags
+        flags = options.CU_EVENT_DEFAULT if timing else options.CU_EVENT_DISABLE_TIMING
         event = Event(self._events.add(self._context.call(cu.cuEventCreate, flags)))
         if timing:
             self._timed_events.add(event)

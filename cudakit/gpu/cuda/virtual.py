@@ -35,8 +35,8 @@ class CudaVirtualMemory:
         self._mapped: dict[Ptr, int] = {}
 
     def granularity(self) -> int:
-        kind = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        return int(self._context.call(cu.cuMemGetAllocationGranularity, self._properties(), kind))
+        option = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(self._context.call(cu.cuMemGetAllocationGranularity, self._properties(), option))
 
     def reserve(self, size_bytes: int) -> Ptr:
         address = self._context.call(

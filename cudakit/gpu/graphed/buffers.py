@@ -133,11 +133,11 @@ def _buffer_of_dlpack(argument: Any) -> Buffer:
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
     """Return whether strides, in elements, describe a C-contiguous array."""
-    expected = 1
+    dense_stride = 1
     for extent, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
-        if extent != 1 and stride != expected:
+        if extent != 1 and stride != dense_stride:
             return math.prod(shape) == 0
-        expected *= extent
+        dense_stride *= extent
     return True
 
 
@@ -168,6 +168,6 @@ class _DlTensor(ctypes.Structure):
 
 
 def _dtype_name(code: int, bits: int, lanes: int) -> str:
-    kind = _TYPE_NAMES.get(code, f"dlpack{code}_")
-    name = kind if kind == "bool" else f"{kind}{bits}"
+    type_name = _TYPE_NAMES.get(code, f"dlpack{code}_")
+    name = type_name if type_name == "bool" else f"{type_name}{bits}"
     return name if lanes == 1 else f"{name}x{lanes}"

@@ -50,9 +50,9 @@ class Graphed(Generic[_T]):
         buffer that is passed again is not copied. Raises UsageError if contents do not match.
         """
         self._check_open()
-        new = self._checked(contents)
+        sources = self._checked_buffers(contents)
         target = self._graph.streams.stream(stream)
-        for captured, source in zip(self._buffers, new, strict=True):
+        for captured, source in zip(self._buffers, sources, strict=True):
             size_bytes = captured.layout.size_bytes if captured.layout else 0
             self._graph.copy(captured.ptr, source.ptr, size_bytes, target)
         self._graph.launch(target)
@@ -102,16 +102,16 @@ class Graphed(Generic[_T]):
             return lambda handle: function(*arguments, stream=handle)
         return lambda handle: function(*arguments)  # noqa: ARG005
 
-    def _checked(self, contents: tuple[object, ...]) -> tuple[Buffer, ...]:
+    def _checked_buffers(self, contents: tuple[object, ...]) -> tuple[Buffer, ...]:
         if len(contents) != len(self._buffers):
             raise UsageError(
                 f"{len(self._buffers)} buffers were captured, {len(contents)} given",
                 hint="pass one array per buffer, or call replay() to keep the contents",
             )
-        new = tuple(buffer_of(argument, index) for index, argument in enumerate(contents))
-        for index, pair in enumerate(zip(new, self._buffers, strict=True)):
+        sources = tuple(buffer_of(argument, index) for index, argument in enumerate(contents))
+        for index, pair in enumerate(zip(sources, self._buffers, strict=True)):
             check_contents(*pair, index)
-        return new
+        return sources
 
     def _check_open(self) -> None:
         if self._closed:
@@ -176,20 +176,20 @@ def graph(
     """
     if warmup < 0:
         raise UsageError(f"warmup is {warmup}, must be at least 0")
-    owned = ExitStack()
+    resources = ExitStack()
     try:
-        captured = _graph(buffers, device, owned)
-        owned.callback(captured.close)
-        return Graphed(captured, fn, buffers, warmup=warmup, close=owned.close)
+        captured = _graph(buffers, device, resources)
+        resources.callback(captured.close)
+        return Graphed(captured, fn, buffers, warmup=warmup, close=resources.close)
     except BaseException:
-        owned.close()
+        resources.close()
         raise
 
 
-def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> DriverGraph:
+def _graph(buffers: tuple[object, ...], device: object, resources: ExitStack) -> DriverGraph:
     if getattr(device, "simulated", False):
         return DriverGraph(cast("GraphDevice", device), SimulatedStreams())
-    gpu = _open_cuda(buffers, device, owned)
+    gpu = _open_cuda(buffers, device, resources)
     streams = FrameworkStreams(gpu, buffers)
     if any(map(_is_tensor, buffers)):
         from cudakit.gpu.graphed.torch_graph import TorchGraph
@@ -198,7 +198,7 @@ def _graph(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Dri
     return DriverGraph(gpu, streams)
 
 
-def _open_cuda(buffers: tuple[object, ...], device: object, owned: ExitStack) -> Cuda:
+def _open_cuda(buffers: tuple[object, ...], device: object, resources: ExitStack) -> Cuda:
     from cudakit.gpu.cuda.device import Cuda
 
     if isinstance(device, Cuda):
@@ -208,7 +208,7 @@ def _open_cuda(buffers: tuple[object, ...], device: object, owned: ExitStack) ->
             f"not a device: {device!r}", hint="pass a CUDA device index or a device object"
         )
     gpu = Cuda(_ordinal_of(buffers) if device is None else device)
-    owned.callback(gpu.close)
+    resources.callback(gpu.close)
     return gpu
 
 

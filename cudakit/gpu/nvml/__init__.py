@@ -79,10 +79,12 @@ class Nvml:
             handle = reader.attempt(partial(self.lib.nvmlDeviceGetHandleByIndex, index))
             if isinstance(handle, Unavailable):
                 return handle
-            pair = reader.attempt(partial(self.lib.nvmlDeviceGetCudaComputeCapability, handle))
-            if isinstance(pair, Unavailable):
-                return pair
-            major, minor = pair
+            capability = reader.attempt(
+                partial(self.lib.nvmlDeviceGetCudaComputeCapability, handle)
+            )
+            if isinstance(capability, Unavailable):
+                return capability
+            major, minor = capability
             capabilities.add((major, minor))
         return frozenset(capabilities)
 
@@ -149,8 +151,8 @@ class Nvml:
 
     def _instances(self, gpu: DeviceFacts) -> Iterator[DeviceFacts]:
         parent = self._handles[None, gpu.index]
-        maximum = gpu.fields.get("mig_instances_max")
-        for index in range(maximum if isinstance(maximum, int) else 0):
+        max_instances = gpu.fields.get("mig_instances_max")
+        for index in range(max_instances if isinstance(max_instances, int) else 0):
             reader = Reader(self.lib, None, {**self.reasons, **_MIG_REASONS})
             get_handle = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             handle = reader.attempt(get_handle)

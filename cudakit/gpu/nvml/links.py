@@ -79,8 +79,8 @@ def _remote_end(reader: Reader, link: int) -> str:
 
 def _shared_links(first: list[str], second: list[str], first_bus: str, second_bus: str) -> int:
     """Count the links between two GPUs: direct ones, or those that a switch can join."""
-    direct = min(first.count(second_bus), second.count(first_bus))
-    return direct or min(first.count(_SWITCH), second.count(_SWITCH))
+    direct_links = min(first.count(second_bus), second.count(first_bus))
+    return direct_links or min(first.count(_SWITCH), second.count(_SWITCH))
 
 
 def _text(raw: Any) -> str:

@@ -68,20 +68,20 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
         return {} if error.value in _NO_SAMPLES else reader.reason(error.value)
     except AttributeError:
         return Unavailable("this nvidia-ml-py does not report utilization by process")
-    newest_last = sorted(samples, key=lambda sample: sample.timeStamp)
+    by_time = sorted(samples, key=lambda sample: sample.timeStamp)
     # Some drivers return samples that they have not filled.
-    return {sample.pid: sample.smUtil for sample in newest_last if sample.smUtil <= 100}
+    return {sample.pid: sample.smUtil for sample in by_time if sample.smUtil <= 100}
 
 
 def _process(
     kind: str, entry: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
 ) -> Process:
     directory = proc / str(entry.pid)
-    used = entry.usedGpuMemory
+    used_bytes = entry.usedGpuMemory
     return Process(
         pid=entry.pid,
         kind=kind,
-        used_bytes=_NO_MEMORY if used is None else used,
+        used_bytes=_NO_MEMORY if used_bytes is None else used_bytes,
         name=_command_line(directory),
         user=_user_name(directory),
         sm_percent=utilization

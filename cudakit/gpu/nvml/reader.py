@@ -36,7 +36,7 @@ _REASONS = {
 # The member of nvmlValue_t that contains the value, by nvmlValueType_t.
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
-# Functions that fill a structure: its class, and the constant for its ``version``.
+# The class and the version constant of the structure that each function fills.
 STRUCTURES = {
     "nvmlDeviceGetGpuFabricInfoV": ("c_nvmlGpuFabricInfoV_t", "nvmlGpuFabricInfo_v2"),
     "nvmlDeviceGetSramEccErrorStatus": (
@@ -74,7 +74,7 @@ class Reader:
 
     lib: Any  # the module pynvml, or a replacement with the same functions
     handle: Any
-    reasons: Mapping[int, str] = field(default_factory=dict)  # texts in place of _REASONS
+    reasons: Mapping[int, str] = field(default_factory=dict)  # texts that replace those of _REASONS
     lost: bool = False  # whether a call reported that the GPU has fallen off the bus
     _answers: dict[Call | FieldValue, Any] = field(default_factory=dict)
 

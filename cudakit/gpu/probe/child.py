@@ -72,8 +72,8 @@ class Driver:
         return (text.value or b"unknown error").decode(errors="replace")
 
 
-def answer(numbers: list[int]) -> dict[str, Any]:
-    """Query driver, devices and peers; ``numbers`` are the device attributes to read."""
+def answer(attribute_numbers: list[int]) -> dict[str, Any]:
+    """Query driver, devices and peers; ``attribute_numbers`` are the device attributes to read."""
     try:
         driver = Driver()
     except OSError as error:
@@ -83,7 +83,7 @@ def answer(numbers: list[int]) -> dict[str, Any]:
     }
     try:
         driver.call("cuInit", 0)
-        result["devices"] = list(_query_devices(driver, numbers))
+        result["devices"] = list(_query_devices(driver, attribute_numbers))
         result["peers"] = list(_peer_pairs(driver, len(result["devices"])))
     except DriverError as error:
         result["error"] = driver.explain(error.code)
@@ -91,7 +91,7 @@ def answer(numbers: list[int]) -> dict[str, Any]:
     return result
 
 
-def _query_devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any]]:
+def _query_devices(driver: Driver, attribute_numbers: list[int]) -> Iterator[dict[str, Any]]:
     for ordinal in range(driver.number("cuDeviceGetCount")):
         device = driver.number("cuDeviceGet", ordinal)
         # For a MIG instance, cuDeviceGetUuid returns the UUID of its GPU, cuDeviceGetUuid_v2 its own.
@@ -101,7 +101,9 @@ def _query_devices(driver: Driver, numbers: list[int]) -> Iterator[dict[str, Any
             "pci_bus_id": _value_or_error(driver, driver.text, "cuDeviceGetPCIBusId", device),
             "name": _value_or_error(driver, driver.text, "cuDeviceGetName", device),
             "memory": _value_or_error(driver, driver.total_memory_bytes, device),
-            "attributes": {number: _attribute_value(driver, number, device) for number in numbers},
+            "attributes": {
+                number: _attribute_value(driver, number, device) for number in attribute_numbers
+            },
         }
 
 
@@ -147,12 +149,12 @@ def _mapped_library() -> str | None:
     return next((path for path in paths if os.path.basename(path).startswith("libcuda.so")), None)
 
 
-def main(seconds: str, *numbers: str) -> None:
+def main(seconds: str, *attribute_numbers: str) -> None:
     """Write the answer; SIGALRM kills this process after ``seconds`` if the driver hangs."""
     signal.alarm(int(seconds))
     pipe = os.dup(1)
     os.dup2(2, 1)
-    text = json.dumps(answer([int(number) for number in numbers]))
+    text = json.dumps(answer([int(number) for number in attribute_numbers]))
     with open(pipe, "w", encoding="utf-8") as stream:
         stream.write(text)
 

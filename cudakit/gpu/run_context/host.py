@@ -112,5 +112,5 @@ def is_privileged(files: Files) -> bool:
 
 def process_names(files: Files) -> frozenset[str]:
     """Return the names of the running processes of this PID namespace, each of at most 15 characters."""
-    numbers = (name for name in files.names("/proc") if name.isdecimal())
-    return frozenset(filter(None, (files.text(f"/proc/{number}/comm") for number in numbers)))
+    pids = (name for name in files.names("/proc") if name.isdecimal())
+    return frozenset(filter(None, (files.text(f"/proc/{pid}/comm") for pid in pids)))

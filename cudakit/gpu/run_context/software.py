@@ -69,8 +69,8 @@ def installed(search_path: Iterable[str]) -> Iterator[Distribution]:
         except OSError:
             continue
         for name in names:
-            stem, dot, kind = name.rpartition(".")
-            if dot and kind in ("dist-info", "egg-info"):
+            stem, dot, suffix = name.rpartition(".")
+            if dot and suffix in ("dist-info", "egg-info"):
                 package, _, version_part = stem.partition("-")
                 version = version_part.partition("-py")[0] or _metadata_version(directory, name)
                 yield Distribution(_normalized(package), version, directory)

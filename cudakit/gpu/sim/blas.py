@@ -89,12 +89,22 @@ class SimBlas:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check(gemm)
         if algorithm is not None:
-            chosen = self._select(gemm, settings, algorithm)
+            selected = self._select(gemm, settings, algorithm)
         else:
-            chosen = self._by_estimate(gemm, settings)[0]
-        reported = Unavailable(_NOT_REPORTED) if self.library == "cublas" else chosen
-        applied = _describe_settings(settings, chosen, by_user=algorithm is not None)
-        return SimGemm(self._memory, self._kernels, self._cache, gemm, chosen, reported, applied)
+            selected = self._by_estimate(gemm, settings)[0]
+        reported_algorithm = Unavailable(_NOT_REPORTED) if self.library == "cublas" else selected
+        described_settings = _describe_settings(
+            settings, selected, is_user_choice=algorithm is not None
+        )
+        return SimGemm(
+            self._memory,
+            self._kernels,
+            self._cache,
+            gemm,
+            selected,
+            reported_algorithm,
+            described_settings,
+        )
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
         """Return at most ``limit`` algorithms by estimated duration; the first is not always the fastest."""
@@ -160,22 +170,22 @@ class SimGemm:
         kernels: SimKernels,
         cache: ResultCache,
         gemm: Gemm,
-        chosen: Algorithm,
-        reported: Algorithm | Unavailable,
+        selected: Algorithm,
+        reported_algorithm: Algorithm | Unavailable,
         settings: Mapping[str, str],
     ) -> None:
-        self.algorithm = reported
+        self.algorithm = reported_algorithm
         self.settings = MappingProxyType({**settings})
         self._memory, self._kernels = memory, kernels
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
         self._cache = cache
-        self._grid = (count_blocks(gemm, chosen), 1, 1)
+        self._grid = (count_blocks(gemm, selected), 1, 1)
         rates = rates_of(memory.context.facts, gemm.dtype)
-        self._busy_ns = extra_ns(gemm, chosen, rates, memory.context.costs.memory_bytes_per_s)
-        self._workspace_bytes = chosen.workspace_bytes
+        self._busy_ns = extra_ns(gemm, selected, rates, memory.context.costs.memory_bytes_per_s)
+        self._workspace_bytes = selected.workspace_bytes
         self._workspace = (
-            memory.malloc(chosen.workspace_bytes) if chosen.workspace_bytes else Ptr(0)
+            memory.malloc(selected.workspace_bytes) if selected.workspace_bytes else Ptr(0)
         )
         self._closed = False
 
@@ -222,13 +232,16 @@ def _step_bytes(matrix: Matrix) -> int:
 
 
 def _describe_settings(
-    settings: GemmSettings, chosen: Algorithm, *, by_user: bool
+    settings: GemmSettings, selected: Algorithm, *, is_user_choice: bool
 ) -> Mapping[str, str]:
-    used, allowed = format_bytes(chosen.workspace_bytes), format_bytes(settings.workspace_bytes)
+    workspace, limit = (
+        format_bytes(selected.workspace_bytes),
+        format_bytes(settings.workspace_bytes),
+    )
     not_simulated = "not simulated: every sum is rounded once"
     return {
-        "chosen_by": "the user" if by_user else "the simulator's heuristics",
-        "workspace": f"{used} used, {allowed} at most",
+        "chosen_by": "the user" if is_user_choice else "the simulator's heuristics",
+        "workspace": f"{workspace} used, {limit} at most",
         "deterministic": "yes" if settings.deterministic else "no",
         "reduced_precision": not_simulated,
         "fast_accumulate": not_simulated,

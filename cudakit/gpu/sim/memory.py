@@ -82,8 +82,8 @@ class SimMemory:
             self.context.emit(facts.Alloc(region.begin, size_bytes))
         else:
             self._streams.enqueue(queue, Job(Work.ALLOC, lambda: self._make_live(region)))
-            kind = How.STREAM_ORDERED
-            self.context.emit(facts.Alloc(region.begin, size_bytes, kind, queue.number))
+            how = How.STREAM_ORDERED
+            self.context.emit(facts.Alloc(region.begin, size_bytes, how, queue.number))
         return Ptr(region.begin)
 
     @driver_call

@@ -31,7 +31,7 @@ from cudakit.gpu.api.elements import (
 from cudakit.gpu.api.gemm import Gemm, Matrix
 
 _FP32_MANTISSA_BITS = 23
-# A100 white paper, "TensorFloat-32".
+# The size of a TF32 mantissa (A100 white paper, "TensorFloat-32").
 _TF32_MANTISSA_BITS = 10
 _BF16_MANTISSA_BITS = 7
 # The NaN of both fp8 formats ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
@@ -95,13 +95,13 @@ def _sums(a: Floats, b: Floats, layout: str) -> Floats:
 
 def _round_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.NDArray[np.uint32]:
     """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
-    dropped = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
+    dropped_bits = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
     bits = fp32_values.view(np.uint32)
-    odd = (bits >> dropped) & np.uint32(1)
-    below_half = (np.uint32(1) << (dropped - np.uint32(1))) - np.uint32(1)
+    odd = (bits >> dropped_bits) & np.uint32(1)
+    below_half = (np.uint32(1) << (dropped_bits - np.uint32(1))) - np.uint32(1)
     quiet_nan = bits | np.uint32(1 << (_FP32_MANTISSA_BITS - 1))
     rounded = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + odd)
-    return (rounded >> dropped) << dropped
+    return (rounded >> dropped_bits) << dropped_bits
 
 
 class ResultCache:

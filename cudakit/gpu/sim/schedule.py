@@ -147,7 +147,7 @@ class Schedule:
             self._clock.reach(task.end_ns)
 
     def wait_for_all(self) -> None:
-        """Run until no task is left."""
+        """Run all tasks, and advance the host time to their end."""
         self.wait(list(self._unfinished.values()))
         self._clock.reach(self._end_ns)
 

@@ -85,7 +85,7 @@ def _looks_like_cuda(text: str) -> bool:
     balanced = all(
         text.count(opening) == text.count(closing) for opening, closing in ("()", "[]", "{}")
     )
-    return balanced and (not text.strip() or any(mark in text for mark in ("{", ";")))
+    return balanced and (not text.strip() or any(token in text for token in ("{", ";")))
 
 
 def _type_sizes(text: str) -> dict[str, int]:

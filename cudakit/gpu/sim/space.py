@@ -39,7 +39,7 @@ class Region:
     data: Bytes
     live: bool = True  # allocated and not freed, at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
-    peer: int | None = None  # the ordinal of the owner, if it is another device
+    peer: int | None = None  # ordinal of the peer that owns the memory, if any
 
     @property
     def end(self) -> int:
@@ -189,10 +189,10 @@ class Heap:
         """Return the bytes that a kernel accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
         regions = self._live_regions(ptr, size_bytes, accessor)
         if not all(map(self._is_accessible, regions)):
-            kind = "pageable host memory, or memory of a device without peer access"
+            inaccessible = "pageable host memory, or memory of a device without peer access"
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {kind}",
+                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {inaccessible}",
             )
         return span(regions, ptr, size_bytes)
 
