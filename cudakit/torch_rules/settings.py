@@ -190,10 +190,10 @@ def effective(environment: Mapping[str, str]) -> Settings:
     whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
     SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
     """
-    set_variables = [variable for variable in VARIABLES if variable in environment]
-    if not set_variables:
+    defined = [variable for variable in VARIABLES if variable in environment]
+    if not defined:
         return Settings()
-    used, *unused = set_variables
+    used, *unused = defined
     if ignored := [name for name in unused if environment[name] != environment[used]]:
         warnings.warn(
             f"{' and '.join([used, *ignored])} are set; this allocator uses {used}",
