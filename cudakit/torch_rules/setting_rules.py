@@ -68,7 +68,7 @@ class Rule:
     """A condition on a value, and its description for error messages."""
 
     holds: Callable[[object], bool]
-    right: str
+    expected: str
 
 
 def shown(field: str, value: object) -> str:
@@ -108,7 +108,7 @@ def _whole_mib(min_mib: int) -> Rule:
 
 
 def _or_none(rule: Rule) -> Rule:
-    return Rule(lambda value: value is None or rule.holds(value), f"{rule.right}, or None")
+    return Rule(lambda value: value is None or rule.holds(value), f"{rule.expected}, or None")
 
 
 def _are_divisions(value: object) -> bool:

@@ -84,7 +84,7 @@ class Settings:
         for field, rule in RULES.items():
             value = getattr(self, field)
             if not rule.holds(value):
-                raise SettingRefused(field, shown(field, value), rule.right)
+                raise SettingRefused(field, shown(field, value), rule.expected)
         self._check_against_segments()
         self._check_against_backend()
 
@@ -190,10 +190,10 @@ def effective(environment: Mapping[str, str]) -> Settings:
     whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
     SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
     """
-    set_variables = [variable for variable in VARIABLES if variable in environment]
-    if not set_variables:
+    defined = [variable for variable in VARIABLES if variable in environment]
+    if not defined:
         return Settings()
-    used, *unused = set_variables
+    used, *unused = defined
     if ignored := [name for name in unused if environment[name] != environment[used]]:
         warnings.warn(
             f"{' and '.join([used, *ignored])} are set; this allocator uses {used}",

@@ -111,13 +111,13 @@ def mig_instances(context: RunContext) -> Finding:
 
 
 def _empty_mig_finding(
-    empty: Sequence[GpuState], evidence: dict[str, str], *, all_gpus: bool
+    gpus: Sequence[GpuState], evidence: dict[str, str], *, all_gpus: bool
 ) -> Finding:
-    index = empty[0].facts.index
+    index = gpus[0].facts.index
     return Finding(
         Status.FAIL if all_gpus else Status.WARN,
-        f"{names_of(empty)}: MIG mode is on without any instance, so CUDA cannot use the GPU",
-        {gpu.label: evidence[gpu.label] for gpu in empty},
+        f"{names_of(gpus)}: MIG mode is on without any instance, so CUDA cannot use the GPU",
+        {gpu.label: evidence[gpu.label] for gpu in gpus},
         (
             f"create instances: sudo nvidia-smi mig -i {index} -lgip, then -cgi PROFILE -C",
             f"or turn MIG mode off: sudo nvidia-smi -i {index} -mig 0",

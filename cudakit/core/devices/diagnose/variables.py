@@ -33,7 +33,7 @@ def _is_on(value: str) -> bool:
 
 
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
-    """Return the rules of the table for a check: each warns while its variable is on."""
+    """Return the rules of the table for a check; each rule warns unless its variable is off."""
     return tuple(
         VariableRule(row.name, _is_on, f"{{name}}={{value}}: {row.effect}", fix)
         for row in known_variables().values()

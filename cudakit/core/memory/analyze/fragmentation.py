@@ -37,8 +37,8 @@ def _pins_by_stack(
     stack = allocations.stack[layout.allocation].astype(np.int64)
     n_segments = max(len(layout.segments), 1)
     # One item per pair of a stack and a segment with blocks of this stack.
-    _, first = np.unique(stack * n_segments + layout.block_segment, return_index=True)
-    segment, pair_stack = layout.block_segment[first], stack[first]
+    _, first_of_pair = np.unique(stack * n_segments + layout.block_segment, return_index=True)
+    segment, pair_stack = layout.block_segment[first_of_pair], stack[first_of_pair]
     is_alone = np.bincount(segment, minlength=n_segments)[segment] == 1
     n_stacks = len(stacks.snapshot.stacks)
     pinned = np.bincount(pair_stack, weights=free[segment], minlength=n_stacks)

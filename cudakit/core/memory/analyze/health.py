@@ -14,7 +14,7 @@ from cudakit.torch_rules.actions import Action
 
 # Users choose round numbers for max_entries; a trace of such a length has probably overflowed.
 _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power in range(3, 9))
-_MAX_SHARE_WITHOUT_STACK = 0.1  # a higher share gets advice
+_MAX_SHARE_WITHOUT_STACK = 0.1
 
 
 def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:

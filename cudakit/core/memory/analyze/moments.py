@@ -11,7 +11,7 @@ from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.result import Peak, State, Timeline
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
-# More points than a chart has pixels.
+# A chart has fewer pixels.
 _MAX_SPANS = 2000
 
 

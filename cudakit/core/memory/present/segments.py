@@ -105,7 +105,7 @@ def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
 
 def layout(device: DeviceMemory) -> View:
     """Draw each segment with its blocks; a terminal lists the segments with most free memory."""
-    # Columns in the report would have the same names for each device.
+    # Columns of several devices in one document would have equal names.
     return View(
         "memory-layout",
         (),

@@ -95,7 +95,7 @@ def _extend_blocks_before_trace(blocks: Allocations, size: Ints) -> Ints:
 
 
 def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
-    """Yield the begins and ends of blocks and segments by time, as (index, is a begin).
+    """Yield the begins and ends of blocks and segments by time, as pairs (index, is_begin).
 
     Indices of segments follow those of blocks.
     """

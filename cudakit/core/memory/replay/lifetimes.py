@@ -157,11 +157,11 @@ def match_final_blocks(
     unfinished = lifetimes.complete < 0
     missing_at_end = lifetimes.newest & unfinished & (block < 0)
     overwritten = ~lifetimes.newest & unfinished
-    begin, without_alloc = _begins(steps, lifetimes)
+    begin, n_missing_allocs = _begins(steps, lifetimes)
     end = np.where(unfinished, n, lifetimes.complete)
     end[overwritten] = steps.event[lifetimes.last[overwritten] + 1]
     end[missing_at_end] = max(n - 1, 0)
-    request, without_request = _request_events(lifetimes, blocks, block, end, n)
+    request, n_missing_requests = _request_events(lifetimes, blocks, block, end, n)
     requested = steps.size[lifetimes.first]
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
@@ -180,9 +180,9 @@ def match_final_blocks(
         source=np.concatenate((steps.event[lifetimes.first], np.full(len(unmatched), -1))),
         block=np.concatenate((block, unmatched)),
         counts=Contradictions(
-            lost_allocations=without_alloc + reallocated,
+            lost_allocations=n_missing_allocs + reallocated,
             lost_frees=int(np.count_nonzero(missing_at_end | overwritten)),
-            lost_requests=without_request,
+            lost_requests=n_missing_requests,
             sizes=int(size_mismatches),
         ),
     )

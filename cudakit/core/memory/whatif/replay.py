@@ -202,7 +202,7 @@ class _Replay:
     def _is_current_pool(self, pool: int, stream: int) -> bool:  # noqa: ARG002
         return self._pool == pool
 
-    def _totals(self, part: str) -> MemoryTotals:
+    def _totals(self, current_or_peak: str) -> MemoryTotals:
         statistics = self._allocator.statistics()
         names = ("reserved", "allocated", "requested", "active")
-        return MemoryTotals(*(statistics[f"{name}_bytes.all.{part}"] for name in names))
+        return MemoryTotals(*(statistics[f"{name}_bytes.all.{current_or_peak}"] for name in names))

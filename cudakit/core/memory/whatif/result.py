@@ -64,7 +64,9 @@ class Limit:
     """The most memory that replays may reserve, and the source of this limit."""
 
     bytes: int
-    source: Literal["given", "device full", "reserved"]  # the last two: from the recording
+    source: Literal[
+        "given", "device full", "reserved"
+    ]  # "given": by the caller; else from the recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,9 @@ def _benefit(baseline: Outcome, chosen: Outcome) -> str:
         return (
             f"run to the end, with {format_bytes(chosen.peak.reserved_bytes)} reserved at the peak"
         )
-    requests = "request" if baseline.ooms == 1 else "requests"
+    noun = "request" if baseline.ooms == 1 else "requests"
     peak = format_bytes(chosen.peak.reserved_bytes)
-    return f"let the failed {requests} succeed, with {peak} reserved at the peak"
+    return f"let the failed {noun} succeed, with {peak} reserved at the peak"
 
 
 def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
