@@ -1,4 +1,4 @@
-"""Checks that the real and the simulated device share: ids, sizes and kernel arguments."""
+"""Checks of ids, sizes and kernel arguments, for the real and the simulated device."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def check_size(size_bytes: int) -> None:
         )
 
 
-def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, missing: str) -> _T:
+def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, detail: str) -> _T:
     """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
     try:
         return allocations.pop(ptr)
     except KeyError:
         raise cuda_error(
-            Status.INVALID_VALUE, detail=f"{missing} begins at {ptr:#x}; it may already be freed"
+            Status.INVALID_VALUE, detail=f"{detail} begins at {ptr:#x}; it may already be freed"
         ) from None
 
 

@@ -78,7 +78,7 @@ def rmm_resource(allocator: Allocator) -> Any:
 
 
 def rmm_resource_of(mr: Any, allocator: Allocator) -> Any:
-    """Return the resource, given the module ``rmm.mr``."""
+    """Return a CallbackMemoryResource, given the module ``rmm.mr``."""
 
     def allocate(size_bytes: int, stream: Any) -> int:
         # RMM turns a MemoryError into a std::bad_alloc, which its adaptors and libcudf catch.

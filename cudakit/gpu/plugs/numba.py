@@ -40,7 +40,7 @@ def allocator_by_device(allocators: Iterable[Allocator]) -> Callable[[int], Allo
 
 
 def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
-    """Return the class, given the module ``numba.cuda``."""
+    """Return the memory manager class, given the module ``numba.cuda``."""
     alloc_stream, free_stream = (0, None) if default_stream_only else (UNUSED_STREAM, LEGACY)
 
     class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc,unused-ignore]

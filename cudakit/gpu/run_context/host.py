@@ -16,7 +16,7 @@ from cudakit.units import Unavailable
 _SYS_ADMIN_BIT = 21
 # The last byte of this EFI variable is 1 if kernel modules must be signed.
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-# Container runtimes by a text in the control group of process 1.
+# Each container runtime, by text that it adds to /proc/1/cgroup.
 _RUNTIME_BY_TEXT = {
     "docker": "docker",
     "containerd": "containerd",

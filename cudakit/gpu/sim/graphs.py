@@ -20,12 +20,12 @@ _NODES_PER_GRAPH = 1 << 32
 
 @dataclass(slots=True, eq=False)
 class _Executable:
-    """An executable graph and its last launch, which the next launch waits for."""
+    """An executable graph. A launch waits for the last launch, an upload also for the last upload."""
 
     graph: int
     nodes: Nodes
     last_launch: tuple[Task, ...] = ()
-    last_upload: tuple[Task, ...] = ()  # the next upload waits for it
+    last_upload: tuple[Task, ...] = ()
 
 
 class SimGraphs:
