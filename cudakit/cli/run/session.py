@@ -62,9 +62,22 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds",
                 hint="add --sanitize; --snapshot FILE is the file of --memory",
             )
-        if self.log and not self.sanitize:
-            raise UsageError("--log keeps the trace of --sanitize", hint="add --sanitize")
+        if not self.sanitize and (unused := self._race_options()):
+            raise UsageError(f"{', '.join(unused)}: only --sanitize uses it", hint="add --sanitize")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
+
+    def _race_options(self) -> list[str]:
+        """List the options on races that were passed."""
+        passed = {
+            "--log": self.log,
+            "--show": self.show == "possible",
+            "--suppress": self.suppress,
+            "--accesses": self.accesses,
+            "--host-threads": self.host_threads == "strict",
+            "--stop-on-first": self.stop_on_first,
+            "--require-gpu": self.require_gpu,
+        }
+        return [option for option, is_passed in passed.items() if is_passed]
 
 
 @dataclass(frozen=True, slots=True)
