@@ -134,7 +134,7 @@ for _name, _class in _CLASSES.items():
 
 
 def complete(program: click.Command, instruction: str) -> int:
-    """Print what a shell asks for: ``bash_complete`` completions, ``bash_source`` its script."""
+    """Print the completions of a word (``bash_complete``) or the script (``bash_source``) of a shell."""
     shell, _, action = instruction.partition("_")
     kind = get_completion_class(shell)
     if kind is None:

@@ -139,7 +139,7 @@ def _terminal(stream: TextIO, name: str) -> Output:
 def wants_ascii(stream: TextIO) -> bool:
     """Return whether the encoding of a stream, or ``LC_ALL=C``, allows ASCII only.
 
-    Python writes UTF-8 in the C locale too (PEP 540); the locale still says what the terminal shows.
+    Python writes UTF-8 in the C locale too (PEP 540); only the locale names the encoding of the terminal.
     """
     locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
     if locale in ("C", "POSIX"):

@@ -1,4 +1,4 @@
-"""``cudakit run``: run a program and check what it does on its GPUs."""
+"""``cudakit run``: run a program, and find its races or record its GPU memory."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class GpuUpstream(GpuEvents):
             raise
 
     def release_all(self) -> None:
-        """Free all memory that was taken here, in use or not, except what the driver refuses to free.
+        """Free all memory that this object allocated, except allocations that the driver refuses to free.
 
         A finalizer may call this during a graph capture of another library. So memory is freed in relaxed
         mode, and nothing calls cuCtxSynchronize, which would end every capture.

@@ -132,7 +132,7 @@ class LeftOut:
 
     what: str  # "gemm"
     reason: str
-    remedy: str  # the command that installs what is missing
+    remedy: str  # the command that installs the missing package
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Notes below the tables: errors, cases that were not run, warnings, and what was verified."""
+"""Notes below the tables: errors, cases that were not run, warnings, and the number of verified results."""
 
 from __future__ import annotations
 
