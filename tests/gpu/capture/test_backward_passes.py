@@ -14,7 +14,7 @@ from run.programs import RECORDING, supervised
 
 from cudakit.core.sanitize.names import BACKWARD_FRAME
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
 
 pytest.importorskip("cudakit.gpu.capture._frames", reason="the frame reader was not built")
@@ -348,7 +348,7 @@ assert sys.meta_path == before
 def launch_stacks(batches: list[Batch]) -> Iterator[list[str]]:
     for batch in batches:
         for kind, site in zip(batch.records["kind"], batch.records["site"], strict=True):
-            if kind == Kind.LAUNCH:
+            if kind == EventKind.LAUNCH:
                 yield [frame.function for frame in batch.stacks[int(site)]]
 
 

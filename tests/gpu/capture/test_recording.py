@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from cudakit.gpu.capture.recording import CudaRecording, Recording
 from cudakit.trace.events import Event, Free
-from cudakit.trace.log import Clock
+from cudakit.trace.trace_file import Clock
 from cudakit.trace.spool import SpoolWriter
 
 taken = []
