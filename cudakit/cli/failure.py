@@ -15,8 +15,9 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
 # The code of ``run`` for its own failures, as of timeout(1), env(1) and nohup(1): programs seldom use it.
 _NOT_STARTED = 125
-# A message may quote a file; a longer line hides the reason.
-_LONGEST_LINE = 500
+# Most characters of a message, which may quote a file, and of a hint, which may list all names.
+_LONGEST_MESSAGE = 500
+_LONGEST_HINT = 1000
 
 
 class ExitCode(IntEnum):
@@ -77,9 +78,9 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
     if json_to_stderr:
         standard_error().write(_as_json(converted))
         return converted.exit_code
-    click.echo(f"cudakit: error: {_short(converted.message)}", err=True)
+    click.echo(f"cudakit: error: {_short(converted.message, _LONGEST_MESSAGE)}", err=True)
     if converted.hint:
-        click.echo(f"hint: {_short(converted.hint)}", err=True)
+        click.echo(f"hint: {_short(converted.hint, _LONGEST_HINT)}", err=True)
     if as_json and sys.stdout is not None:
         # The error is on stderr already, so a failure to write JSON does not change the exit code.
         with suppress(BrokenPipeError, EnvironmentUnusable):
@@ -87,10 +88,10 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
     return converted.exit_code
 
 
-def _short(text: str) -> str:
+def _short(text: str, limit: int) -> str:
     from cudakit.render.escape import shorten
 
-    return shorten(printable(text), _LONGEST_LINE)
+    return shorten(printable(text), limit)
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
