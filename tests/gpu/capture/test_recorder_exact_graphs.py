@@ -373,7 +373,9 @@ WRITTEN_AT_FIRST = [(0x100100, 64), (0x100200, 64)]
 
 
 def written_by_nodes(events: list[Event]) -> list[tuple[int, int]]:
-    written = (each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE and each.node)
+    written = (
+        each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE and each.node
+    )
     return [(each.lo, each.hi - each.lo) for each in written]
 
 
