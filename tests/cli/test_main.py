@@ -134,7 +134,7 @@ def test_message_with_control_characters_stays_one_line(
 def test_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     report_error(SnapshotError("x" * 5000, hint="y" * 5000), as_json=False)
 
-    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [516, 506]
+    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [516, 1006]
 
 
 def test_interrupt_ends_with_130_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
