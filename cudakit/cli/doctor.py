@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.explain import explain_term
+from cudakit.cli.explain import explain_terms
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     Command,
@@ -134,7 +134,7 @@ def doctor(
     cudakit doctor --report -o report.txt
     """
     if explained is not None:
-        return explain_term(explained, output, for_doctor=True)
+        return explain_terms((explained,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redacted
 
