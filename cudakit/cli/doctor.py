@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 def _parse_ids(text: str) -> tuple[str, ...]:
     """Parse ``CK005,ck12`` as ids."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    ids = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not ids:
+        raise click.BadParameter("name at least one check, for example CK005")
+    return ids
 
 
 def _known_ids() -> list[str]:

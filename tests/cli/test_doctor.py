@@ -238,6 +238,7 @@ def test_explain_of_doctor_explains_errors_too(cli: Cli) -> None:
     [
         (("--only", "CK999"), "no check 'CK999'"),
         (("--skip", "driver"), "no check 'driver'"),
+        (("--only", ","), "name at least one check"),
         (("--explain", "CK000"), "no explanation for 'CK000'"),
         (("--only", SELF_TESTS[0]), "add --deep to allow that"),
         (("--gpu", "h200"), "unknown GPU choice 'h200'"),
