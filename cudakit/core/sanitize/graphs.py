@@ -50,8 +50,9 @@ class Graph:
         """Add a node; it replaces a node of the same number."""
         call.kind = _KINDS.get(Work(work), Kind.GRAPH_LAUNCH)
         call.node = node
+        if node not in self._nodes:
+            self._ancestors = None
         self._nodes[node] = Node(call)
-        self._ancestors = None
 
     def order(self, before: int, after: int) -> None:
         """Order a node after another one."""

@@ -188,8 +188,9 @@ class _Translator:
 
     def _rest(self, event: Event) -> Iterator[Fact]:
         match event.fact:
-            case GraphNode(graph=graph) as made:
+            case GraphNode(graph, node) as made:
                 self._graphs[event.seq] = graph
+                self._assumed[graph, node] = 0  # a changed node replaces the one of its number
                 yield made
             case GraphLaunch(graph=graph) as launch:
                 self.end()

@@ -200,3 +200,15 @@ def test_graph_with_a_cycle_is_tolerated() -> None:
     s = Scene()
     build(s, (1, 2), (2, 1))
     s.call(GraphLaunch(1, 1, executable=1))
+
+
+def test_changed_node_makes_its_new_accesses_in_later_launches() -> None:
+    s = Scene()
+    s.call(GraphNode(1, 1, Work.COPY), access(1, "x", WRITE))
+    s.call(GraphNode(1, 2, Work.COPY), access(2, "y", WRITE))
+    s.call(GraphEdge(1, 1, 2))
+    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+    s.call(GraphNode(1, 2, Work.COPY), access(2, "x", WRITE))
+    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+    (race,) = s.call(Launch(2, "k"), Access(place("x"), place("x") + SIZE, READ, Known.EXACT))
+    assert (race.previous.graph, race.previous.node) == (1, 2)

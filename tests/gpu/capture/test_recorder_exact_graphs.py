@@ -9,8 +9,8 @@ import pytest
 from gpu.capture.exact_programs import gaps, recorded_launches, run
 from gpu.capture.recorded import build_library, facts
 
-from cudakit.trace.events import Access, Event
-from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.events import Access, Event, GraphNode
+from cudakit.trace.kinds import Known, Mode, Work
 
 MAPS = Path(__file__).parents[2] / "data/tensor_maps.json"
 
@@ -296,7 +296,7 @@ set_parameters(changed, a_map_at(ADDRESS + (1 << 22)))
 call = (P * 3)(EXECUTABLE.value, ctypes.addressof(node), ctypes.addressof(changed) + Node.kernel.offset)
 cuda.call_driver(EXEC_KERNEL_SET_PARAMS, call)
 launch_graph(storing, nothing)
-cuda.call_driver(563, (P * 3)())  # a memset node, whose new address is not followed
+cuda.call_driver(650, (P * 3)())  # cuGraphNodeSetEnabled, which is not followed
 cuda.call_driver(696, (P * 2)(EXECUTABLE.value, ctypes.addressof(storing)))  # cuGraphExecUpdate
 launch_graph(storing, nothing)
 """
@@ -329,8 +329,8 @@ other = graph_of(changed)
 call = (P * 3)(OTHER_EXECUTABLE.value, ctypes.addressof(parent), ctypes.addressof(other))
 cuda.call_driver(EXEC_CHILD_SET_PARAMS, call)
 launch_graph(storing, nothing, executable=OTHER_EXECUTABLE)
-copies = graph_of(Node(1))
-call = (P * 3)(OTHER_EXECUTABLE.value, ctypes.addressof(parent), ctypes.addressof(copies))
+waits = graph_of(Node(12))  # a batch of stream memory operations
+call = (P * 3)(OTHER_EXECUTABLE.value, ctypes.addressof(parent), ctypes.addressof(waits))
 cuda.call_driver(EXEC_CHILD_SET_PARAMS, call)
 """
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
@@ -338,3 +338,92 @@ cuda.call_driver(EXEC_CHILD_SET_PARAMS, call)
     assert isinstance(address, int)
     assert stored_at(events) == [address, address + (1 << 22)]
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
+
+
+COPY_AND_FILL = """
+def copy_node(source, destination, size):
+    one = Node(1)
+    for begin, address in ((0, source), (11, destination)):
+        one.copy[begin + 4], one.copy[begin + 6] = 2, address  # of device memory
+    one.copy[22] = size
+    return one
+def fill_node(address, size):
+    one = Node(2)
+    one.fill[0], one.fill[2], one.fill[3], one.fill[4] = address, 1 << 32, size, 1
+    return one
+copy, fill = copy_node(0x100000, 0x100100, 64), fill_node(0x100200, 64)
+both = Graph(2, 0)
+for i, one in enumerate((copy, fill)):
+    both.node[i] = ctypes.addressof(one)
+cuda.instantiate(ctypes.byref(both), EXECUTABLE)
+new_copy, new_fill = copy_node(0x100400, 0x100500, 32), fill_node(0x100600, 16)
+def change(function, node, parameters, executable=EXECUTABLE):
+    cuda.call_driver(function, (P * 3)(executable.value, ctypes.addressof(node), parameters))
+"""
+WRITTEN_AT_FIRST = [(0x100100, 64), (0x100200, 64)]
+
+
+def written_by_nodes(events: list[Event]) -> list[tuple[int, int]]:
+    written = (each for each in facts(events, Access) if each.mode == Mode.WRITE and each.node)
+    return [(each.lo, each.hi - each.lo) for each in written]
+
+
+def test_changed_copy_and_memset_nodes_access_their_new_addresses(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+change(562, copy, ctypes.addressof(new_copy) + Node.copy.offset)
+change(563, fill, ctypes.addressof(new_fill) + Node.fill.offset)
+"""
+    events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
+    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, (0x100500, 32), (0x100600, 16)]
+    nodes = [(each.graph, each.node, each.work) for each in facts(events, GraphNode)]
+    assert nodes == [(1, 1, Work.COPY), (1, 2, Work.FILL)] * 2
+    assert gaps(events) == {}
+
+
+def test_nodes_changed_by_generic_call_access_their_new_addresses(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+def generic(kind, of, offset, skipped):  # CUgraphNodeParams
+    made = (U * 32)(kind)
+    size = 200 if kind == 1 else 40
+    ctypes.memmove(ctypes.addressof(made) + 16 + skipped, ctypes.addressof(of) + offset, size)
+    held.append(made)
+    return ctypes.addressof(made)
+change(714, copy, generic(1, new_copy, Node.copy.offset, 16))
+change(714, fill, generic(2, new_fill, Node.fill.offset, 0))
+change(714, fill, generic(12, new_fill, Node.fill.offset, 0))  # a batch of stream memory operations
+"""
+    events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
+    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, (0x100500, 32), (0x100600, 16)]
+    assert gaps(events) == {"executable graph whose nodes were changed": 1}
+
+
+def test_changed_node_of_unknown_executable_is_reported(library: Path, tmp_path: Path) -> None:
+    program = """
+change(562, copy, ctypes.addressof(new_copy) + Node.copy.offset, OTHER_EXECUTABLE)
+"""
+    events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
+    assert written_by_nodes(events) == WRITTEN_AT_FIRST
+    assert gaps(events) == {"executable graph whose nodes were changed": 1}
+
+
+def test_changed_child_graph_copies_to_its_new_addresses(library: Path, tmp_path: Path) -> None:
+    program = """
+parent, other = Node(4), Graph(2, 0)
+parent.child = ctypes.addressof(both)
+outer = Graph(1, 0)
+outer.node[0] = ctypes.addressof(parent)
+cuda.instantiate(ctypes.byref(outer), OTHER_EXECUTABLE)
+for i, one in enumerate((new_copy, new_fill)):
+    other.node[i] = ctypes.addressof(one)
+change(586, parent, ctypes.addressof(other), OTHER_EXECUTABLE)
+"""
+    events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
+    new = [(0x100500, 32), (0x100600, 16)]
+    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, *WRITTEN_AT_FIRST, *new]
+    changed = [(each.graph, each.node) for each in facts(events, GraphNode)][-2:]
+    assert changed == [(2, 3), (2, 4)]
+    assert gaps(events) == {}

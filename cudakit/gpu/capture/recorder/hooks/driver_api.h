@@ -184,11 +184,6 @@ typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
     CUcontext ctx;
 } kernel_node_params;
 
-typedef struct { /* CUgraphNodeParams */
-    int type, reserved[3];
-    kernel_node_params kernel;
-} any_node_params;
-
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3 }; /* CUmemorytype */
 
 typedef struct { /* half of CUDA_MEMCPY3D_v2 */
@@ -212,6 +207,19 @@ typedef struct { /* CUDA_MEMSET_NODE_PARAMS */
     uint32_t value, elementSize;
     size_t width, height;
 } memset_node_params;
+
+typedef struct { /* CUgraphNodeParams */
+    int type, reserved[3];
+    union {
+        kernel_node_params kernel;
+        struct { /* CUDA_MEMCPY_NODE_PARAMS */
+            int flags, reserved;
+            CUcontext context;
+            memcpy3d_params parameters;
+        } copy;
+        memset_node_params fill; /* the beginning of CUDA_MEMSET_NODE_PARAMS_v2 */
+    };
+} any_node_params;
 
 typedef struct { /* CUDA_MEM_ALLOC_NODE_PARAMS */
     uint8_t poolProps[88];

@@ -128,24 +128,51 @@ static void exit_graph_update(CUgraphExec executable)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* With a device patch, the accesses of kernels are recorded in each launch, so changed parameters matter only for
- * tensor maps. Version 1 of the parameters of a kernel node is the beginning of version 2. */
+/* Read the new parameters of a node. Version 1 of the parameters of a kernel node is the beginning of version 2. */
+static graph_node changed_node(uint32_t cbid, const void *parameters)
+{
+    const any_node_params *any = parameters;
+    graph_node node = {.type = NODE_EMPTY};
+    switch (cbid) {
+    case CBID_cuGraphExecKernelNodeSetParams:
+        node.type = NODE_KERNEL;
+        memcpy(&node.kernel, parameters, offsetof(kernel_node_params, kern));
+        break;
+    case CBID_cuGraphExecKernelNodeSetParams_v2:
+        node.type = NODE_KERNEL;
+        node.kernel = *(const kernel_node_params *)parameters;
+        break;
+    case CBID_cuGraphExecMemcpyNodeSetParams:
+        node.type = NODE_MEMCPY;
+        node.copy = *(const memcpy3d_params *)parameters;
+        break;
+    case CBID_cuGraphExecMemsetNodeSetParams:
+        node.type = NODE_MEMSET;
+        node.fill = *(const memset_node_params *)parameters;
+        break;
+    case CBID_cuGraphExecNodeSetParams:
+        node.type = any->type;
+        if (any->type == NODE_KERNEL)
+            node.kernel = any->kernel;
+        else if (any->type == NODE_MEMCPY)
+            node.copy = any->copy.parameters;
+        else if (any->type == NODE_MEMSET)
+            node.fill = any->fill;
+        break;
+    }
+    return node;
+}
+
 static void exit_node_change(uint32_t cbid, const node_set_params *change)
 {
-    const any_node_params *any = change->parameters;
-    kernel_node_params kernel = {0};
-    bool known = patching_is_enabled();
+    bool is_recorded;
     if (cbid == CBID_cuGraphExecChildGraphNodeSetParams) {
-        known = known && graphs_child_graph_changed(change->hGraphExec, change->hNode, change->parameters);
-    } else if (cbid != CBID_cuGraphExecNodeSetParams || any->type == NODE_KERNEL) {
-        const bool is_v1 = cbid == CBID_cuGraphExecKernelNodeSetParams;
-        memcpy(&kernel, cbid == CBID_cuGraphExecNodeSetParams ? (const void *)&any->kernel : change->parameters,
-               is_v1 ? offsetof(kernel_node_params, kern) : sizeof kernel);
-        known = known && graphs_kernel_node_changed(change->hGraphExec, change->hNode, &kernel);
+        is_recorded = graphs_child_graph_changed(change->hGraphExec, change->hNode, change->parameters);
     } else {
-        known = false;
+        const graph_node node = changed_node(cbid, change->parameters);
+        is_recorded = graphs_node_changed(change->hGraphExec, change->hNode, &node);
     }
-    if (!known)
+    if (!is_recorded)
         record_gap_locked("executable graph whose nodes were changed");
 }
 
@@ -198,10 +225,10 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuGraphExecUpdate_v2: exit_graph_update(((const graph_exec_params *)parameters)->hGraphExec); break;
     case CBID_cuGraphExecKernelNodeSetParams:
     case CBID_cuGraphExecKernelNodeSetParams_v2:
-    case CBID_cuGraphExecChildGraphNodeSetParams:
-    case CBID_cuGraphExecNodeSetParams: exit_node_change(cbid, parameters); break;
     case CBID_cuGraphExecMemcpyNodeSetParams:
     case CBID_cuGraphExecMemsetNodeSetParams:
+    case CBID_cuGraphExecChildGraphNodeSetParams:
+    case CBID_cuGraphExecNodeSetParams: exit_node_change(cbid, parameters); break;
     case CBID_cuGraphNodeSetEnabled: record_gap_locked("executable graph whose nodes were changed"); break;
     case CBID_cuGraphLaunchWithArguments:
         record_gap_locked("graph launched with cuGraphLaunchWithArguments");

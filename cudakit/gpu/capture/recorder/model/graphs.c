@@ -15,7 +15,7 @@
 #define MAX_SLICES 64 /* per copy; more slices are recorded as one range */
 
 static table node_call_sites; /* of captured nodes, by node handle */
-static table kernel_nodes;    /* node ids of kernels and child graphs, by node_key() */
+static table node_numbers;    /* of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
@@ -110,8 +110,8 @@ static uint64_t node_key(uint32_t graph, uint64_t key)
 
 uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t nth)
 {
-    uint32_t number = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
-    return number ? number : table_get(&kernel_nodes, node_key(graph, nth));
+    uint32_t number = table_get(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)handle));
+    return number ? number : table_get(&node_numbers, node_key(graph, nth));
 }
 
 /* --- tensor maps of kernel nodes ----------------------------------------------------------------- */
@@ -172,44 +172,13 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
     return id ? all_node_maps[id - 1].maps : NULL;
 }
 
-bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode handle, const kernel_node_params *parameters)
-{
-    graph_node node = {.type = NODE_KERNEL, .kernel = *parameters};
-    uint32_t id, kernels;
-    node.layout = kernels_layout(parameters->func ? parameters->func : parameters->kern);
-    pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = executable_graph(executable, &id, &kernels);
-    uint32_t number = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
-    if (number)
-        set_tensor_maps(tensor_map_key(graph, id, number), &node);
-    pthread_mutex_unlock(&recorder_lock);
-    return number;
-}
-
-/* The nodes of the new child graph are in the same order as those that they replace. In the recorded graph these follow
- * the two nodes that represent the child graph. */
-bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgraph child)
-{
-    graph_structure structure;
-    uint32_t id, kernels;
-    graph_structure_query(&structure, child);
-    pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = executable_graph(executable, &id, &kernels);
-    uint32_t first = table_get(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)handle));
-    bool done = first && !structure.failed;
-    for (size_t i = 0; done && i < structure.node_count; i++) {
-        const graph_node *node = structure.nodes + i;
-        if (node->type == NODE_KERNEL)
-            set_tensor_maps(tensor_map_key(graph, id, first + 2 + (uint32_t)i), node);
-        else if (node->type != NODE_EMPTY && node->type != NODE_HOST)
-            done = false; /* a copy or memset with other addresses */
-    }
-    pthread_mutex_unlock(&recorder_lock);
-    graph_structure_free(&structure);
-    return done;
-}
-
 /* --- writing graphs ------------------------------------------------------------------------------ */
+
+/* Return whether the accesses of a node are its parameters', which a change of the executable graph replaces. */
+static bool has_changeable_accesses(const graph_node *node)
+{
+    return node->type == NODE_KERNEL || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
+}
 
 static void write_node(uint32_t graph, uint32_t number, const graph_node *node, uint32_t site, record *buffer)
 {
@@ -225,17 +194,18 @@ static void write_node(uint32_t graph, uint32_t number, const graph_node *node, 
     spool_records(buffer, 1 + writer.count);
 }
 
-/* Remember a node for launches: a kernel by its handle and its position among the kernels, a child graph by its
- * handle. */
+/* Remember a node for launches and changes: a kernel by its handle and its position among the kernels, a copy, a memset
+ * and a child graph by their handles. */
 static void index_node(uint32_t graph, uint32_t number, const graph_node *node, uint32_t *kernels)
 {
-    if (node->type != NODE_KERNEL && !node->is_child)
+    if (!has_changeable_accesses(node) && !node->is_child)
         return;
-    table_put(&kernel_nodes, node_key(graph, (uint64_t)(uintptr_t)node->handle), number);
+    table_put(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)node->handle), number);
     if (node->type != NODE_KERNEL)
         return;
-    table_put(&kernel_nodes, node_key(graph, ++*kernels), number);
-    set_tensor_maps(tensor_map_key(graph, 0, number), node);
+    table_put(&node_numbers, node_key(graph, ++*kernels), number);
+    if (patching_is_enabled())
+        set_tensor_maps(tensor_map_key(graph, 0, number), node);
 }
 
 static uint32_t write_graph(const graph_structure *structure, const call_site *here)
@@ -248,8 +218,7 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *h
     uint32_t kernels = 0;
     for (size_t i = 0; i < structure->node_count; i++) {
         write_node(graph, (uint32_t)(i + 1), structure->nodes + i, site, buffer);
-        if (patching_is_enabled())
-            index_node(graph, (uint32_t)(i + 1), structure->nodes + i, &kernels);
+        index_node(graph, (uint32_t)(i + 1), structure->nodes + i, &kernels);
     }
     for (size_t i = 0; i < structure->edge_count; i++) {
         record rec = record_begin(KIND_GRAPH_EDGE, 0, 0, site);
@@ -274,6 +243,80 @@ uint32_t graphs_record(CUgraph graph, const call_site *here, uint32_t *kernels)
     uint32_t number = structure.driver && graph ? write_graph(&structure, here) : 0;
     graph_structure_free(&structure);
     return number;
+}
+
+/* --- changed nodes of executable graphs ------------------------------------------------------------ */
+
+/* Write the new parameters of a node: the analysis replaces those that it has. The lock is held. */
+static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t number, const graph_node *node,
+                               uint32_t site, record *buffer)
+{
+    write_node(graph, number, node, site, buffer);
+    if (node->type == NODE_KERNEL && patching_is_enabled())
+        set_tensor_maps(tensor_map_key(graph, executable, number), node);
+}
+
+bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph_node *changed)
+{
+    graph_node node = *changed;
+    uint32_t id, kernels, number = 0;
+    call_site here;
+    record *buffer = has_changeable_accesses(&node) ? calloc(1 + MAX_ACCESSES, sizeof *buffer) : NULL;
+    if (!buffer)
+        return false;
+    node.handle = handle;
+    if (node.type == NODE_KERNEL) {
+        CUfunction function = node.kernel.func ? node.kernel.func : node.kernel.kern;
+        node.layout = kernels_layout(function);
+        node.name = kernels_name(function);
+    }
+    call_site_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t graph = executable_graph(executable, &id, &kernels);
+    number = table_get(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)handle));
+    if (number)
+        write_changed_node(graph, id, number, &node, call_site_id(&here), buffer);
+    pthread_mutex_unlock(&recorder_lock);
+    free(buffer);
+    return number != 0;
+}
+
+/* Write the nodes of a new child graph, which are in the same order as those that they replace. ``first`` is the number
+ * of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is held. */
+static bool write_changed_child(const graph_structure *child, uint32_t graph, uint32_t executable, uint32_t first,
+                                uint32_t site, record *buffer)
+{
+    bool is_complete = true;
+    for (size_t i = 0; i < child->node_count; i++) {
+        const graph_node *node = child->nodes + i;
+        if (has_changeable_accesses(node))
+            write_changed_node(graph, executable, first + (uint32_t)i, node, site, buffer);
+        else if (node->type != NODE_EMPTY && node->type != NODE_HOST)
+            is_complete = false;
+    }
+    return is_complete;
+}
+
+bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgraph child)
+{
+    graph_structure structure;
+    uint32_t id, kernels;
+    call_site here;
+    bool done = false;
+    record *buffer = calloc(1 + MAX_ACCESSES, sizeof *buffer);
+    if (!buffer)
+        return false;
+    graph_structure_query(&structure, child);
+    call_site_here(&here);
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t graph = executable_graph(executable, &id, &kernels);
+    uint32_t number = table_get(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)handle));
+    if (number && !structure.failed) /* the child's nodes follow the two that represent it */
+        done = write_changed_child(&structure, graph, id, number + 2, call_site_id(&here), buffer);
+    pthread_mutex_unlock(&recorder_lock);
+    graph_structure_free(&structure);
+    free(buffer);
+    return done;
 }
 
 /* --- captures --------------------------------------------------------------------------------- */
@@ -314,7 +357,7 @@ void graphs_node_captured(CUstream stream)
 void graphs_clear(void)
 {
     table_clear(&node_call_sites);
-    table_clear(&kernel_nodes);
+    table_clear(&node_numbers);
     table_clear(&node_map_ids);
     node_map_count = 0;
     __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);

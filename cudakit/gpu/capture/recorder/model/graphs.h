@@ -68,9 +68,10 @@ void graphs_node_captured(CUstream stream);
 /* Return the tensor maps among the parameters of a kernel node, and their number. The lock is held. */
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count);
 
-/* The parameters of a kernel node of an executable graph were changed, or all those of a child graph. False if the
- * recorded accesses are no longer right. Calls CUDA: the lock is not held. */
-bool graphs_kernel_node_changed(CUgraphExec executable, CUgraphNode node, const kernel_node_params *parameters);
+/* Record the new parameters of a node of an executable graph: a kernel, copy or memset, of which ``changed`` has the type
+ * and the parameters, or all those of a child graph. Return false if not all could be recorded. Calls CUDA: the lock is
+ * not held. */
+bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
 /* Forget the nodes and captures. */
