@@ -144,7 +144,7 @@ def run_program(spec: RunSpec) -> int:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
-        code = report_error(error, json_to_stderr=spec.output.json)
+        code = report_error(error, json_to=standard_error if spec.output.json else None)
     return code if monitor.stopped or not status else finish(status)
 
 
