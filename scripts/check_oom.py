@@ -58,7 +58,7 @@ CAUSES = {
 
 @dataclass
 class Outcome:
-    """What a program did, and what memviz reported about it."""
+    """The failure of a program, and the report of memviz about it."""
 
     program: str
     expected: str
