@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpu.capture.exact_programs import BEGIN, PATCHES, gaps, recorded_launches, run
-from gpu.capture.recorded import build_library, facts, recorded, recorded_processes
+from gpu.capture.recorded import build_library, event_bodies, recorded, recorded_processes
 
 from cudakit.trace.events import (
     Accessed,
@@ -18,7 +18,7 @@ from cudakit.trace.events import (
     StreamDestroy,
     StreamSync,
 )
-from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.kinds import AccessMode, Precision
 
 ARENA_FULL = "launch with lost accesses: arena full"
 
@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def position(events: list[Event], kind: type) -> int:
-    return next(i for i, event in enumerate(events) if isinstance(event.fact, kind))
+    return next(i for i, event in enumerate(events) if isinstance(event.body, kind))
 
 
 # --- kernels ----------------------------------------------------------------------------------------
@@ -48,22 +48,22 @@ launch(read(0x100010))
     events = run(tmp_path, library, program)
     first, second = recorded_launches(events)
     assert first.accesses == [
-        (0x100000, 0x100190, Mode.READ, 0),
-        (0x100201, 0x100202, Mode.WRITE, 0),
-        (0x100204, 0x100214, Mode.WRITE, 0),
+        (0x100000, 0x100190, AccessMode.READ, 0),
+        (0x100201, 0x100202, AccessMode.WRITE, 0),
+        (0x100204, 0x100214, AccessMode.WRITE, 0),
     ]
-    assert (first.pending, first.known, first.ended_nodes) == (1, {Known.EXACT}, [(0, True)])
+    assert (first.pending, first.known, first.ended_nodes) == (1, {Precision.EXACT}, [(0, True)])
     assert [(each.lo, each.hi) for each in first.assumed] == [(0x100000, 0x200000)]
-    assert second.accesses == [(0x100010, 0x100014, Mode.READ, 0)]
-    at = [i for i, event in enumerate(events) if isinstance(event.fact, Accessed)]
+    assert second.accesses == [(0x100010, 0x100014, AccessMode.READ, 0)]
+    at = [i for i, event in enumerate(events) if isinstance(event.body, Accessed)]
     assert position(events, StreamSync) < at[0] < len(events) - 1
     assert gaps(events) == {}
 
 
 def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     """Return the positions of each launch and of its accesses in a trace."""
-    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
-    begins = [i for i, event in enumerate(events) if isinstance(event.fact, Launch)]
+    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.body, Accessed)}
+    begins = [i for i, event in enumerate(events) if isinstance(event.body, Launch)]
     assert len(ends) == len(begins)
     return begins, [ends[events[i].seq] for i in begins]
 
@@ -105,17 +105,17 @@ wait()
 """
     (one,) = recorded_launches(run(tmp_path, library, program))
     assert one.accesses == [
-        (0x100000, 0x1CFF80, Mode.READ, 0),
-        (0x200000, 0x200000 + (299 << 16) + 4, Mode.WRITE, 0),
+        (0x100000, 0x1CFF80, AccessMode.READ, 0),
+        (0x200000, 0x200000 + (299 << 16) + 4, AccessMode.WRITE, 0),
     ]
-    assert one.known == {Known.EXACT}
+    assert one.known == {Precision.EXACT}
 
 
 def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:
     events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
     assert [each.accesses for each in recorded_launches(events)] == [
-        [(0x100000, 0x100004, Mode.WRITE, 0)],
-        [(0x100000, 0x100004, Mode.READ, 0)],
+        [(0x100000, 0x100004, AccessMode.WRITE, 0)],
+        [(0x100000, 0x100004, AccessMode.READ, 0)],
     ]
     assert gaps(events) == {}
 
@@ -147,7 +147,7 @@ wait(STREAM)
 cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
 """
     events = run(tmp_path, library, program)
-    names = [type(event.fact).__name__ for event in events]
+    names = [type(event.body).__name__ for event in events]
     first, second = (i for i, name in enumerate(names) if name == "Fill")
     assert "Accessed" not in names[:first]
     assert names[first:second].count("Accessed") == 2
@@ -208,7 +208,7 @@ for i in range(3000):
 """
     events = run(tmp_path, library, program)
     assert [one.accesses for one in recorded_launches(events)] == [
-        [(0x100000 + i * 4, 0x100004 + i * 4, Mode.WRITE, 0)] for i in range(3000)
+        [(0x100000 + i * 4, 0x100004 + i * 4, AccessMode.WRITE, 0)] for i in range(3000)
     ]
 
 
@@ -220,7 +220,7 @@ launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
     first, second = recorded_launches(events := run(tmp_path, library, program))
     assert first.ended_nodes == [(0, True)]
     lo, hi, mode, _ = second.accesses[0]
-    assert (lo, mode, second.ended_nodes) == (1 << 32, Mode.READ, [(0, False)])
+    assert (lo, mode, second.ended_nodes) == (1 << 32, AccessMode.READ, [(0, False)])
     assert hi < (1 << 32) + (35000 << 17), "the rest was lost"
     assert len(second.assumed) == 1
     assert gaps(events) == {ARENA_FULL: 1}
@@ -262,7 +262,7 @@ for _ in range(3):
     for _ in range(300):
         launch(write(0x100000))
 """
-    sizes = [arenas.size_bytes for arenas in facts(run(tmp_path, library, program), Arenas)]
+    sizes = [arenas.size_bytes for arenas in event_bodies(run(tmp_path, library, program), Arenas)]
     assert least <= max(sizes) <= most
 
 
@@ -292,8 +292,8 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
     events = run(tmp_path, library, program)
     other, failed = recorded_launches(events)
     assert (failed.accesses, failed.ended_nodes) == ([], [(0, True)])
-    assert other.accesses == [(0x100004, 0x100008, Mode.WRITE, 0)]
-    assert type(events[-1].fact).__name__ != "Accessed", "read at the wait, not at the end"
+    assert other.accesses == [(0x100004, 0x100008, AccessMode.WRITE, 0)]
+    assert type(events[-1].body).__name__ != "Accessed", "read at the wait, not at the end"
 
 
 # --- modules and contexts -----------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None
     program = begin + BEGIN + "launch(write(0x100000))"
     events = recorded(tmp_path, library, program, patches=PATCHES)
     assert [(one.pending, len(one.assumed)) for one in recorded_launches(events)] == [(0, 1)]
-    assert list(facts(events, Arenas)) == []
+    assert list(event_bodies(events, Arenas)) == []
     assert gaps(events) == {"context without device patch: accesses inferred from arguments": 1}
 
 
@@ -388,11 +388,11 @@ launch(write(0x100008))
 """
     events = run(tmp_path, library, program)
     assert [one.accesses for one in recorded_launches(events)] == [
-        [(at, at + 4, Mode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
+        [(at, at + 4, AccessMode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
     ]
     assert position(events, Fill) < position(events, Accessed)
     assert all(one.ended_nodes == [(0, True)] for one in recorded_launches(events))
-    sizes = [each.size_bytes for each in facts(events, Arenas)]
+    sizes = [each.size_bytes for each in event_bodies(events, Arenas)]
     assert sizes[0] > 0
     assert sizes[-1] == 0, "the end gives everything back"
     assert sizes.count(0) == 2
@@ -421,8 +421,8 @@ launch(write(0x100000))
 cuda.drop_own_stream(CONTEXT)
 """
     events = run(tmp_path, library, program)
-    assert len(list(facts(events, StreamCreate))) == 3
-    assert list(facts(events, StreamDestroy)) == []
+    assert len(list(event_bodies(events, StreamCreate))) == 3
+    assert list(event_bodies(events, StreamDestroy)) == []
     assert recorded_launches(events)[0].ended_nodes == [(0, True)]
 
 

@@ -1,6 +1,6 @@
 /* The trace of this process: segments in memory-mapped files, so that written records survive any process death.
  *
- * The format is that of ``cudakit/trace/log.py``, in files ``PID-NNNNNN.trace``; the last word of the header is
+ * The format is that of ``cudakit/trace/trace_file.py``, in files ``PID-NNNNNN.trace``; the last word of the header is
  * the end of the valid data. The lock is held in all calls.
  */
 #ifndef CK_SPOOL_H
