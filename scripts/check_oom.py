@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
 NEEDED_SHARE = 0.9
 
-# The cause of each program, as the field "cause" of memviz names it.
+# The cause of each program, by its id in the JSON of memviz.
 CAUSES = {
     "kv_cache": "growth",
     "retained_graph": "retained",
@@ -58,7 +58,7 @@ CAUSES = {
 
 @dataclass
 class Outcome:
-    """What a program did, and what memviz reported about it."""
+    """The failure of a program, and the report of memviz about it."""
 
     program: str
     expected: str
@@ -98,8 +98,8 @@ def check(program: str, folder: Path, environment: dict[str, str]) -> Outcome:
             return outcome
         report = run(["-m", "cudakit", "memviz", str(snapshot), "--json"], environment)
         failure = last_failure(json.loads(report.stdout))
-        outcome.cause, outcome.sentence = failure["cause"], failure["sentence"]
-        for setting in failure["settings"]:
+        outcome.cause, outcome.sentence = failure["causes"][0]["id"], failure["sentence"]
+        for setting in recommended_settings(failure):
             tried = run(program_command, environment | {"PYTORCH_CUDA_ALLOC_CONF": setting})
             outcome.settings[setting] = tried.returncode == 0
     except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError, LookupError) as error:
@@ -108,9 +108,15 @@ def check(program: str, folder: Path, environment: dict[str, str]) -> Outcome:
 
 
 def last_failure(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the cause, the sentence and the recommended settings of the last failed allocation."""
+    """Return the last failed allocation of a report."""
     failures = [oom for device in report["devices"] for oom in device["ooms"]]
     return dict(failures[-1])
+
+
+def recommended_settings(failure: dict[str, Any]) -> list[str]:
+    """Return the settings whose replay let the failed request succeed."""
+    replays = failure["replays"]
+    return [replay["settings"] for replay in replays if replay["helps"] and replay["settings"]]
 
 
 def environments(gpus: int) -> list[dict[str, str]]:
