@@ -24,7 +24,8 @@ def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: P
     result = json.loads(places[0].read_text())
     assert (result["schema"], result["quick"], result["health"]) == ("cudakit.suite/1", True, None)
     assert (
-        result["unavailable"]["health"] == "not assessed: all values are simulated, computed on the CPU"
+        result["unavailable"]["health"]
+        == "not assessed: all values are simulated, computed on the CPU"
     )
     assert result["bench"]["schema"] == "cudakit.bench/1"
     names = [figure["name"] for figure in result["figures"]]
