@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
@@ -263,6 +264,8 @@ def _replay(
         raise click.UsageError(
             "--what-if replays the whole device; remove --at, --stream and --pool"
         )
+    if click.get_current_context().get_parameter_source("top") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--what-if shows all rows of its tables; remove --top")
     from cudakit.api.memory import replay_snapshots
     from cudakit.core.memory.whatif import WhatIfSpec
     from cudakit.core.memory.whatif.present import brief, report

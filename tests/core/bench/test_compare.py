@@ -15,9 +15,9 @@ from cudakit.core.bench.compare import (
     Verdict,
     compare,
     compare_case,
-    label,
     parse_fail_on,
 )
+from cudakit.core.bench.labels import full_label
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import CaseResult
@@ -169,7 +169,7 @@ def test_different_runs_are_rejected_without_force(changes: dict[str, Any], mess
 
 
 def test_runs_without_common_case_are_rejected() -> None:
-    with pytest.raises(InputError, match=r"no common case: gemm m=8192 .* and launch"):
+    with pytest.raises(InputError, match=r"no common case: gemm 8192³ bf16 and launch empty"):
         compare(result(gemm()), result(launch()), force=True)
 
 
@@ -177,15 +177,15 @@ def test_cases_of_one_run_only_are_named() -> None:
     comparison = compare(result(gemm(1024), gemm(2048)), result(gemm(2048), gemm(4096)))
 
     assert [case.axes["m"] for case in comparison.cases] == [2048]
-    assert comparison.only_before == ("gemm m=1024 n=1024 k=1024 dtype=bf16",)
-    assert comparison.only_after == ("gemm m=4096 n=4096 k=4096 dtype=bf16",)
+    assert comparison.only_before == ("gemm 1024³ bf16",)
+    assert comparison.only_after == ("gemm 4096³ bf16",)
 
 
 def test_baseline_is_separate_case() -> None:
     comparison = compare(result(gemm(), gemm(library="torch")), result(gemm()))
 
-    assert [label(case) for case in comparison.cases] == ["gemm m=8192 n=8192 k=8192 dtype=bf16"]
-    assert comparison.only_before == ("gemm m=8192 n=8192 k=8192 dtype=bf16 by torch",)
+    assert [full_label(case) for case in comparison.cases] == ["gemm 8192³ bf16"]
+    assert comparison.only_before == ("gemm 8192³ bf16 by torch",)
 
 
 def compare_runs(before: Samples, after: Samples) -> Comparison:

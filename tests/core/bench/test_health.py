@@ -67,7 +67,7 @@ def test_simulated_gpu_is_assessed_only_for_wrong_values() -> None:
 
     suite_result = suite(gemm(environment=simulated, rate=1e9), launch(environment=simulated))
     assert suite_result.health == Unavailable(
-        "not assessed: simulated devices have no expected values"
+        "not assessed: all values are simulated, computed on the CPU"
     )
     assert {item.health for item in suite_result.figures} == {suite_result.health}
     assert {item.band for item in suite_result.figures} == {suite_result.health}

@@ -91,7 +91,7 @@ def test_suite_on_simulated_gpu_is_not_assessed() -> None:
     assert suite_result.simulated
     assert suite_result.bench.bench == "suite"
     assert suite_result.health == Unavailable(
-        "not assessed: simulated devices have no expected values"
+        "not assessed: all values are simulated, computed on the CPU"
     )
     assert len(suite_result.figures) == len(suite_result.bench.results) == 18
     checks = [case.verification for case in suite_result.bench.results]

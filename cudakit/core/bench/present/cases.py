@@ -9,16 +9,16 @@ from statistics import median
 from typing import Literal, TypeVar
 
 from cudakit.core.bench.case import CUDAKIT
-from cudakit.core.bench.present.baselines import (
-    baseline_libraries,
-    measured_baselines,
-    relative_rate,
-)
-from cudakit.core.bench.present.labels import (
+from cudakit.core.bench.labels import (
     axis_title,
     axis_value,
     describe_common_axes,
     varying_axes,
+)
+from cudakit.core.bench.present.baselines import (
+    baseline_libraries,
+    measured_baselines,
+    relative_rate,
 )
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary

@@ -48,7 +48,7 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     when = moment_name(device)
     yield Section(
         f"Memory by call site {when}",
-        (call_sites.lines(device, top), call_sites.holders(device, top)),
+        tuple(call_sites.memory_in_use(device, top)),
     )
     for facet in device.facets:
         yield Section(

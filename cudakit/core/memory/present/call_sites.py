@@ -11,7 +11,17 @@ from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Te
 from cudakit.units import Unavailable
 
 
-def lines(device: DeviceMemory, top: int) -> Table:
+def memory_in_use(device: DeviceMemory, top: int) -> Iterator[Table]:
+    """List the call sites and the call stacks that hold most memory.
+
+    If each call site has one call stack, the tables would be the same: only the call stacks are listed.
+    """
+    if len(device.lines) != len(device.holders):
+        yield _lines(device, top)
+    yield _holders(device, top)
+
+
+def _lines(device: DeviceMemory, top: int) -> Table:
     """List the call sites that hold most memory."""
     return limited(
         (
@@ -26,7 +36,7 @@ def lines(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def holders(device: DeviceMemory, top: int) -> Table:
+def _holders(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most memory."""
     return limited(
         (

@@ -84,6 +84,19 @@ def captions(result: MemoryResult, top: int) -> list[str]:
     return [node.caption for part in sections for node in part.nodes if isinstance(node, Table)]
 
 
+def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
+    tables = {
+        name: [
+            len(section.nodes)
+            for section in report(examined(name)).nodes
+            if isinstance(section, Section) and section.title.startswith("Memory by call site")
+        ]
+        for name in ("tests/data/leak.pkl.gz", "examples/oom.pkl.gz")
+    }
+
+    assert tables == {"tests/data/leak.pkl.gz": [1], "examples/oom.pkl.gz": [2]}
+
+
 def test_page_of_several_devices_draws_the_layout_of_each() -> None:
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))

@@ -68,6 +68,11 @@ def short_labels(
     return [_label(case, names, bench=has_several_benches, library=library) for case in cases]
 
 
+def full_label(case: Labelled) -> str:
+    """Return a label of all axes of a case: ``gemm 8192³ bf16 tn``."""
+    return _label(case, list(case.axes), bench=True, library=True)
+
+
 def describe_subset(subset: Sequence[Labelled], cases: Sequence[Labelled]) -> str:
     """Return the first labels of a subset of cases and the number of others, or ``all 18 cases``."""
     if len(subset) == len(cases) > 1:
