@@ -17,9 +17,9 @@
 #include "write/spool.h"
 
 static Sanitizer_SubscriberHandle subscriber;
-static bool subscribed;
+static bool is_subscribed;
 
-/* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
+/* Subscribed callbacks, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
 static const struct {
     int domain;
     uint32_t cbid;
@@ -50,7 +50,7 @@ static const struct {
     {DOMAIN_EVENTS, 0},
 };
 
-/* Also subscribed when there is a device patch. */
+/* Callbacks that are subscribed only with a device patch. */
 static const struct {
     int domain;
     uint32_t cbid;
@@ -59,16 +59,17 @@ static const struct {
     {DOMAIN_LAUNCH, LAUNCH_END},
 };
 
-/* cuCtxSynchronize_v2, of CUDA 13.0: every supported library knows it. */
+/* Callback id of cuCtxSynchronize_v2, a function of CUDA 13.0, which every supported library can report. */
 #define NEWEST_KNOWN_CBID 800
 
-static const uint32_t FUNCTIONS[] = {
+static const uint32_t SUBSCRIBED_CBIDS[] = {
 #define X(name, number) number,
     SUBSCRIBED_FUNCTIONS(X)
 #undef X
 };
 
-static bool load(const char *path, char *why, size_t why_bytes)
+/* Load the library and look up its functions. On failure return false and write the reason to ``error``. */
+static bool load_sanitizer_library(const char *path, char *error, size_t error_bytes)
 {
     static const char *const NAMES[] = {
         "sanitizerSubscribe",
@@ -90,27 +91,29 @@ static bool load(const char *path, char *why, size_t why_bytes)
     };
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
-        snprintf(why, why_bytes, "%s", dlerror());
+        snprintf(error, error_bytes, "%s", dlerror());
         return false;
     }
     _Static_assert(sizeof sanitizer == sizeof NAMES, "a name for each function");
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
         ((void **)&sanitizer)[i] = dlsym(library, NAMES[i]);
         if (!((void **)&sanitizer)[i]) {
-            snprintf(why, why_bytes, "%s has no function %s", path, NAMES[i]);
+            snprintf(error, error_bytes, "%s has no function %s", path, NAMES[i]);
             return false;
         }
     }
     return true;
 }
 
-static void format_error(const char *what, int result, char *why, size_t why_bytes)
+/* Write the failed call and its result to ``error``. */
+static void format_error(const char *failed_call, int result, char *error, size_t error_bytes)
 {
-    const char *words = NULL;
-    sanitizer.result_string(result, &words);
-    snprintf(why, why_bytes, "%s: %s (%d)", what, words ? words : "unknown result", result);
+    const char *description = NULL;
+    sanitizer.result_string(result, &description);
+    snprintf(error, error_bytes, "%s: %s (%d)", failed_call, description ? description : "unknown result", result);
 }
 
+/* Subscribe all callbacks. Return 0, or the result code of the first failure. */
 static int enable_callbacks(void)
 {
     int failed = 0;
@@ -121,11 +124,11 @@ static int enable_callbacks(void)
     for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
          i++)
         failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
-    /* A library rejects functions that are newer than itself; a driver that matches the library does not
-     * have them either. */
-    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++) {
-        int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, FUNCTIONS[i]);
-        failed = FUNCTIONS[i] <= NEWEST_KNOWN_CBID ? result : 0;
+    /* A library rejects the ids of functions that are newer than the library. A driver of the same release does not
+     * have these functions either, so the error is ignored. */
+    for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !failed; i++) {
+        int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, SUBSCRIBED_CBIDS[i]);
+        failed = SUBSCRIBED_CBIDS[i] <= NEWEST_KNOWN_CBID ? result : 0;
     }
     return failed;
 }
@@ -154,45 +157,45 @@ static void after_fork_in_child(void)
     exact_clear();
 }
 
-/* Exit handlers run in reverse order of registration. Ours is registered after the library is loaded, so it
- * runs before the library's own handler, which would find subscribed contexts that no longer exist. */
+/* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
+ * it runs before the library's handler, which would otherwise access contexts that no longer exist. */
 static void register_process_handlers(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     atexit(subscription_end);
 }
 
-bool subscription_begin(const char *library, char *why, size_t why_bytes)
+bool subscription_begin(const char *library, char *error, size_t error_bytes)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (subscribed) {
-        snprintf(why, why_bytes, "this process is being recorded already");
+    static pthread_once_t handlers_registered = PTHREAD_ONCE_INIT;
+    if (is_subscribed) {
+        snprintf(error, error_bytes, "this process is being recorded already");
         return false;
     }
-    if (!load(library, why, why_bytes))
+    if (!load_sanitizer_library(library, error, error_bytes))
         return false;
     int failed = sanitizer.subscribe(&subscriber, on_callback, NULL);
     if (failed) {
-        format_error("another tool may be attached to CUDA; sanitizerSubscribe", failed, why, why_bytes);
+        format_error("another tool may be attached to CUDA; sanitizerSubscribe", failed, error, error_bytes);
         return false;
     }
-    subscribed = true;
+    is_subscribed = true;
     failed = enable_callbacks();
     if (failed) {
-        format_error("sanitizerEnableCallback", failed, why, why_bytes);
+        format_error("sanitizerEnableCallback", failed, error, error_bytes);
         subscription_end();
         return false;
     }
-    pthread_once(&once, register_process_handlers);
+    pthread_once(&handlers_registered, register_process_handlers);
     return true;
 }
 
 void subscription_end(void)
 {
-    if (!subscribed)
+    if (!is_subscribed)
         return;
     exact_finish();
-    subscribed = false;
+    is_subscribed = false;
     sanitizer.unsubscribe(subscriber);
     pthread_mutex_lock(&recorder_lock);
     spool_close();
