@@ -43,6 +43,8 @@ class Alloc:
     how: How = How.SYNC
     stream: U32 = 0
     layer: Layer = Layer.DRIVER
+    pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
+    requested_bytes: U64 = 0  # bytes that the program requested; 0: ``size_bytes``
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Free:
     how: How = How.SYNC
     stream: U32 = 0
     layer: Layer = Layer.DRIVER
+    pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
 
 
 @dataclass(frozen=True, slots=True)

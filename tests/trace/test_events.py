@@ -60,7 +60,8 @@ def test_record_layout_matches_c(kind: Kind) -> None:
 
 # The C recorder writes these offsets: changing one breaks all existing files.
 PLACES = {
-    Kind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
+    Kind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "pool": 60,
+                 "requested_bytes": 64, "stream": 24},
     Kind.LAUNCH: {"name": 40, "grid": 44, "block": 56, "pending": 68},
     Kind.ACCESS: {"lo": 40, "hi": 48, "mode": 56, "known": 57, "stride_bytes": 64, "count": 72},
     Kind.COPY: {"destination": 40, "source": 48, "size_bytes": 56, "rows": 64, "direction": 88},

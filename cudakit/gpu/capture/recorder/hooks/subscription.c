@@ -19,16 +19,17 @@
 static Sanitizer_SubscriberHandle subscriber;
 static bool subscribed;
 
-/* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
-static const struct {
+/* A callback to subscribe to; cbid 0: the whole domain. */
+typedef struct {
     int domain;
     uint32_t cbid;
-} CALLBACKS[] = {
+} callback;
+
+/* Subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
+ * program cost nothing. */
+static const callback MEMORY_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED},
     {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
-    {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
-    {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
-    {DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING},
     {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},
     {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
     {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},
@@ -36,6 +37,13 @@ static const struct {
     {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},
     {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
     {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
+};
+
+/* Also subscribed when work on streams is recorded, besides driver API functions. */
+static const callback WORK_CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
+    {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING},
     {DOMAIN_SYNCHRONIZE, 0},
     {DOMAIN_LAUNCH, LAUNCH_BEGIN},
     {DOMAIN_MEMCPY, MEMCPY_STARTING},
@@ -51,10 +59,7 @@ static const struct {
 };
 
 /* Also subscribed when there is a device patch. */
-static const struct {
-    int domain;
-    uint32_t cbid;
-} PATCH_CALLBACKS[] = {
+static const callback PATCH_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED},
     {DOMAIN_LAUNCH, LAUNCH_END},
 };
@@ -111,16 +116,24 @@ static void format_error(const char *what, int result, char *why, size_t why_byt
     snprintf(why, why_bytes, "%s: %s (%d)", what, words ? words : "unknown result", result);
 }
 
-static int enable_callbacks(void)
+/* Enable callbacks; return 0, or the first error of the library. */
+static int enable(const callback *callbacks, size_t count)
 {
     int failed = 0;
-    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
-        failed = CALLBACKS[i].cbid
-                     ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
-                     : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
-    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
-         i++)
-        failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
+    for (const callback *each = callbacks; each < callbacks + count && !failed; each++)
+        failed = each->cbid ? sanitizer.enable_callback(1, subscriber, each->domain, each->cbid)
+                            : sanitizer.enable_domain(1, subscriber, each->domain);
+    return failed;
+}
+
+static int enable_callbacks(bool memory_only)
+{
+    int failed = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
+    if (failed || memory_only)
+        return failed;
+    failed = enable(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
+    if (patching_is_enabled() && !failed)
+        failed = enable(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
     /* A library rejects functions that are newer than itself; a driver that matches the library does not
      * have them either. */
     for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++) {
@@ -162,9 +175,14 @@ static void register_process_handlers(void)
     atexit(subscription_end);
 }
 
-bool subscription_begin(const char *library, char *why, size_t why_bytes)
+void subscription_register_handlers(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_process_handlers);
+}
+
+bool subscription_begin(const char *library, bool memory_only, char *why, size_t why_bytes)
+{
     if (subscribed) {
         snprintf(why, why_bytes, "this process is being recorded already");
         return false;
@@ -177,13 +195,13 @@ bool subscription_begin(const char *library, char *why, size_t why_bytes)
         return false;
     }
     subscribed = true;
-    failed = enable_callbacks();
+    failed = enable_callbacks(memory_only);
     if (failed) {
         format_error("sanitizerEnableCallback", failed, why, why_bytes);
         subscription_end();
         return false;
     }
-    pthread_once(&once, register_process_handlers);
+    subscription_register_handlers();
     return true;
 }
 

@@ -24,6 +24,7 @@ struct backward_pass {
 static const struct ck_walker *walker;
 static table known_ids; /* by hash */
 static backward_pass *active_passes;
+static bool ranges_are_recorded;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
 {
@@ -32,10 +33,19 @@ void call_sites_set_walker(const struct ck_walker *new_walker)
 
 void call_site_here(call_site *here)
 {
+    call_site_of_caller(here, 0);
+}
+
+void call_site_of_caller(call_site *here, int skipped_frames)
+{
     uint64_t keys[MAX_FRAMES];
     here->depth = walker ? walker->walk(keys, here->code, here->offset, MAX_FRAMES) : 0;
+    int skipped = skipped_frames < here->depth ? skipped_frames : here->depth;
+    here->depth -= skipped;
+    memmove(here->code, here->code + skipped, (size_t)here->depth * sizeof *here->code);
+    memmove(here->offset, here->offset + skipped, (size_t)here->depth * sizeof *here->offset);
     uint64_t hash = 0;
-    for (int i = 0; i < here->depth; i++)
+    for (int i = skipped; i < skipped + here->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
     here->hash = hash ? hash : 1;
 }
@@ -91,6 +101,23 @@ uint32_t call_site_id(const call_site *here)
     return here->depth > 0 ? known_id(here, false) : backward_id();
 }
 
+void backward_record_ranges(void)
+{
+    ranges_are_recorded = true;
+}
+
+/* Record the begin or the end of a pass that the calling thread started. The lock is held. */
+static void record_range(uint16_t kind, const backward_pass *pass)
+{
+    if (!ranges_are_recorded)
+        return;
+    record rec = record_begin(kind, 0, 0, known_id(&pass->started_at, false));
+    if (kind == KIND_RANGE_PUSH)
+        rec.range_push.name = spool_text("backward pass");
+    *(kind == KIND_RANGE_PUSH ? &rec.range_push.domain : &rec.range_pop.domain) = spool_text("cudakit");
+    record_append(&rec);
+}
+
 static bool starts_new_pass(pthread_t thread)
 {
     const backward_pass *pass = active_passes;
@@ -111,6 +138,7 @@ backward_pass *backward_begin(void)
     if (is_new) {
         pass->next = active_passes;
         active_passes = pass;
+        record_range(KIND_RANGE_PUSH, pass);
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_new)
@@ -127,8 +155,10 @@ void backward_end(backward_pass *pass)
     backward_pass **link = &active_passes;
     while (*link && *link != pass)
         link = &(*link)->next;
-    if (*link) /* in a forked child it is not there */
+    if (*link) { /* in a forked child it is not there */
         *link = pass->next;
+        record_range(KIND_RANGE_POP, pass);
+    }
     pthread_mutex_unlock(&recorder_lock);
     free(pass);
 }

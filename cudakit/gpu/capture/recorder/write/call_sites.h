@@ -20,6 +20,9 @@ void call_sites_set_walker(const struct ck_walker *walker);
 /* Read the stack of the calling thread. */
 void call_site_here(call_site *here);
 
+/* Read the stack of the calling thread without its innermost frames, which belong to cudakit. */
+void call_site_of_caller(call_site *here, int skipped_frames);
+
 /* Return the id of a stack, writing a new stack to the trace. For an empty one return that of the backward pass that
  * this thread works for, or 0 if that is not certain. The lock is held. */
 uint32_t call_site_id(const call_site *here);
@@ -30,6 +33,9 @@ uint32_t call_site_id(const call_site *here);
 typedef struct backward_pass backward_pass;
 backward_pass *backward_begin(void);
 void backward_end(backward_pass *pass); /* NULL: does nothing */
+
+/* From now on, also record each backward pass as a range of the domain "cudakit". */
+void backward_record_ranges(void);
 
 /* Forget all ids and backward passes: a forked process has its own trace, and none of autograd's threads. */
 void call_sites_clear(void);
