@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudakit.core.memory.record.pools import POOL_NAMES
-from cudakit.trace.log import Frame, Stack
+from cudakit.trace.trace_file import Frame, Stack
 
 _GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from cudakit.core.memory.record.pools import DRIVER, MANAGED
-from cudakit.trace.kinds import How
-from cudakit.trace.log import Stack
+from cudakit.trace.kinds import AllocationKind
+from cudakit.trace.trace_file import Stack
 
 Action: TypeAlias = Literal[
     "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
@@ -111,7 +111,7 @@ class MemoryModel:
         device: int,
         address: int,
         size_bytes: int,
-        how: How,
+        how: AllocationKind,
         pool: str,
         stream: int,
         stack: Stack,
@@ -119,14 +119,14 @@ class MemoryModel:
     ) -> None:
         """Add an allocation from the driver; ``pool`` is the pool that made it, if known."""
         segment = Segment(
-            device=HOST if how is How.PINNED else device,
+            device=HOST if how is AllocationKind.PINNED else device,
             address=address,
             size_bytes=_rounded(size_bytes),
             requested_bytes=size_bytes,
             stream=stream,
             stack=stack,
             begin_ns=time_ns,
-            pool=pool or (MANAGED if how is How.MANAGED else DRIVER),
+            pool=pool or (MANAGED if how is AllocationKind.MANAGED else DRIVER),
         )
         self._add_segment(segment)
 

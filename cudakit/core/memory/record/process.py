@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudakit.core.memory.record.model import MemoryModel
-from cudakit.trace.kinds import How, Kind, Layer
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind
 from cudakit.trace.layout import Records, view
-from cudakit.trace.log import Stack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Stack
 
 # Events kept per device, as in the history of PyTorch that cudakit records.
 MAX_EVENTS = 200_000
@@ -24,7 +24,13 @@ BACKWARD_RANGE = "backward pass"
 # The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
 END_MARK = "end of the program"
 
-_KINDS = (Kind.ALLOC, Kind.FREE, Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.MARK)
+_KINDS = (
+    EventKind.ALLOC,
+    EventKind.FREE,
+    EventKind.RANGE_PUSH,
+    EventKind.RANGE_POP,
+    EventKind.MARK,
+)
 
 
 @dataclass(slots=True)
@@ -62,16 +68,16 @@ class ProcessMemory:
                 return
             fields = next(rows[kind])
             stack = batch.stacks[fields["site"]]
-            if kind == Kind.ALLOC:
+            if kind == EventKind.ALLOC:
                 self._alloc(fields, stack, batch.strings)
-            elif kind == Kind.FREE:
+            elif kind == EventKind.FREE:
                 self._free(fields, stack, batch.strings)
             else:
-                self._annotate(Kind(kind), fields, stack, batch.strings)
+                self._annotate(EventKind(kind), fields, stack, batch.strings)
 
     def _alloc(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
         pool = strings[fields["pool"]]
-        if fields["layer"] == Layer.POOL:
+        if fields["layer"] == AllocationLayer.POOL:
             self.model.pool_alloc(
                 device=fields["device"],
                 address=fields["address"],
@@ -86,7 +92,7 @@ class ProcessMemory:
                 device=fields["device"],
                 address=fields["address"],
                 size_bytes=fields["size_bytes"],
-                how=How(fields["how"]),
+                how=AllocationKind(fields["how"]),
                 pool=pool,
                 stream=fields["stream"],
                 stack=stack,
@@ -95,30 +101,30 @@ class ProcessMemory:
 
     def _free(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
         address, time_ns = fields["address"], fields["time_ns"]
-        if fields["layer"] == Layer.POOL:
+        if fields["layer"] == AllocationLayer.POOL:
             pool = strings[fields["pool"]]
             self.model.pool_free(address=address, pool=pool, stack=stack, time_ns=time_ns)
         else:
             self.model.driver_free(address=address, stack=stack, time_ns=time_ns)
 
     def _annotate(
-        self, kind: Kind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
+        self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
         open_ranges = self._open_ranges.setdefault((fields["thread"], domain), [])
-        if kind == Kind.RANGE_PUSH:
+        if kind == EventKind.RANGE_PUSH:
             pushed = NamedRange(strings[fields["name"]], domain, stack, time_ns)
             open_ranges.append(pushed)
             self.ranges.append(pushed)
-        elif kind == Kind.RANGE_POP and open_ranges:
+        elif kind == EventKind.RANGE_POP and open_ranges:
             open_ranges.pop().end_ns = time_ns
-        elif kind == Kind.MARK:
+        elif kind == EventKind.MARK:
             self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
 
 
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:
     """Return the fields of the records of one kind."""
-    rows = view(records[records["kind"] == kind], Kind(kind))
+    rows = view(records[records["kind"] == kind], EventKind(kind))
     names = rows.dtype.names or ()
     columns = [rows[name].tolist() for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

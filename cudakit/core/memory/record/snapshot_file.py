@@ -19,7 +19,7 @@ from cudakit.core.memory.record.model import HOST, Entry, MemoryModel, Segment
 from cudakit.core.memory.record.pools import POOL_IDS
 from cudakit.core.memory.record.process import MAX_EVENTS, NamedRange, ProcessMemory
 from cudakit.errors import SnapshotError
-from cudakit.trace.log import Stack
+from cudakit.trace.trace_file import Stack
 
 # A snapshot as ``torch.cuda.memory._snapshot`` returns it.
 Snapshot: TypeAlias = dict[str, Any]

@@ -9,8 +9,8 @@
 #include "hooks/sanitizer_api.h"
 
 /* Load the library and start recording, with ``memory_only`` only allocations and frees; on failure return false and
- * write the reason to ``why``. */
-bool subscription_begin(const char *library, bool memory_only, char *why, size_t why_bytes);
+ * write the reason to ``error``. */
+bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes);
 
 /* Register the handlers of forks and of the process exit, once. */
 void subscription_register_handlers(void);

@@ -7,10 +7,10 @@
 
 static void record_block(uint16_t kind, const pool_block *block)
 {
-    call_site here;
-    call_site_of_caller(&here, block->skipped_frames);
+    call_site stack;
+    call_site_of_caller(&stack, block->skipped_frames);
     pthread_mutex_lock(&recorder_lock);
-    record rec = record_begin(kind, 0, 0, call_site_id(&here));
+    record rec = record_begin(kind, 0, 0, call_site_id(&stack));
     rec.device = (int16_t)block->device;
     rec.memory.address = block->address;
     rec.memory.size_bytes = block->size_bytes;
@@ -34,10 +34,10 @@ void pools_record_free(const pool_block *block)
 
 void pools_record_mark(const char *name, int skipped_frames)
 {
-    call_site here;
-    call_site_of_caller(&here, skipped_frames);
+    call_site stack;
+    call_site_of_caller(&stack, skipped_frames);
     pthread_mutex_lock(&recorder_lock);
-    record rec = record_begin(KIND_MARK, 0, 0, call_site_id(&here));
+    record rec = record_begin(KIND_MARK, 0, 0, call_site_id(&stack));
     rec.mark.name = spool_text(name);
     rec.mark.domain = spool_text("cudakit");
     record_append_and_unlock(&rec);
