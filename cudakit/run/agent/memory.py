@@ -31,6 +31,10 @@ _MOST_EVENTS = 200_000
 _OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class History:
     """The memory history of this process and its forks.
 
@@ -57,8 +61,20 @@ class History:
         atexit.register(self._at_exit)
         after_torch_import(self._torch_imported)
 
+    def run_first_at_exit(self) -> None:
+        """Save snapshots before the exit handlers of libraries that the program has imported, which free memory.
+
+        ``weakref.finalize`` registers its handler at its first call.
+        """
+        weakref = sys.modules.get("weakref")
+        if weakref:
+            weakref.finalize(self, _do_nothing)
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
+
     def _torch_imported(self) -> None:
         self._torch = sys.modules["torch"]
+        self.run_first_at_exit()
         # torch calls it when CUDA is initialized, or now if it already is.
         self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialized))
 

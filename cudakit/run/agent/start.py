@@ -101,16 +101,22 @@ def remove_from_environment(directory: str) -> None:
 def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     """Start the native recorder and return it.
 
-    Raises RuntimeError if CUDA is loaded: earlier calls would be missing.
+    Raises RuntimeError if CUDA cannot be recorded. A recording of memory alone then uses the hooks of pools.
     """
-    if settings["library"] and (library := _mapped(b"/libcuda.so")):
-        raise RuntimeError(f"CUDA was loaded before recording could start: {library}")
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
-    recorder.start(
-        settings["spool"], settings["library"], walker, patches, not settings["sanitize"]
-    )
+    memory_only = not settings["sanitize"]
+    options = [patches, memory_only] if memory_only else [patches] if patches else []
+    try:
+        _refuse_loaded_cuda(settings["library"])
+        recorder.start(settings["spool"], settings["library"], walker, *options)
+    except RuntimeError as error:
+        if not memory_only:
+            raise
+        spool.report("failed", f"allocations from the driver are not recorded: {error}")
+        settings["library"] = ""
+        recorder.start(settings["spool"], "", walker, *options)
     ranges = bool(settings["memory"])
     spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
     import atexit
@@ -124,6 +130,12 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
     return recorder
+
+
+def _refuse_loaded_cuda(library: str) -> None:
+    """Raise RuntimeError if a library is to record CUDA, but CUDA is loaded: earlier calls would be missing."""
+    if library and (loaded := _mapped(b"/libcuda.so")):
+        raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
 
 
 def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
@@ -160,6 +172,8 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = 
     imports = _torch_import()
     history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
     history.await_torch(imports.after_torch_import)
+    for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
+        imports.after_import(name, history.run_first_at_exit)
     if recorder:
         hooks = _module("_cudakit_pool_hooks", "../../gpu/capture/pool_hooks.py").PoolHooks(
             recorder,

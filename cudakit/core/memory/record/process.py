@@ -58,6 +58,11 @@ class ProcessMemory:
     has_ended: bool = False
     _open_ranges: dict[tuple[int, str], list[NamedRange]] = field(default_factory=dict)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no memory and no range was recorded."""
+        return self.model.is_empty and not self.ranges
+
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
         records = batch.records[np.isin(batch.records["kind"], _KINDS)]
