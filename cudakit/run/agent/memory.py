@@ -62,7 +62,7 @@ class History:
         after_torch_import(self._torch_imported)
 
     def run_first_at_exit(self) -> None:
-        """Save snapshots before the exit handlers of libraries that the program has imported, which free memory.
+        """Save snapshots before the exit handlers of libraries in the program, which free memory.
 
         ``weakref.finalize`` registers its handler at its first call.
         """

@@ -133,7 +133,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
 
 
 def _refuse_loaded_cuda(library: str) -> None:
-    """Raise RuntimeError if a library is to record CUDA, but CUDA is loaded: earlier calls would be missing."""
+    """Raise RuntimeError if a library is to record CUDA, but CUDA is loaded: it has missed calls."""
     if library and (loaded := _mapped(b"/libcuda.so")):
         raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
 

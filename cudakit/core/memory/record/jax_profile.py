@@ -49,7 +49,7 @@ def read_profile(compressed: bytes) -> list[Sample]:
     """Return the samples of a profile, gzip-compressed or not. Raises InputError if it is damaged."""
     try:
         return _samples(_uncompressed(compressed))
-    except (IndexError, ValueError, zlib.error) as error:
+    except (LookupError, ValueError, zlib.error) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
 
