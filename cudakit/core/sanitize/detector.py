@@ -126,8 +126,8 @@ class _TraceAnalysis:
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield the events that were not analyzed, with their counts."""
         yield self.engine.gaps
-        if self.buffer.never_read:
-            yield {NEVER_READ: self.buffer.never_read}
+        if self.buffer.never_read_count:
+            yield {NEVER_READ: self.buffer.never_read_count}
 
 
 def analyze_log(

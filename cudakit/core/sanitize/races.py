@@ -46,7 +46,7 @@ class Operation:
     thread: int
     site: int  # number of the call stack
     mode: AccessMode
-    known: Precision
+    precision: Precision
     lo: int
     hi: int
     graph: int = 0  # 0: not a graph node
@@ -101,7 +101,7 @@ class Race:
     approximate: bool = False  # the bytes are an upper bound: segments were merged
 
 
-class Grade(IntEnum):
+class LaunchPrecision(IntEnum):
     """The precision of a launch: that of its least precise access."""
 
     UNKNOWN = 0  # no access was recorded
@@ -140,17 +140,17 @@ class Coverage:
         """Whether any GPU work was recorded."""
         return bool(self.launches or self.copies or self.fills or self.graph_launches)
 
-    def count(self, grade: int, launches: int = 1) -> None:
+    def count(self, launch_precision: int, launches: int = 1) -> None:
         """Add launches of one precision."""
-        match grade:
-            case Grade.UNKNOWN:
+        match launch_precision:
+            case LaunchPrecision.UNKNOWN:
                 self.launches_unknown += launches
-            case Grade.EXACT:
+            case LaunchPrecision.EXACT:
                 self.launches_exact += launches
-            case Grade.WHOLE_TENSOR:
+            case LaunchPrecision.WHOLE_TENSOR:
                 self.launches_exact += launches
                 self.launches_whole_tensor += launches
-            case Grade.ASSUMED:
+            case LaunchPrecision.ASSUMED:
                 self.launches_assumed += launches
 
     def __add__(self, other: Coverage) -> Coverage:

@@ -17,7 +17,7 @@ from cudakit.trace.kinds import EventKind, Precision
 from cudakit.trace.layout import RECORD, Records, view
 
 # Records held back at most, 200 MB: bounds memory for programs that launch for long without waiting once.
-MOST_HELD: Final = 1 << 21
+MAX_HELD_RECORDS: Final = 1 << 21
 NEVER_READ: Final = "launch whose accesses were never read back"
 
 _Seqs: TypeAlias = npt.NDArray[np.uint64]
@@ -95,9 +95,9 @@ class ReorderBuffer:
     exact ones are dropped.
     """
 
-    def __init__(self, *, most_held: int = MOST_HELD) -> None:
-        self.never_read = 0  # launches that were given up
-        self._most_held = most_held
+    def __init__(self, *, max_held: int = MAX_HELD_RECORDS) -> None:
+        self.never_read_count = 0  # launches that were given up
+        self._most_held = max_held
         self._pending = PendingLaunches()
         self._given_up_before = 0  # all launches before this call were given up, or are complete
         self._runs: list[_SortedRecords] = []  # held back, in order of arrival
@@ -145,7 +145,7 @@ class ReorderBuffer:
         self._give_up(int(np.partition(seqs, excess - 1)[excess - 1]))
 
     def _give_up(self, last: int) -> None:
-        self.never_read += self._pending.give_up(last)
+        self.never_read_count += self._pending.give_up(last)
         self._given_up_before = last + 1
 
     def _hold(self, records: Records) -> None:
@@ -174,9 +174,9 @@ class ReorderBuffer:
 
 def reordered(records: Records) -> tuple[Records, int]:
     """Return a whole trace in order of its calls, and the number of launches never read."""
-    buffer = ReorderBuffer(most_held=len(records))
+    buffer = ReorderBuffer(max_held=len(records))
     whole = np.concatenate([buffer.feed(records), buffer.flush()])
-    return whole, buffer.never_read
+    return whole, buffer.never_read_count
 
 
 def _run(records: Records) -> _SortedRecords:
