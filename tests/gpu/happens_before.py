@@ -146,7 +146,12 @@ class Order:
         self._streams[stream] = self._executables[executable] = done
 
     def _new(
-        self, event: Event, predecessors: OperationNumbers, accesses: list[Access], stream: int, node: int = 0
+        self,
+        event: Event,
+        predecessors: OperationNumbers,
+        accesses: list[Access],
+        stream: int,
+        node: int = 0,
     ) -> Operation:
         operation = Operation(len(self.operations), predecessors, event, stream, node, accesses)
         self.operations.append(operation)

@@ -301,4 +301,6 @@ def _conflict(one: AccessMode, other: AccessMode) -> bool:
 
 
 def _is_unordered(one: Operation, two: Operation) -> bool:
-    return one is not two and one.number not in two.predecessors and two.number not in one.predecessors
+    return (
+        one is not two and one.number not in two.predecessors and two.number not in one.predecessors
+    )
