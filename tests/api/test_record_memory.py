@@ -98,9 +98,10 @@ def test_without_torch_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:
+def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:  # noqa: ARG001
     with cudakit.record_memory("step.pickle"):
         pass
 
-    settings = pickle.loads(Path("step.pickle").read_bytes())["allocator_settings"]
+    snapshot = pickle.loads(Path("step.pickle").read_bytes())  # noqa: S301
+    settings = snapshot["allocator_settings"]
     assert settings == {"device_total_bytes": [100, 101], "memory_fraction": [0.5, 0.75]}
