@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 _RUN_BACKWARD = "_engine_run_backward"
 
 
-def attribute_backward(recorder: "Any") -> None:
+def attribute_backward(recorder: "Any", *, ranges: bool = False) -> None:
     """Make torch's function that runs a backward pass register its call stack with the recorder.
 
-    Does nothing in versions of torch that have no such function.
+    With ``ranges``, each pass is also recorded as a named range. Does nothing in versions of torch that have
+    no such function.
     """
     modules = [sys.modules.get(name) for name in ("torch.autograd.graph", "torch.autograd")]
     run = getattr(modules[0], _RUN_BACKWARD, None)
     if run is None:
         return
     current_task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
-    wrapped = recorder.with_call_site(run, current_task)
+    wrapped = recorder.with_call_site(run, current_task, ranges)
     for module in modules:
         if getattr(module, _RUN_BACKWARD, None) is run:
             setattr(module, _RUN_BACKWARD, wrapped)
@@ -34,10 +35,15 @@ def attribute_backward(recorder: "Any") -> None:
 
 def after_torch_import(action: "Callable[[], None]") -> None:
     """Run an action as soon as torch is imported, which may already be the case."""
-    if "torch" in sys.modules:
+    after_import("torch", action)
+
+
+def after_import(name: str, action: "Callable[[], None]") -> None:
+    """Run an action as soon as a module is imported, which may already be the case."""
+    if name in sys.modules:
         action()
     else:
-        sys.meta_path.insert(0, _ImportHook("torch", action))
+        sys.meta_path.insert(0, _ImportHook(name, action))
 
 
 class _ImportHook:
