@@ -25,7 +25,7 @@ from cudakit.document import (
     Value,
 )
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, capitalized
 
 _COLUMNS = (
     Column("GEMM", "text"),
@@ -156,7 +156,7 @@ def _warnings(tuned: Tuned) -> Iterator[Note]:
             ("continue with --tune --tuned FILE, which keeps the complete searches",),
         )
     for sentence in tuned.warnings:
-        yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
+        yield Note("warn", f"{capitalized(sentence)}.")
     short = [entry for entry in tuned.gemms if entry.stopped == "time"]
     if short:
         yield Note(
