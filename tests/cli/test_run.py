@@ -410,13 +410,12 @@ def test_missing_ptxas_refuses_only_explicit_exact_accesses(
 TORCH = """
 import types
 
-def _dump_snapshot(path):
-    open(path, "w").close()
-
 memory = types.SimpleNamespace(
-    _record_memory_history=lambda **options: None, _dump_snapshot=_dump_snapshot
+    _record_memory_history=lambda **options: None, _snapshot=dict
 )
-cuda = types.SimpleNamespace(memory=memory, _lazy_call=lambda call: call())
+cuda = types.SimpleNamespace(
+    memory=memory, _lazy_call=lambda call: call(), device_count=lambda: 0
+)
 _C = types.SimpleNamespace(_cuda_attach_out_of_memory_observer=lambda observer: None)
 """
 
