@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Note
-from cudakit.units import format_bytes, format_count
+from cudakit.units import capitalized, format_bytes, format_count
 
 _MAX_LISTED_GAPS = 8
 
@@ -17,8 +17,7 @@ NOTHING_RECORDED = "no GPU work was recorded, so nothing was checked"
 def notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield notes on the recorded work, then on all that was not recorded, analyzed or shown."""
     yield from _recorded(result)
-    for text in result.notes:
-        yield Note("warn", text)
+    yield from recorder_notes(result)
     yield from _unknown_launches(result.coverage.launches_unknown)
     yield from _without_call_site(result.coverage)
     yield from _gaps(result)
@@ -26,22 +25,30 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     if result.coverage.suspected:
         yield _possible_races(result.coverage.suspected)
     if result.simulated:
-        yield Note("info", "simulated device: no GPU was used")
+        yield Note("info", "Simulated device: no GPU was used")
+
+
+def recorder_notes(result: SanitizeResult) -> Iterator[Note]:
+    """Yield notes on work that the recorder did not record, or recorded less exactly."""
+    for reason in result.notes:
+        yield Note("warn", capitalized(reason))
 
 
 def is_empty(result: SanitizeResult) -> bool:
-    """Return whether no GPU work was recorded at all."""
+    """Return whether no GPU work was recorded."""
     return not (result.coverage.has_work or result.gaps)
 
 
 def nothing_recorded(result: SanitizeResult) -> str:
     """Return the verdict on a run without GPU work, with the reason if it is known."""
-    return f"{NOTHING_RECORDED} ({result.no_gpu_work})" if result.no_gpu_work else NOTHING_RECORDED
+    reason = f" ({result.no_gpu_work})" if result.no_gpu_work else ""
+    return f"{NOTHING_RECORDED}{reason}"
 
 
 def _recorded(result: SanitizeResult) -> Iterator[Note]:
     if is_empty(result):
-        yield Note("warn", nothing_recorded(result))
+        if result.no_gpu_work:
+            yield Note("warn", capitalized(result.no_gpu_work))
         return
     coverage, gaps = result.coverage, sum(result.gaps.values())
     work = _nonzero_counts(
@@ -50,13 +57,13 @@ def _recorded(result: SanitizeResult) -> Iterator[Note]:
         ("fill", coverage.fills),
         ("graph launch", coverage.graph_launches),
     )
-    count = len(result.processes)
-    across = f" in {count:,} processes" if count > 1 else ""
+    process_count = len(result.processes)
+    processes = f" in {process_count:,} processes" if process_count > 1 else ""
     analyzed = f"{_count_with_noun('event', gaps)} not analyzed" if gaps else "all events analyzed"
-    yield Note("info", f"recorded {_join_words(work) or 'no work'}{across}; {analyzed}")
+    yield Note("info", f"Recorded {_join_words(work) or 'no work'}{processes}; {analyzed}")
     # If all accesses are exact, the note on the number of launches with exact accesses is enough.
     if (accesses := _accesses(coverage)) and coverage.accesses_exact < _total_accesses(coverage):
-        yield Note("info", f"accesses of kernels: {', '.join(accesses)}")
+        yield Note("info", f"Accesses of kernels: {', '.join(accesses)}")
     yield from _exactness(coverage)
 
 
@@ -75,8 +82,8 @@ def _accesses(coverage: Coverage) -> list[str]:
 
 
 def _total_accesses(coverage: Coverage) -> int:
-    known_count = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
-    return known_count + coverage.accesses_assumed + coverage.accesses_uncertain
+    recorded = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
+    return recorded + coverage.accesses_assumed + coverage.accesses_uncertain
 
 
 def _exactness(coverage: Coverage) -> Iterator[Note]:
@@ -90,10 +97,7 @@ def _exactness(coverage: Coverage) -> Iterator[Note]:
         if coverage.arenas_bytes
         else ""
     )
-    exact, launches = (
-        format_count(coverage.launches_exact),
-        _count_with_noun("kernel launch", kernels),
-    )
+    exact, launches = format_count(coverage.launches_exact), _count_with_noun("kernel launch", kernels)
     have = "has" if kernels == 1 else "have"
     yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
     if coverage.launches_whole_tensor:
@@ -103,10 +107,10 @@ def _exactness(coverage: Coverage) -> Iterator[Note]:
         )
 
 
-def _unknown_launches(unknown: int) -> Iterator[Note]:
-    if unknown:
-        launches = _count_with_noun("kernel launch", unknown)
-        yield Note("warn", f"accesses of {launches} are unknown: the arguments were not recorded")
+def _unknown_launches(count: int) -> Iterator[Note]:
+    if count:
+        launches = _count_with_noun("kernel launch", count)
+        yield Note("warn", f"Accesses of {launches} are unknown: the arguments were not recorded")
 
 
 def _without_call_site(coverage: Coverage) -> Iterator[Note]:
@@ -119,21 +123,20 @@ def _without_call_site(coverage: Coverage) -> Iterator[Note]:
 def _gaps(result: SanitizeResult) -> Iterator[Note]:
     gaps = list(result.gaps.items())
     for event, count in gaps[:_MAX_LISTED_GAPS]:
-        yield Note("warn", f"not analyzed: {event} ({_occurrences(count)})")
+        yield Note("warn", f"Not analyzed: {event} ({_occurrences(count)})")
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
         times = _occurrences(sum(count for _, count in other_gaps))
-        yield Note(
-            "warn",
-            f"not analyzed: {_count_with_noun('other kind', len(other_gaps))} of events ({times})",
-        )
+        kinds = _count_with_noun("other kind", len(other_gaps))
+        yield Note("warn", f"Not analyzed: {kinds} of events ({times})")
 
 
 def _suppressed(result: SanitizeResult) -> Iterator[Note]:
-    for hidden in result.suppressed:
-        if hidden.races:
-            races = _count_with_noun("race", hidden.races)
-            times = f", found {_occurrences(hidden.count)}"
-            yield Note("info", f"{races} suppressed by {hidden.pattern} ({hidden.origin}){times}")
+    for suppressed in result.suppressed:
+        if suppressed.races:
+            races = _count_with_noun("race", suppressed.races)
+            source = f"{suppressed.pattern} ({suppressed.origin})"
+            times = _occurrences(suppressed.count)
+            yield Note("info", f"{races} suppressed by {source}, found {times}")
 
 
 def _possible_races(count: int) -> Note:
@@ -148,8 +151,8 @@ def _possible_races(count: int) -> Note:
     )
 
 
-def _nonzero_counts(*amounts: tuple[str, int]) -> list[str]:
-    return [_count_with_noun(name, count) for name, count in amounts if count]
+def _nonzero_counts(*named_counts: tuple[str, int]) -> list[str]:
+    return [_count_with_noun(name, count) for name, count in named_counts if count]
 
 
 def _join_words(items: Sequence[str]) -> str:
