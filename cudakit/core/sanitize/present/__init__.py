@@ -32,7 +32,12 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
     is_empty = coverage.is_empty(result) and not result.races
     verdict = coverage.nothing_recorded(result) if is_empty else title(result)
     notes_on_races = map(races.race_note, result.races)
-    return (capitalized(verdict), *_incomplete(result), *notes_on_races, *coverage.recorder_notes(result))
+    return (
+        capitalized(verdict),
+        *_incomplete(result),
+        *notes_on_races,
+        *coverage.recorder_notes(result),
+    )
 
 
 def _incomplete(result: SanitizeResult) -> Iterator[Note]:

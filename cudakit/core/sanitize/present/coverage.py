@@ -97,7 +97,10 @@ def _exactness(coverage: Coverage) -> Iterator[Note]:
         if coverage.arenas_bytes
         else ""
     )
-    exact, launches = format_count(coverage.launches_exact), _count_with_noun("kernel launch", kernels)
+    exact, launches = (
+        format_count(coverage.launches_exact),
+        _count_with_noun("kernel launch", kernels),
+    )
     have = "has" if kernels == 1 else "have"
     yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
     if coverage.launches_whole_tensor:
