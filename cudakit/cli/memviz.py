@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
@@ -210,11 +211,12 @@ def memviz(
 
 
 def _show(files: tuple[str, ...], spec: MemorySpec, options: OutputOptions, top: int) -> int:
+    from cudakit.api.memory import new_allocator
     from cudakit.core.memory.analyze import analyze
     from cudakit.core.memory.present import brief, report
 
     with open_outputs(options) as outputs:
-        result = analyze(_load(files, quiet=options.quiet), spec)
+        result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
         exports = {form: partial(_exported, form, result) for form in _EXPORTS}
         outputs.write(
             Report(
@@ -263,6 +265,8 @@ def _replay(
         raise click.UsageError(
             "--what-if replays the whole device; remove --at, --stream and --pool"
         )
+    if click.get_current_context().get_parameter_source("top") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--what-if shows all rows of its tables; remove --top")
     from cudakit.api.memory import replay_snapshots
     from cudakit.core.memory.whatif import WhatIfSpec
     from cudakit.core.memory.whatif.present import brief, report

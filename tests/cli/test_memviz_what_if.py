@@ -9,6 +9,7 @@ from core.memory.load.files import pickled
 from invocation import Cli
 
 import cudakit
+from cudakit.torch_rules.settings import KEYS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OOM, TRAINING = EXAMPLES / "oom.pkl.gz", EXAMPLES / "train_python.pkl.gz"
@@ -58,6 +59,7 @@ def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
         (("--what-if", "", "--diff", OOM), "--what-if and --diff cannot be combined"),
         (("--what-if", "", "--fail-on", "growth:5%"), "--fail-on growth needs --diff"),
         (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
+        (("--what-if", "", "--top", "3"), "--what-if shows all rows of its tables; remove --top"),
         (("--what-if", "", "-o", "all.csv"), "all.csv has no suffix of a known format"),
         (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),
         (("--what-if", "", "--what-if-limit", "lots"), "lots"),
@@ -75,6 +77,13 @@ def test_invalid_what_if_options_are_a_usage_error(
     assert (run.exit_code, run.stdout) == (2, "")
     assert words in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_unknown_setting_is_answered_with_the_complete_list_of_settings(cli: Cli) -> None:
+    run = cli("memviz", OOM, "--what-if", "frobnicate:1")
+
+    _, hint = run.stderr.splitlines()
+    assert hint == f"hint: settings: {', '.join(KEYS)}"
 
 
 def test_memviz_what_if_without_a_trace_is_rejected_with_a_hint(cli: Cli, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from cudakit.trace.events import (
     Mark,
     StreamCreate,
 )
-from cudakit.trace.kinds import Known
+from cudakit.trace.kinds import Precision
 from cudakit.trace.layout import RECORD, Records, pack
 
 X = place("x")
@@ -99,8 +99,8 @@ def test_unrelated_records_are_ignored() -> None:
 
 def test_engine_counts_coverage() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.MERGED))
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY), Accessed())
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.MERGED))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.SUMMARY), Accessed())
     s.given(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
@@ -124,8 +124,8 @@ def test_engine_counts_coverage() -> None:
 
 def test_grade_of_launch_is_that_of_its_worst_access() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.ASSUMED))
-    s.kernel(1, Access(X, X + 4, READ, Known.UNCERTAIN), Access(X, X + 4, READ))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.ASSUMED))
+    s.kernel(1, Access(X, X + 4, READ, Precision.UNCERTAIN), Access(X, X + 4, READ))
     s.kernel(1, Access(X, X + 4, READ), Accessed())
     s.kernel(1, Access(X, X + 4, READ), Accessed(exact=False))
     s.call(Launch(1, "touches nothing"), Accessed())
@@ -138,12 +138,12 @@ def test_grade_of_launch_is_that_of_its_worst_access() -> None:
 def test_accesses_of_launch_may_span_batches() -> None:
     s = Scene()
     s.call(Launch(1, "k"))
-    for fact, counts in {
+    for body, counts in {
         Access(X, X + 4, READ): (0, 1, 0),
         Accessed(exact=False): (0, 0, 1),
         Access(X, X + 8, READ): (0, 0, 1),
     }.items():
-        s.feed([Event(fact, seq=s.seq)])
+        s.feed([Event(body, seq=s.seq)])
         seen = s.engine.coverage
         assert (seen.launches_unknown, seen.launches_exact, seen.launches_assumed) == counts
     s.fill(1, "y")
@@ -250,10 +250,10 @@ def test_race_describes_both_operations() -> None:
 
 
 def races(
-    events: Sequence[Event], *, cuts: Sequence[int] = (), forgets_above: int = 1024
+    events: Sequence[Event], *, cuts: Sequence[int] = (), prune_above: int = 1024
 ) -> list[Race]:
     """Return the races of a trace that is fed in pieces; ``ends`` are the calls after the pieces."""
-    engine, strings = Engine(forgets_above=forgets_above), {"": 0}
+    engine, strings = Engine(prune_above=prune_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
     ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})
     found: list[Race] = []
@@ -279,7 +279,7 @@ def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None
 
     found = Counter((race.current.seq, race.previous.stream) for race in races(events))
 
-    streams = {event.seq: event.fact.stream for event in events if hasattr(event.fact, "stream")}
+    streams = {event.seq: event.body.stream for event in events if hasattr(event.body, "stream")}
     expected = pairs(events).elements()
     assert found == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
 
@@ -298,7 +298,7 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
-    assert reported(races(events, cuts=calls, forgets_above=0)) == pairs(events)
+    assert reported(races(events, cuts=calls, prune_above=0)) == pairs(events)
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,6 +14,7 @@ from cudakit.core.devices.diagnose.check import (
     Status,
     count_of,
 )
+from cudakit.core.devices.diagnose.checks import SELF_TEST
 from cudakit.document import (
     Bytes,
     Column,
@@ -27,7 +28,7 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, capitalized
 
 _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
     Status.OK: "ok",
@@ -49,6 +50,8 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
         nodes += _variables_section(result.variables)
     else:
         nodes += _variables_line(result.variables)
+    if not (show_all or selected):
+        nodes += _self_test_line(result)
     return Document(_title(result), (*nodes, _summary(result, show_all=show_all or selected)))
 
 
@@ -72,15 +75,17 @@ def paste(result: DoctorResult) -> Document:
 
 
 def _title(result: DoctorResult) -> str:
-    label = "Simulated: " if result.simulated else ""
+    verdict = _verdict(result)
+    return f"Simulated: {verdict}" if result.simulated else capitalized(verdict)
+
+
+def _verdict(result: DoctorResult) -> str:
     failed, warned = result.failures, result.warnings
     if failed or warned:
         parts = [count_of(failed, "check") + " failed"] if failed else []
         parts += [count_of(warned, "warning")] if warned else []
-        return f"{label}{', '.join(parts)}"
-    if result.is_unknown:
-        return f"{label}no check could be performed"
-    return f"{label}no problems found"
+        return ", ".join(parts)
+    return "no check could be performed" if result.is_unknown else "no problems found"
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
@@ -135,6 +140,14 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
         ]
         if checks:
             yield Section(theme, (*passed, *_unknown(checks)))
+
+
+def _self_test_line(result: DoctorResult) -> Iterator[Node]:
+    """Yield why the self-test did not run, if ``--deep`` asked for it."""
+    steps = [check for check in result.checks if check.theme in SELF_TEST]
+    if steps and all(check.status is Status.UNKNOWN for check in steps):
+        reasons = dict.fromkeys(check.summary for check in steps)
+        yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
 
 
 def _unknown(checks: Sequence[CheckResult]) -> Iterator[Node]:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value
-from cudakit.core.memory.present.summary import growth_sentence
+from cudakit.core.memory.present.summary import growth_sentence, rising_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
 from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable
 
 
-def lines(device: DeviceMemory, top: int) -> Table:
+def memory_in_use(device: DeviceMemory, top: int) -> Iterator[Table]:
+    """List the call sites and the call stacks that hold most memory.
+
+    If each call site has one call stack, the tables would be the same: only the call stacks are listed.
+    """
+    if len(device.lines) != len(device.holders):
+        yield _lines(device, top)
+    yield _holders(device, top)
+
+
+def _lines(device: DeviceMemory, top: int) -> Table:
     """List the call sites that hold most memory."""
     return limited(
         (
@@ -26,7 +36,7 @@ def lines(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def holders(device: DeviceMemory, top: int) -> Table:
+def _holders(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most memory."""
     return limited(
         (
@@ -71,7 +81,14 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         return
     compared = f"{steps.count} moments compared; steps found by {steps.source}"
     if not device.leaks:
-        yield Note("ok", f"No call stack grows from step to step ({compared}).")
+        if device.steps.rising:
+            yield Note(
+                "info",
+                f"No call stack holds more memory after each step ({compared}), but"
+                f" {rising_sentence(device)} (section Peak per step).",
+            )
+        else:
+            yield Note("ok", f"No call stack grows from step to step ({compared}).")
         return
     yield Note("warn", f"{growth_sentence(device)[:-1]} ({compared}).")
     yield limited(

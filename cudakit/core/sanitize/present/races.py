@@ -18,8 +18,8 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.trace.kinds import How, Known
-from cudakit.units import Unavailable, format_bytes, format_count
+from cudakit.trace.kinds import AllocationKind, Precision
+from cudakit.units import Unavailable, capitalized, format_bytes, format_count
 
 MEANINGS: Final = {
     RaceKind.READ_AFTER_WRITE: "An operation reads memory that another one may still be writing.",
@@ -35,20 +35,20 @@ MEANINGS: Final = {
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
 _KNOWN: Final = {
-    Known.EXACT: "exact",
-    Known.MERGED: "known as merged ranges, since the exact ones were too many",
-    Known.SUMMARY: "a store to some part of the tensor",
-    Known.ASSUMED: "assumed from a pointer argument",
-    Known.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
+    Precision.EXACT: "exact",
+    Precision.MERGED: "known as merged ranges, since the exact ones were too many",
+    Precision.SUMMARY: "a store to some part of the tensor",
+    Precision.ASSUMED: "assumed from a pointer argument",
+    Precision.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
 
 _HOW: Final = {
-    How.SYNC: "device memory",
-    How.STREAM_ORDERED: "stream-ordered device memory",
-    How.VIRTUAL: "device memory mapped into a reserved address range",
-    How.PINNED: "pinned host memory",
-    How.MANAGED: "managed memory",
-    How.GRAPH: "allocated by a graph node",
+    AllocationKind.SYNC: "device memory",
+    AllocationKind.STREAM_ORDERED: "stream-ordered device memory",
+    AllocationKind.VIRTUAL: "device memory mapped into a reserved address range",
+    AllocationKind.PINNED: "pinned host memory",
+    AllocationKind.MANAGED: "managed memory",
+    AllocationKind.GRAPH: "allocated by a graph node",
 }
 
 
@@ -68,7 +68,7 @@ def describe_access(side: Side, memory: Memory | None) -> str:
     does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
     if side.operation in ("allocation", "free") or not does:
         return f"{size} at {at}"
-    if side.known >= Known.ASSUMED:
+    if side.known >= Precision.ASSUMED:
         return f"receives a pointer to {at}; may {' and '.join(does)} up to {size} from there"
     atomically = " atomically" if side.atomic else ""
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
@@ -76,7 +76,7 @@ def describe_access(side: Side, memory: Memory | None) -> str:
 
 def describe_precision(race: FoundRace) -> str:
     """Return the precision of both accesses."""
-    if race.previous.known is race.current.known is Known.EXACT:
+    if race.previous.known is race.current.known is Precision.EXACT:
         return "both accesses are exact"
     return (
         f"the earlier access is {_KNOWN[race.previous.known]}, "
@@ -99,7 +99,7 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 def race(race: FoundRace, number: int, *, several_processes: bool) -> Section:
     """Return the section of one race, the ``number``-th of the report."""
     facts = Facts(tuple(_facts(race, several_processes=several_processes)))
-    return Section(_heading(race, number), (_note(race), *diagram(race, number), facts))
+    return Section(_heading(race, number), (race_note(race), *diagram(race, number), facts))
 
 
 def _heading(race: FoundRace, number: int) -> str:
@@ -107,14 +107,15 @@ def _heading(race: FoundRace, number: int) -> str:
     return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{times}"
 
 
-def _note(race: FoundRace) -> Note:
+def race_note(race: FoundRace) -> Note:
+    """Return the sentence of a race with its remedies, and the finding for structured formats."""
     sides = (("later", race.current), ("earlier", race.previous))
     places = [(f"{when}: {_what(side)}", _stack(side)) for when, side in sides]
     if race.memory:
         places.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(places), race.count)
     level = _LEVELS[race.confidence]
-    return Note(level, race.sentence, (race.hint, *race.remedies), finding)
+    return Note(level, capitalized(race.sentence), (race.hint, *race.remedies), finding)
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:

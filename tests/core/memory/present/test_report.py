@@ -84,6 +84,19 @@ def captions(result: MemoryResult, top: int) -> list[str]:
     return [node.caption for part in sections for node in part.nodes if isinstance(node, Table)]
 
 
+def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
+    tables = {
+        name: [
+            len(section.nodes)
+            for section in report(examined(name)).nodes
+            if isinstance(section, Section) and section.title.startswith("Memory by call site")
+        ]
+        for name in ("tests/data/leak.pkl.gz", "examples/oom.pkl.gz")
+    }
+
+    assert tables == {"tests/data/leak.pkl.gz": [1], "examples/oom.pkl.gz": [2]}
+
+
 def test_page_of_several_devices_draws_the_layout_of_each() -> None:
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))
@@ -92,14 +105,14 @@ def test_page_of_several_devices_draws_the_layout_of_each() -> None:
         assert all(f"{address:#x}: " in page for address in device.layout.segments.address.tolist())
 
 
-def test_report_begins_with_the_finding_the_holder_and_the_next_step() -> None:
+def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
     notes = report(examined("tests/data/leak.pkl.gz")).nodes[:3]
 
     assert all(isinstance(note, Note) for note in notes)
-    finding, holder, next_step = (note.text for note in notes if isinstance(note, Note))
-    assert finding == "1 call stack holds 1.95 MiB more after each step."
-    assert "record_snapshots.py:96 _forgotten" in holder
-    assert next_step.startswith("Next step: find the reference")
+    state, cause, action = (note.text for note in notes if isinstance(note, Note))
+    assert state == "1 call stack holds 1.95 MiB more after each step."
+    assert "record_snapshots.py:96 _forgotten" in cause
+    assert action.startswith("Action: find the reference")
 
 
 def test_report_of_a_consistent_file_says_that_trace_and_state_agree() -> None:

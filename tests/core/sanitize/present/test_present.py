@@ -24,7 +24,7 @@ from core.sanitize.sample_races import (
     work,
 )
 
-from cudakit.core.sanitize.present import report, title
+from cudakit.core.sanitize.present import brief, report, title
 from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
@@ -38,21 +38,21 @@ from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.suppressions import parse
 from cudakit.document import Columns, Document, Note, Section, View
 from cudakit.render import console, html, sarif
-from cudakit.trace.kinds import Kind, Mode
+from cudakit.trace.kinds import AccessMode, EventKind
 
 CERTAIN = Confidence.CERTAIN
 
 OVERWRITTEN = race(
     RaceKind.WRITE_AFTER_READ,
     confidence=CERTAIN,
-    current=work(Kind.FILL, seq=240, stream=OTHER),
-    previous=work(mode=Mode.READ, seq=230, site=STEP),
+    current=work(EventKind.FILL, seq=240, stream=OTHER),
+    previous=work(mode=AccessMode.READ, seq=230, site=STEP),
     allocation=None,
     last_sync=None,
 )
 FREED = race(
     RaceKind.USE_AFTER_FREE,
-    current=work(Kind.FREE, seq=300, stream=OWN),
+    current=work(EventKind.FREE, seq=300, stream=OWN),
     previous=kernel("triton_poi_fused_add_0"),
     last_sync=Sync(SyncKind.HOST, 90, WAIT, 90, WAIT),
 )
@@ -66,13 +66,13 @@ IN_A_GRAPH = race(
 REUSED = race(
     RaceKind.REUSE,
     current=kernel(stream=OWN),
-    previous=work(mode=Mode.READ),
+    previous=work(mode=AccessMode.READ),
     last_sync=Sync(SyncKind.DEFAULT_STREAM, 90, WAIT, 91, WAIT),
 )
 ON_THE_HOST = race(
     RaceKind.HOST,
     confidence=CERTAIN,
-    current=work(seq=130, stream=0, mode=Mode.READ, site=WAIT),
+    current=work(seq=130, stream=0, mode=AccessMode.READ, site=WAIT),
 )
 
 
@@ -121,8 +121,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no GPU work was recorded, so nothing was checked\n")
-    assert "nothing was checked" in text
+    assert text.startswith("No GPU work was recorded, so nothing was checked\n")
 
 
 def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
@@ -136,13 +135,14 @@ def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
 def test_result_without_gpu_work_gives_the_reason() -> None:
     empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
-    assert "nothing was checked (no CUDA device)" in read(empty)
+    assert read(empty).endswith("! No CUDA device\n")
+    assert brief(empty) == ("No GPU work was recorded, so nothing was checked (no CUDA device)",)
 
 
 @pytest.mark.parametrize(
     ("races", "verdict"),
     [
-        ((), "no races found"),
+        ((), "No races found"),
         ((race(),), "1 race between streams"),
         ((race(), race()), "1 race between streams, found 2 times"),
         ((race(), OVERWRITTEN), "2 races between streams"),

@@ -2,38 +2,39 @@
 
 #include <string.h>
 
-/* Field positions in the map, as 32-bit words, derived from the fields that the PTX instruction
- * tensormap.replace writes; recorded maps agree. */
+/* Positions of the fields in a tensor map, in 32-bit words. They are derived from the fields that the PTX instruction
+ * tensormap.replace writes, and agree with maps that the driver encoded. */
 enum {
     ADDRESS = 0,
     FORM = 2,
-    STRIDES = 3,  /* of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
-    UPPER = 7,    /* upper bits of strides: 4 bits each */
-    DIMS = 8,     /* minus one */
-    STEPS = 13,   /* minus one: 3 bits each */
-    BOX = 13,     /* minus one: a byte each, from the top byte of this word on; im2col: of the first dimension */
+    STRIDES = 3, /* strides of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
+    UPPER = 7,   /* upper bits of the strides: 4 bits each */
+    DIMS = 8,    /* sizes of the dimensions minus one */
+    STEPS = 13,  /* steps minus one: 3 bits each */
+    BOX =
+        13, /* box sizes minus one: a byte each, from the top byte of this word on; im2col: one size, of the channels */
     CORNERS = 14, /* im2col: lower corner in the lower half, upper corner in the upper half */
-    PIXELS = 15,  /* im2col: minus one, in the lower 10 bits */
+    PIXELS = 15,  /* im2col: number of pixels minus one, in the lower 10 bits */
     WORDS = 16,
 };
 
 #define BITS(word, shift, count) ((word) >> (shift) & ((1u << (count)) - 1))
 
-/* Bits of the word FORM, from the lowest: format kind, rank minus one, element type, interleave; then the
- * shared memory swizzle, out-of-bounds fill, TF32 rounding and L2 promotion, which do not affect addresses;
- * the rest is always 0. */
+/* Fields of the word FORM, from the lowest bit: format kind, rank minus one, element type, interleave. The next
+ * fields do not affect addresses: swizzle, out-of-bounds fill, TF32 rounding, L2 promotion. The remaining bits are
+ * always 0. */
 #define FORMAT_KIND(form) BITS(form, 0, 4) /* bit 0: im2col; bit 1: set by cuBLAS and cuDNN, not by the driver */
 #define RANK(form) (BITS(form, 4, 3) + 1)
 #define TYPE(form) BITS(form, 7, 4)
 #define INTERLEAVE(form) BITS(form, 11, 2)
-#define UNKNOWN(form) BITS(form, 23, 9)
+#define UNKNOWN_BITS(form) BITS(form, 23, 9)
 
 static const uint8_t BYTES_OF_TYPE[16] = {
     1, 2, 4, 4, 8, 8, /* integers: u8, u16, u32, s32, u64, s64 */
     2, 4, 4, 8, 2,    /* f16, f32 (and tf32), f32 and tf32 with denormals flushed to zero, f64, bf16 */
 };
 
-/* Decode the fields of im2col. A corner has 16, 8 or 5 signed bits for each of 1, 2 or 3 spatial dimensions
+/* Decode the fields of an im2col map. Corner coordinates have 16, 8 or 5 signed bits, for 1, 2 or 3 spatial dimensions
  * (CUDA Driver API, cuTensorMapEncodeIm2col). */
 static bool decode_im2col(const uint32_t words[WORDS], tensor_map *map)
 {
@@ -52,14 +53,14 @@ static bool decode_im2col(const uint32_t words[WORDS], tensor_map *map)
     return true;
 }
 
-bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
+bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 {
     uint32_t words[WORDS];
     memcpy(words, content, sizeof words);
     const uint32_t form = words[FORM];
     *map = (tensor_map){.address = content[ADDRESS], .rank = RANK(form), .interleave = INTERLEAVE(form)};
     map->strides[0] = BYTES_OF_TYPE[TYPE(form)];
-    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN(form) || FORMAT_KIND(form) & ~3u)
+    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN_BITS(form) || FORMAT_KIND(form) & ~3u)
         return false;
     for (unsigned i = 0; i < map->rank; i++) {
         const unsigned box_bit = 24 + 8 * i;
@@ -76,39 +77,41 @@ bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 
 bool tensor_map_end(const tensor_map *map, uint64_t *end)
 {
-    bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
-    for (unsigned i = 0; fits && i < map->rank; i++) {
-        uint64_t length;
-        fits = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &length) &&
-               !__builtin_add_overflow(*end, length, end);
+    bool is_valid = !__builtin_add_overflow(map->address, map->strides[0], end);
+    for (unsigned i = 0; is_valid && i < map->rank; i++) {
+        uint64_t extent;
+        is_valid = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &extent) &&
+                   !__builtin_add_overflow(*end, extent, end);
     }
-    return fits;
+    return is_valid;
 }
 
 /* --- boxes ---------------------------------------------------------------------------------------- */
 
-/* Of the elements of a box, every ``step``th is moved, from the first one on. */
+/* Return the number of elements of a box that are moved in one dimension: the first, and every ``steps``th after
+ * it. */
 static uint32_t moved_elements(const tensor_map *map, unsigned i)
 {
     return (map->box[i] + map->steps[i] - 1) / map->steps[i];
 }
 
-/* Return the number of elements of a box inside the tensor in one dimension, and the coordinate of the
- * first. */
-static uint32_t clip(const tensor_map *map, unsigned i, int64_t at, uint64_t *first)
+/* Return the number of moved elements of a box that are inside the tensor in one dimension, and set ``first`` to the
+ * coordinate of the first one. */
+static uint32_t clip_dimension(const tensor_map *map, unsigned i, int64_t coordinate, uint64_t *first)
 {
     const int64_t step = map->steps[i], count = moved_elements(map, i), end = (int64_t)map->dims[i];
-    const int64_t from = at < 0 ? (-at + step - 1) / step : 0;
-    int64_t to = at < end ? (end - at + step - 1) / step : 0;
-    if (to > count)
-        to = count;
-    *first = (uint64_t)(at + from * step);
-    return to > from ? (uint32_t)(to - from) : 0;
+    const int64_t first_moved = coordinate < 0 ? (-coordinate + step - 1) / step : 0;
+    int64_t end_moved = coordinate < end ? (end - coordinate + step - 1) / step : 0;
+    if (end_moved > count)
+        end_moved = count;
+    *first = (uint64_t)(coordinate + first_moved * step);
+    return end_moved > first_moved ? (uint32_t)(end_moved - first_moved) : 0;
 }
 
-/* Upper limit of shared memory. */
+/* Upper limit of the shared memory of a block. */
 #define MAX_SHARED_BYTES (1u << 18)
 
+/* Return whether the memory of a box follows from the decoded fields with certainty. */
 static bool is_certain(const tensor_map *map)
 {
     uint64_t bytes = map->strides[0] * map->box[0];
@@ -117,14 +120,14 @@ static bool is_certain(const tensor_map *map)
     return !map->interleave && !map->is_im2col && map->steps[0] == 1 && bytes <= MAX_SHARED_BYTES;
 }
 
-/* Add count * stride to ``to``; false on overflow. */
-static bool add_product(uint64_t *to, uint64_t count, uint64_t stride)
+/* Add count * stride to ``sum``; false on overflow. */
+static bool add_product(uint64_t *sum, uint64_t count, uint64_t stride)
 {
     uint64_t distance;
-    return !__builtin_mul_overflow(count, stride, &distance) && !__builtin_add_overflow(*to, distance, to);
+    return !__builtin_mul_overflow(count, stride, &distance) && !__builtin_add_overflow(*sum, distance, sum);
 }
 
-bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent *extent)
+bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], box_extent *extent)
 {
     *extent = (box_extent){.begin = map->address};
     if (!is_certain(map))
@@ -132,7 +135,7 @@ bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent
     uint64_t end = map->address;
     for (unsigned i = 0; i < map->rank; i++) {
         uint64_t first;
-        const uint32_t count = clip(map, i, at[i], &first);
+        const uint32_t count = clip_dimension(map, i, coordinates[i], &first);
         const uint64_t stride = map->strides[i] * map->steps[i];
         if (!count) {
             extent->bytes = 0;

@@ -11,6 +11,7 @@
 
 /* --- memory -------------------------------------------------------------------------------------- */
 
+/* Return the kind of an allocation, HOW_*. */
 static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
     switch (cbid) {
@@ -20,7 +21,7 @@ static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *
     }
     if (memory->flags & MEMORY_MANAGED)
         return HOW_MANAGED;
-    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* mapped virtual memory has no context */
+    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* only mapped virtual memory has no context */
 }
 
 static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
@@ -46,7 +47,7 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     rec.device = (int16_t)memory->device;
     if (cbid == RESOURCE_FREE_ASYNC)
         rec.memory.how = HOW_STREAM_ORDERED;
-    else /* cuMemFree synchronises, also for stream-ordered allocations */
+    else /* cuMemFree synchronizes with the device, even if the memory is from cuMemAllocAsync */
         rec.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
     record_append_and_unlock(&rec);
 }
@@ -55,13 +56,13 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 
 static void on_context_created(const Sanitizer_ResourceContextData *data)
 {
-    Sanitizer_StreamHandle legacy = NULL;
-    if (sanitizer.stream_handle(data->context, NULL, &legacy))
-        legacy = NULL;
+    Sanitizer_StreamHandle legacy_stream = NULL;
+    if (sanitizer.stream_handle(data->context, NULL, &legacy_stream))
+        legacy_stream = NULL;
     pthread_mutex_lock(&recorder_lock);
     context_created(data->context, data->device);
-    if (legacy)
-        stream_created(legacy, data->context, STREAM_LEGACY, 0, 0);
+    if (legacy_stream)
+        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -73,33 +74,35 @@ static void on_context_destroying(const Sanitizer_ResourceContextData *data)
     record_append_and_unlock(&rec);
 }
 
+/* Return the kind of a new stream, STREAM_*. */
 static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
 {
-    switch (this_thread.function) {
+    switch (this_thread.cbid) {
     case CBID_cuStreamCreate:
     case CBID_cuStreamCreateWithPriority:
         return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
     case CBID_cuGreenCtxStreamCreate: return STREAM_NONBLOCKING;
     }
-    /* The per-thread default stream is created at its first use. The driver also creates internal streams,
-     * for a context under construction and for graphs. */
-    bool internal = !context_is_created(data->context) || this_thread.graph || this_thread.in_graph;
-    return data->stream || internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
+    /* No call creates the per-thread default stream: it is created at its first use. The driver also creates streams
+     * of its own, while it creates a context and for graphs. */
+    bool is_internal =
+        !context_is_created(data->context) || this_thread.instantiated_graph || this_thread.in_graph_launch;
+    return data->stream || is_internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
 }
 
 static void on_stream_created(const Sanitizer_ResourceStreamData *data)
 {
-    call_site here;
-    call_site_here(&here);
+    call_site stack;
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
-                   call_site_id(&here));
+                   call_site_id(&stack));
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
 {
-    if (exact_owns_stream(data->hStream))
+    if (exact_is_recorder_stream(data->hStream))
         return;
     exact_stream_destroying(data->context, data->hStream);
     record rec = record_begin_and_lock(KIND_STREAM_DESTROY, data->context, data->hStream);
