@@ -270,24 +270,26 @@ class Memop:
 
 @dataclass(frozen=True, slots=True)
 class RangePush:
-    """A named range (NVTX) of the thread begins. Reserved: no recorder writes ranges and marks yet."""
+    """A named range of NVTX begins: one of the thread, or with a number one of the whole process."""
 
     kind: ClassVar[Kind] = Kind.RANGE_PUSH
     name: Text
-    domain: Text = ""
+    domain: Text = ""  # empty: NVTX's default domain
+    number: U64 = 0  # of a range that any thread may end; 0: a range of the thread
 
 
 @dataclass(frozen=True, slots=True)
 class RangePop:
-    """The innermost range of the thread ends."""
+    """The innermost range of the thread in a domain ends, or with a number that range of the process."""
 
     kind: ClassVar[Kind] = Kind.RANGE_POP
     domain: Text = ""
+    number: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named instant (NVTX)."""
+    """A named instant of NVTX."""
 
     kind: ClassVar[Kind] = Kind.MARK
     name: Text

@@ -30,7 +30,7 @@ class Kind(IntEnum):
     GRAPH_EDGE = 20
     GRAPH_LAUNCH = 21
     MEMOP = 22
-    RANGE_PUSH = 23  # this and the next two are reserved for NVTX: no recorder writes them yet
+    RANGE_PUSH = 23  # this and the next two are those of NVTX
     RANGE_POP = 24
     MARK = 25
     GAP = 26

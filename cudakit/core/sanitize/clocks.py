@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from cudakit.core.sanitize.races import Sync
 from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.ranges import OpenRange
 
 Clock: TypeAlias = list[int]  # by slot: the last tick that happens before
 Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronization that established this order
@@ -104,6 +105,7 @@ class Call:
     device: int
     thread: int
     site: int
+    innermost_range: OpenRange | None = None  # of NVTX, when the call was made
     graph: int = 0
     node: int = 0
     release: Release | None = (

@@ -23,6 +23,7 @@ from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
     Grade,
+    NamedRange,
     Operation,
     Race,
     RaceKind,
@@ -31,6 +32,7 @@ from cudakit.core.sanitize.record_batch import AccessRow, RecordBatch, sorted_by
 from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS, Shadow, coarsen, prune
 from cudakit.trace.kinds import Kind, Known, Mode
 from cudakit.trace.layout import Records
+from cudakit.trace.ranges import RangeTracker
 
 
 class RaceDescriber:
@@ -101,7 +103,14 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         hi=access.hi,
         graph=call.graph,
         node=call.node,
+        ranges=tuple(_ranges(call, strings)),
     )
+
+
+def _ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
+    """Yield the NVTX ranges that were open at a call, outermost first."""
+    for each in reversed(list(call.innermost_range or ())):
+        yield NamedRange(strings[each.name], strings[each.domain])
 
 
 _LAUNCH: Final = int(Kind.LAUNCH)
@@ -154,6 +163,7 @@ class Engine:
         }
         # Adds accesses to the last call that can have any.
         self._add_accesses: _AccessHandler = self._work.accesses
+        self._ranges = RangeTracker()
         self._last_seq = 0
         self._last_grade: int | None = None  # of the last call, if it was a launch
         self._arenas: dict[int, int] = {}  # device memory used for recording, by device
@@ -168,7 +178,7 @@ class Engine:
         records = sorted_by_call(records)
         for begin in range(0, len(records), _RECORDS_AT_ONCE):
             for thread_records in self._by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
-                self._feed(RecordBatch(thread_records, self._last_seq))
+                self._feed(RecordBatch(thread_records, self._last_seq, self._ranges))
                 self._last_seq = int(thread_records["seq"][-1])
             self._forget_ordered()
         self._graphs.finish()

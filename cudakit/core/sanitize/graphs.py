@@ -120,7 +120,14 @@ class GraphLaunch:
             accesses = self._accesses(number)
             if accesses:
                 site = added.call.site or own.site
-                yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses
+                call = replace(
+                    added.call,
+                    seq=own.seq,
+                    stream=own.stream,
+                    site=site,
+                    innermost_range=own.innermost_range,
+                )
+                yield call, accesses
 
     def grade(self, number: int) -> Grade:
         """Return the precision of a node; a node without any recorded access counts as assumed."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from cudakit.core.sanitize.races import NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
@@ -73,6 +74,18 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
             return f"stream {number} (non-blocking)"
         case _:
             return f"stream {number}"
+
+
+_SHOWN_RANGES = 3
+
+
+def in_range(ranges: Sequence[NamedRange]) -> str:
+    """Return the innermost NVTX ranges: ``, in range 'step 7 / backward'``; empty without any."""
+    if not ranges:
+        return ""
+    names = [cut(named.name, SHORT) or "unnamed" for named in ranges[-_SHOWN_RANGES:]]
+    outer = ["…"] if len(ranges) > _SHOWN_RANGES else []
+    return f", in range '{' / '.join(outer + names)}'"
 
 
 def _without_signature(text: str) -> str:

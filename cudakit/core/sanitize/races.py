@@ -34,6 +34,14 @@ class Confidence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class NamedRange:
+    """A range of NVTX, which a program or a library opened around an operation."""
+
+    name: str  # as the program named it; may be empty
+    domain: str  # the NVTX domain; empty for the default domain
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One side of a race: an access to the bytes from ``lo`` up to ``hi``. Numbers are those of the trace."""
 
@@ -51,6 +59,7 @@ class Operation:
     hi: int
     graph: int = 0  # 0: not a graph node
     node: int = 0
+    ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
 
 
 class SyncKind(StrEnum):

@@ -13,6 +13,7 @@ from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import Grade
 from cudakit.trace.kinds import Kind, Known
 from cudakit.trace.layout import Records, view
+from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # The kinds that the engine handles, and the fields that its handlers take, in order. Other kinds are skipped.
 FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
@@ -64,16 +65,19 @@ class RecordBatch:
     ``kinds`` lists the kinds of the calls, ``following`` the number of accesses after each call; ``leading``
     is the number of accesses before the first call. ``strays`` counts accesses whose call is missing.
     ``grades`` lists the precision of each launch; ``leading_grade`` is that of the accesses before the first
-    call. ``launches_without_call_site`` counts launches whose call stack is unknown.
+    call. ``launches_without_call_site`` counts launches whose call stack is unknown. ``ranges`` follows the
+    NVTX ranges of the trace.
     """
 
-    def __init__(self, records: Records, last_seq: int) -> None:
+    def __init__(self, records: Records, last_seq: int, ranges: RangeTracker) -> None:
+        innermost = ranges.follow(records)
         is_more = _belongs_to_previous_call(records)
         handled = _IS_HANDLED[records["kind"]] & ~_strays(records, is_more, last_seq)
         self.strays = 0
         if not handled.all():
             self.strays = int(np.count_nonzero(records["kind"][~handled] == Kind.ACCESS))
             records, is_more = records[handled], is_more[handled]
+            innermost = None if innermost is None else innermost[handled]
         kinds = records["kind"]
         is_access = kinds == Kind.ACCESS
         calls = np.flatnonzero(~is_more)
@@ -90,7 +94,7 @@ class RecordBatch:
         self.launches_without_call_site = int(np.count_nonzero(no_stack))
         self.following: list[int] = following.tolist()
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
-            kind: _calls(view(records[(kinds == kind) & ~is_more], kind), kind)
+            kind: _calls(records, innermost, (kinds == kind) & ~is_more, kind)
             for kind in map(Kind, set(self.kinds))
         }
         accesses = view(records[is_access], Kind.ACCESS)
@@ -144,13 +148,16 @@ def _by_call(
     return reduction.reduceat(values.view(np.uint8), calls, dtype=np.int64)
 
 
-def _calls(records: Records, kind: Kind) -> Iterator[tuple[Any, ...]]:
-    """Yield the call of each record, followed by its own fields."""
+def _calls(
+    records: Records, innermost: OpenRanges | None, is_kind: _Mask, kind: Kind
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the call of each marked record, all of one kind, followed by its own fields."""
+    records = view(records[is_kind], kind)
     named = kind in (Kind.LAUNCH, Kind.GRAPH_NODE)
     names = records["name"].tolist() if named else repeat(0)
-    calls = map(
-        Call, records["seq"].tolist(), repeat(int(kind)), names, *_lists(records, _CALL_FIELDS)
-    )
+    ranges = repeat(None) if innermost is None else innermost[is_kind].tolist()
+    numbers = _lists(records, _CALL_FIELDS)
+    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *numbers, ranges)
     return zip(calls, *_lists(records, FIELDS[kind]), strict=False)
 
 

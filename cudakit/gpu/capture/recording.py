@@ -166,10 +166,10 @@ def _record_cuda(
     readiness = readiness or preflight(None)
     if isinstance(readiness, Ready):
         ready, why_not = add_device_patches(readiness, accesses, directory)
-        recorder = _subscribe(ready, directory)
+        recorder, why_no_ranges = _subscribe(ready, directory)
         return CudaRecording(
             accesses="exact" if ready.patches else "arguments",
-            notes=(why_not,) if why_not else (),
+            notes=tuple(filter(None, (why_not, why_no_ranges))),
             flush=getattr(recorder, "read", None),
         )
     if device_count():
@@ -177,21 +177,21 @@ def _record_cuda(
     return NOT_RECORDED
 
 
-def _subscribe(ready: Ready, directory: Path) -> Any:
-    """Start the recorder and return its module."""
+def _subscribe(ready: Ready, directory: Path) -> tuple[Any, str]:
+    """Start the recorder; return its module, and why NVTX ranges are not recorded, if so."""
     frames = ready.frames.get(sys.implementation.cache_tag)
     walker = _load("_frames", frames).walker if frames else 0
     patches = [(number, path.read_bytes()) for number, path in ready.patches.items()]
     recorder = _load("_recorder", ready.recorder)
     try:
-        recorder.start(str(directory), str(ready.library), walker, *([patches] if patches else []))
+        other = recorder.start(str(directory), str(ready.library), walker, patches)
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
     after_torch_import(partial(attribute_backward, recorder))
-    return recorder
+    return recorder, other and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other}"
 
 
 def _load(name: str, path: Path) -> Any:

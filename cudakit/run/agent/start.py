@@ -103,7 +103,9 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
-    recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
+    other = recorder.start(settings["spool"], settings["library"], walker, patches)
+    if other:
+        spool.report("failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other}")
     spool.attempt(lambda: attribute_backward(recorder, spool))
     import atexit
 

@@ -58,7 +58,8 @@ def test_record_layout_equals_trace_layout() -> None:
         "fill": Kind.FILL, "stream_create": Kind.STREAM_CREATE, "event": Kind.EVENT_RECORD,
         "node": Kind.GRAPH_NODE, "edge": Kind.GRAPH_EDGE, "graph_launch": Kind.GRAPH_LAUNCH,
         "memop": Kind.MEMOP, "host_call": Kind.HOST_CALL, "gap": Kind.GAP,
-        "accessed": Kind.ACCESSED, "arenas": Kind.ARENAS,
+        "accessed": Kind.ACCESSED, "arenas": Kind.ARENAS, "range": Kind.RANGE_PUSH,
+        "range_pop": Kind.RANGE_POP,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")

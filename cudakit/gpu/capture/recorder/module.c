@@ -23,11 +23,14 @@ static PyObject *raise_error(const char *why)
 }
 
 PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
-                        "Record what CUDA does into a directory, until stop().\n\n"
-                        "library is the path of libsanitizer-public.so, walker the address that\n"
+                        "Record what CUDA and NVTX do into a directory, until stop().\n\n"
+                        "library is the path of libsanitizer-public.so; if it is empty, CUDA is not\n"
+                        "recorded and may have been used before. walker is the address that\n"
                         "of _frames.walker. patches are pairs of a compute capability, such as 90,\n"
                         "and the bytes of its patch: with them, kernels report what they access.\n"
-                        "Call it before CUDA is used. Raises RuntimeError.");
+                        "Call it before CUDA and NVTX are used. Returns None, or the path of another\n"
+                        "library that NVTX_INJECTION64_PATH names: then NVTX is not recorded. Raises\n"
+                        "RuntimeError.");
 
 /* Add the patches of a sequence of (capability, image) pairs; on failure return -1 with an exception set. */
 static int add_patches(PyObject *patches)
@@ -62,9 +65,11 @@ static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
         return NULL;
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
-    if (!subscription_begin(library, why, sizeof why))
+    if (!*library)
+        tracing_begin();
+    else if (!subscription_begin(library, why, sizeof why))
         return raise_error(why);
-    Py_RETURN_NONE;
+    return Py_BuildValue("z", nvtx_inject());
 }
 
 PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not recording.");
@@ -269,6 +274,8 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, arenas.size_bytes) \
     X(record, memop.address) X(record, memop.flag) \
     X(record, host_call.phase) \
+    X(record, range.name) X(record, range.domain) X(record, range.number) \
+    X(record, range_pop.domain) X(record, range_pop.number) \
     X(record, gap.what) X(record, gap.count)
 /* clang-format on */
 

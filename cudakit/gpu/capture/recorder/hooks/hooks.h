@@ -14,6 +14,16 @@ bool subscription_begin(const char *library, char *why, size_t why_bytes);
 /* Stop recording. Also runs at process exit: after the program, before the driver's own exit handlers. */
 void subscription_end(void);
 
+/* Start recording NVTX ranges without a subscription, to a spool that is open. Does nothing if already recording. */
+void tracing_begin(void);
+
+/* Start or stop recording the calls of NVTX. */
+void nvtx_enable(bool enable);
+
+/* Make NVTX load this library in the process and its children. Return NULL, or the path of another library that the user
+ * has chosen and that is loaded instead. Call it before the program uses NVTX. */
+const char *nvtx_inject(void);
+
 /* Handle a callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 

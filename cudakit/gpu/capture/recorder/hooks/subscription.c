@@ -12,12 +12,13 @@
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/ranges.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
 
 static Sanitizer_SubscriberHandle subscriber;
-static bool subscribed;
+static bool subscribed, tracing; /* tracing: the process handlers are registered and NVTX ranges are recorded */
 
 /* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
 static const struct {
@@ -148,6 +149,7 @@ static void after_fork_in_child(void)
     memset(&this_thread, 0, sizeof this_thread);
     spool_forked();
     call_sites_clear();
+    ranges_clear();
     graphs_clear();
     kernels_clear();
     ids_clear();
@@ -162,9 +164,16 @@ static void register_process_handlers(void)
     atexit(subscription_end);
 }
 
-bool subscription_begin(const char *library, char *why, size_t why_bytes)
+void tracing_begin(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_process_handlers);
+    tracing = true;
+    nvtx_enable(true);
+}
+
+bool subscription_begin(const char *library, char *why, size_t why_bytes)
+{
     if (subscribed) {
         snprintf(why, why_bytes, "this process is being recorded already");
         return false;
@@ -183,17 +192,21 @@ bool subscription_begin(const char *library, char *why, size_t why_bytes)
         subscription_end();
         return false;
     }
-    pthread_once(&once, register_process_handlers);
+    tracing_begin();
     return true;
 }
 
 void subscription_end(void)
 {
-    if (!subscribed)
+    if (!subscribed && !tracing)
         return;
-    exact_finish();
-    subscribed = false;
-    sanitizer.unsubscribe(subscriber);
+    nvtx_enable(false);
+    tracing = false;
+    if (subscribed) {
+        exact_finish();
+        subscribed = false;
+        sanitizer.unsubscribe(subscriber);
+    }
     pthread_mutex_lock(&recorder_lock);
     spool_close();
     pthread_mutex_unlock(&recorder_lock);

@@ -18,6 +18,7 @@
 struct backward_pass {
     call_site started_at;
     pthread_t thread;
+    const open_ranges *ranges; /* of the thread, which is blocked in the pass */
     backward_pass *next;
 };
 
@@ -91,6 +92,15 @@ uint32_t call_site_id(const call_site *here)
     return here->depth > 0 ? known_id(here, false) : backward_id();
 }
 
+const open_ranges *backward_ranges(bool *is_backward_thread)
+{
+    const backward_pass *pass = active_passes;
+    if (!pass || pass->next)
+        return NULL;
+    *is_backward_thread = is_autograd_thread();
+    return pass->ranges;
+}
+
 static bool starts_new_pass(pthread_t thread)
 {
     const backward_pass *pass = active_passes;
@@ -106,9 +116,11 @@ backward_pass *backward_begin(void)
         return NULL;
     call_site_here(&pass->started_at);
     pass->thread = pthread_self();
+    pass->ranges = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);
     bool is_new = starts_new_pass(pass->thread);
     if (is_new) {
+        ranges_end_copies();
         pass->next = active_passes;
         active_passes = pass;
     }
@@ -127,8 +139,10 @@ void backward_end(backward_pass *pass)
     backward_pass **link = &active_passes;
     while (*link && *link != pass)
         link = &(*link)->next;
-    if (*link) /* in a forked child it is not there */
+    if (*link) { /* in a forked child it is not there */
         *link = pass->next;
+        ranges_end_copies();
+    }
     pthread_mutex_unlock(&recorder_lock);
     free(pass);
 }

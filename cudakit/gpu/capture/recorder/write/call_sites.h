@@ -2,8 +2,10 @@
 #ifndef CK_CALL_SITES_H
 #define CK_CALL_SITES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "model/ranges.h"
 #include "walker.h"
 
 #define MAX_FRAMES 64
@@ -30,6 +32,10 @@ uint32_t call_site_id(const call_site *here);
 typedef struct backward_pass backward_pass;
 backward_pass *backward_begin(void);
 void backward_end(backward_pass *pass); /* NULL: does nothing */
+
+/* While one backward pass is active, return the ranges that the thread that started it has open, and set whether the
+ * calling thread is one of autograd's. NULL: no pass is active, or several are. The lock is held. */
+const open_ranges *backward_ranges(bool *is_backward_thread);
 
 /* Forget all ids and backward passes: a forked process has its own trace, and none of autograd's threads. */
 void call_sites_clear(void);

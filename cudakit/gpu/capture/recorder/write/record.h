@@ -24,6 +24,9 @@ enum {
     KIND_GRAPH_EDGE = 20,
     KIND_GRAPH_LAUNCH = 21,
     KIND_MEMOP = 22,
+    KIND_RANGE_PUSH = 23,
+    KIND_RANGE_POP = 24,
+    KIND_MARK = 25,
     KIND_GAP = 26,
     KIND_ACCESSED = 27,
     KIND_ARENAS = 28,
@@ -98,6 +101,14 @@ typedef struct {
         struct {
             uint8_t phase;
         } host_call;
+        struct { /* a mark has no number */
+            uint32_t name, domain;
+            uint64_t number;
+        } range;
+        struct {
+            uint32_t domain;
+            uint64_t number;
+        } range_pop;
         struct {
             uint32_t what;
             uint64_t count;

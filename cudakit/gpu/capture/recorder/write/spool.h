@@ -6,6 +6,7 @@
 #ifndef CK_SPOOL_H
 #define CK_SPOOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,6 +30,9 @@ void spool_records(const record *records, size_t count);
 
 /* Return the id of a string, writing a new string to the trace. */
 uint32_t spool_text(const char *text);
+
+/* Return whether a string was written before; true for the empty string. */
+bool spool_has_text(const char *text);
 
 /* Write a new stack, innermost frame first; function and file are string ids. Return its id. */
 typedef struct {
