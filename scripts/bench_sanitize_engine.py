@@ -21,13 +21,13 @@ from cudakit.trace.events import (
     Access,
     Alloc,
     Event,
+    EventBody,
     EventRecord,
-    Fact,
     Launch,
     StreamCreate,
     StreamWait,
 )
-from cudakit.trace.kinds import Known, Mode, StreamFlag
+from cudakit.trace.kinds import AccessMode, Precision, StreamFlag
 from cudakit.trace.layout import Records, pack
 
 ROUNDS = 7
@@ -44,38 +44,42 @@ MOST_GROWTH_BYTES = 64 << 10
 STRINGS = ["", "kernel"]
 
 
-def records_of(calls: Iterator[list[Fact]], *, first_seq: int = 1) -> Records:
+def records_of(calls: Iterator[list[EventBody]], *, first_seq: int = 1) -> Records:
     events = [
-        Event(fact, seq=seq, thread=1, context=1, site=seq % 50)
-        for seq, facts in enumerate(calls, first_seq)
-        for fact in facts
+        Event(body, seq=seq, thread=1, context=1, site=seq % 50)
+        for seq, bodies in enumerate(calls, first_seq)
+        for body in bodies
     ]
     return pack(events, lambda text: STRINGS.index(text))
 
 
-def opening() -> Iterator[list[Fact]]:
+def opening() -> Iterator[list[EventBody]]:
     yield [StreamCreate(1, StreamFlag.LEGACY)]
     yield [StreamCreate(2, StreamFlag.NON_BLOCKING)]
     yield [Alloc(BASE, BUFFERS * BUFFER_BYTES)]
 
 
-def launch(stream: int, number: int, known: Known) -> list[Fact]:
+def launch(stream: int, number: int, known: Precision) -> list[EventBody]:
     """Read two buffers and write a third, repeating the same buffers as a training step does."""
-    facts: list[Fact] = [Launch(stream, "kernel")]
+    bodies: list[EventBody] = [Launch(stream, "kernel")]
     for index in range(RANGES):
         lo = BASE + (number * RANGES + index) % BUFFERS * BUFFER_BYTES
-        if known is Known.ASSUMED:
-            facts.append(Access(lo, BASE + BUFFERS * BUFFER_BYTES, Mode.READ | Mode.WRITE, known))
+        if known is Precision.ASSUMED:
+            bodies.append(
+                Access(lo, BASE + BUFFERS * BUFFER_BYTES, AccessMode.READ | AccessMode.WRITE, known)
+            )
         else:
-            facts.append(Access(lo, lo + BUFFER_BYTES, Mode.WRITE if index == 2 else Mode.READ))
-    return facts
+            bodies.append(
+                Access(lo, lo + BUFFER_BYTES, AccessMode.WRITE if index == 2 else AccessMode.READ)
+            )
+    return bodies
 
 
-def one_stream(known: Known) -> Iterator[list[Fact]]:
+def one_stream(known: Precision) -> Iterator[list[EventBody]]:
     return (launch(1, number, known) for number in range(LAUNCHES))
 
 
-def two_streams(known: Known) -> Iterator[list[Fact]]:
+def two_streams(known: Precision) -> Iterator[list[EventBody]]:
     """Change the stream after every eight launches, with an event and a wait in between."""
     for number in range(LAUNCHES):
         stream, other = (1, 2) if number // 8 % 2 else (2, 1)
@@ -102,7 +106,9 @@ def seconds(records: Records) -> float:
     return spent
 
 
-def measure(name: str, program: Callable[[Known], Iterator[list[Fact]]], known: Known) -> float:
+def measure(
+    name: str, program: Callable[[Precision], Iterator[list[EventBody]]], known: Precision
+) -> float:
     records = records_of(program(known), first_seq=10)
     spent = min(seconds(records) for _ in range(ROUNDS))
     per_launch, per_record = spent / LAUNCHES, spent / len(records)
@@ -117,8 +123,11 @@ def growth_bytes() -> int:
     """Return the growth of the engine's memory from the first to the last tenth of the reads."""
     engine = Engine()
     engine.feed(records_of(opening()), STRINGS)
-    facts: list[Fact] = [Launch(1, "kernel"), Access(BASE, BASE + BUFFER_BYTES, Mode.READ)]
-    records = records_of((facts for _ in range(BATCH // 2)), first_seq=10)
+    bodies: list[EventBody] = [
+        Launch(1, "kernel"),
+        Access(BASE, BASE + BUFFER_BYTES, AccessMode.READ),
+    ]
+    records = records_of((bodies for _ in range(BATCH // 2)), first_seq=10)
     held: list[int] = []
     tracemalloc.start()
     for _ in range(READS // (BATCH // 2)):
@@ -135,7 +144,7 @@ def growth_bytes() -> int:
 
 
 def main() -> int:
-    precisions = Known.EXACT, Known.ASSUMED
+    precisions = Precision.EXACT, Precision.ASSUMED
     slowest = max(measure("one stream", one_stream, precision) for precision in precisions)
     for precision in precisions:
         measure("two streams", two_streams, precision)

@@ -16,22 +16,22 @@ from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.gpu.demangle import demangle
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, view
-from cudakit.trace.log import Stack
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Stack
 
 MOST_BYTES = 200_000  # of a log in the repository
 
 # The fields of records that refer to the string table.
 _NAMES = {
-    Kind.LAUNCH: ("name",),
-    Kind.GRAPH_NODE: ("name",),
-    Kind.RANGE_PUSH: ("name", "domain"),
-    Kind.RANGE_POP: ("domain",),
-    Kind.MARK: ("name", "domain"),
-    Kind.GAP: ("what",),
+    EventKind.LAUNCH: ("name",),
+    EventKind.GRAPH_NODE: ("name",),
+    EventKind.RANGE_PUSH: ("name", "domain"),
+    EventKind.RANGE_POP: ("domain",),
+    EventKind.MARK: ("name", "domain"),
+    EventKind.GAP: ("what",),
 }
 
 
@@ -94,7 +94,7 @@ def _named(records: Records) -> set[int]:
     return {number for kind, fields in _NAMES.items() for number in _numbers(records, kind, fields)}
 
 
-def _numbers(records: Records, kind: Kind, fields: Sequence[str]) -> Iterator[int]:
+def _numbers(records: Records, kind: EventKind, fields: Sequence[str]) -> Iterator[int]:
     some = view(records[records["kind"] == kind], kind)
     for field in fields:
         yield from np.unique(some[field]).tolist()

@@ -9,21 +9,24 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import numpy as np
 from hypothesis import strategies as st
 
-from cudakit.trace.events import Event, Fact, Text
-from cudakit.trace.kinds import Mode
+from cudakit.trace.events import Event, EventBody, Text
+from cudakit.trace.kinds import AccessMode
 
-FACTS: tuple[type[Fact], ...] = get_args(Fact)
+BODIES: tuple[type[EventBody], ...] = get_args(EventBody)
 
 
 def events() -> st.SearchStrategy[Event]:
-    fact = st.sampled_from(FACTS).flatmap(lambda made: _made(made))
-    return fact.flatmap(lambda found: _made(Event, fact=st.just(found)))
+    bodies = st.sampled_from(BODIES).flatmap(lambda body_class: _instances(body_class))
+    return bodies.flatmap(lambda body: _instances(Event, body=st.just(body)))
 
 
-def _made(made: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(made, include_extras=True)
-    names = [field.name for field in fields(made) if field.name not in given]
-    return st.builds(made, **given, **{name: _values(hints[name]) for name in names})
+def _instances(
+    class_: type[Any], **field_strategies: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Any]:
+    """Generate instances of a dataclass; fields without a strategy get values of their type."""
+    hints = get_type_hints(class_, include_extras=True)
+    others = [field.name for field in fields(class_) if field.name not in field_strategies]
+    return st.builds(class_, **field_strategies, **{name: _values(hints[name]) for name in others})
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
@@ -31,8 +34,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.text("aZ0 é漢\n", max_size=8)
     if get_origin(hint) is Annotated:
         return _numbers(np.dtype(hint.__metadata__[0]))
-    if hint is Mode:
-        return st.integers(0, 7).map(Mode)
+    if hint is AccessMode:
+        return st.integers(0, 7).map(AccessMode)
     assert issubclass(hint, IntEnum)
     return st.sampled_from(list(hint))
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import click
 
 from cudakit.cli.failure import report_error
+from cudakit.cli.output import standard_output
 
 # By name: the module and attribute of the click command, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 every failure is reported
-        return report_error(error, as_json=_wants_json(arguments))
+        return report_error(error, json_to=standard_output if _wants_json(arguments) else None)
     return code
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.explain import explain_term
+from cudakit.cli.explain import explain_terms
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
     Command,
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 def _parse_ids(text: str) -> tuple[str, ...]:
     """Parse ``CK005,ck12`` as ids."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    ids = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not ids:
+        raise click.BadParameter("name at least one check, for example CK005")
+    return ids
 
 
 def _known_ids() -> list[str]:
@@ -134,7 +137,7 @@ def doctor(
     cudakit doctor --report -o report.txt
     """
     if explained is not None:
-        return explain_term(explained, output, for_doctor=True)
+        return explain_terms((explained,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redacted
 

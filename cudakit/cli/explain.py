@@ -16,39 +16,41 @@ if TYPE_CHECKING:
 _CUDA = "CUDA Driver API and CUDA Runtime API, data types"
 
 
-def known_terms() -> tuple[str, ...]:
-    """Return the names that ``explain`` knows, for shell completion."""
+def explained_terms() -> tuple[str, ...]:
+    """Return the names of all topics, for shell completion."""
     from cudakit.core.devices.explain import names
 
     return names(_cuda_errors())
 
 
 @click.command(cls=Command)
-@click.argument("terms", metavar="TERM...", nargs=-1, required=True, type=Value(known_terms))
+@click.argument("terms", metavar="TERM...", nargs=-1, required=True, type=Value(explained_terms))
 @output_options(COMMON_FORMATS)
 def explain(*, terms: tuple[str, ...], output: OutputOptions) -> int:
-    """Explain an error code, Xid, check or environment variable: what happened, why, what to do.
+    """Explain error codes, Xids, checks and environment variables: what happened, why, what to do.
 
     TERM is a CUDA error (700, CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress), a status of cuBLAS,
     cuDNN or NCCL, an Xid number of the kernel log, a check of cudakit doctor, or an environment variable.
 
     \b
     cudakit explain 700
-    cudakit explain Xid 79
+    cudakit explain 700 719 Xid 79
     cudakit explain CK012
     cudakit explain NCCL_P2P_DISABLE
     """
-    return explain_term(" ".join(terms), output)
+    return explain_terms(terms, output)
 
 
-def explain_term(term: str, output: OutputOptions, *, for_doctor: bool = False) -> int:
-    """Write the explanation of a term; ``for_doctor`` keeps the JSON form of ``doctor --explain``.
+def explain_terms(
+    words: tuple[str, ...], output: OutputOptions, *, for_doctor: bool = False
+) -> int:
+    """Write the explanations of terms; ``for_doctor`` keeps the JSON form of ``doctor --explain``.
 
     Raises UsageError, with similar names, for an unknown term.
     """
     from cudakit.core.devices.explain import check_explanation, explain, report
 
-    explained = explain(term, _cuda_errors())
+    explained = explain(words, _cuda_errors())
     result = (check_explanation(explained) if for_doctor else None) or explained
     with open_outputs(output) as outputs:
         brief = [f"{topic.name}: {topic.meaning}" for topic in explained.topics]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import click
 
-from cudakit.cli.output import printable, standard_error, standard_output
+from cudakit.cli.output import Output, printable, standard_error
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
 # The code of ``run`` for its own failures, as of timeout(1), env(1) and nohup(1): programs seldom use it.
@@ -32,17 +33,15 @@ class ExitCode(IntEnum):
     BROKEN_PIPE = 141  # the reader of the output closed the pipe, as in ``cudakit memviz x | head``
 
 
-def report_error(
-    error: BaseException, *, as_json: bool = False, json_to_stderr: bool = False
-) -> int:
+def report_error(error: BaseException, *, json_to: Callable[[], Output] | None = None) -> int:
     """Print an error and return its exit code.
 
-    ``as_json`` prints it on stdout as well, ``json_to_stderr`` prints only JSON, on stderr.
+    The error is one line and a hint on standard error, or with ``json_to`` a JSON document on that stream.
     """
     if os.environ.get("CUDAKIT_DEBUG"):
         _print_traceback(error)
     try:
-        return _print_error(error, as_json=as_json, json_to_stderr=json_to_stderr)
+        return _print_error(error, json_to)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
@@ -60,11 +59,11 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
     except (click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        code = report_error(error, json_to_stderr=as_json)
+        code = report_error(error, json_to=standard_error if as_json else None)
         raise click.exceptions.Exit(code if code in (126, 127) else _NOT_STARTED) from error
 
 
-def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -> int:
+def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
         # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
@@ -75,17 +74,24 @@ def _print_error(error: BaseException, *, as_json: bool, json_to_stderr: bool) -
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE
     converted = _as_cudakit_error(error)
-    if json_to_stderr:
-        standard_error().write(_as_json(converted))
-        return converted.exit_code
-    click.echo(f"cudakit: error: {_short(converted.message, _LONGEST_MESSAGE)}", err=True)
-    if converted.hint:
-        click.echo(f"hint: {_short(converted.hint, _LONGEST_HINT)}", err=True)
-    if as_json and sys.stdout is not None:
-        # The error is on stderr already, so a failure to write JSON does not change the exit code.
-        with suppress(BrokenPipeError, EnvironmentUnusable):
-            standard_output().write(_as_json(converted))
+    if not (json_to and _write_json(converted, json_to)):
+        click.echo(f"cudakit: error: {_short(converted.message, _LONGEST_MESSAGE)}", err=True)
+        if converted.hint:
+            click.echo(f"hint: {_short(converted.hint, _LONGEST_HINT)}", err=True)
     return converted.exit_code
+
+
+def _write_json(error: CudakitError, target: Callable[[], Output]) -> bool:
+    """Write an error as a JSON document; return False if the stream is closed or its disk is full."""
+    from cudakit.render.json import render_error
+
+    try:
+        stream = target()
+        stream.write(render_error(error))
+        stream.flush()
+    except (BrokenPipeError, CudakitError):
+        return False
+    return True
 
 
 def _short(text: str, limit: int) -> str:
@@ -101,12 +107,6 @@ def _is_interrupt(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _as_json(error: CudakitError) -> str:
-    from cudakit.render.json import render_error
-
-    return render_error(error)
 
 
 def _as_cudakit_error(error: BaseException) -> CudakitError:
@@ -132,6 +132,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 def _as_message(text: str) -> str:
     """Return a message of click in the style of ours: in lower case, without a full stop."""
     plain = text.replace("is not a valid integer range", "is not an integer")
+    plain = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", plain)
     return (plain[:1].lower() + plain[1:]).removesuffix(".")
 
 

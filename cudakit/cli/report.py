@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from cudakit.cli.options import OutputOptions, Target, suffixes
-from cudakit.cli.output import Output, open_file, printable, standard_output
+from cudakit.cli.output import Output, open_file, printable, standard_error, standard_output
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,7 +140,9 @@ class Outputs:
     def close(self) -> None:
         """Complete the files, and name them on standard error."""
         self._opened.close()
-        if not self._options.quiet:
+        # A JSON document on standard error must be alone there.
+        is_json_on_stderr = self._options.json and self._terminal is standard_error
+        if not (self._options.quiet or is_json_on_stderr):
             for _, file in self._files:
                 click.echo(f"Wrote {printable(file.name)}", err=True)
 

@@ -1,8 +1,9 @@
 """The common event format: a fixed set of event kinds, the same for every recorder.
 
-Addresses are those of the recorded process. Streams, events, graphs and executables have numbers that are
-never reused; 0 is "none" or "unknown". Producers write these objects (``log.Writer``) or records
-(``layout``); consumers read records.
+Each class is the body of one kind of event. Addresses are those of the recorded process. Streams, events,
+graphs and executable graphs have numbers that are never reused; 0 means "none" or "unknown". A recorder
+writes these objects (``trace_file.TraceWriter``) or records of the same fields (``layout``); the race
+detector reads records.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
 from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    AllocationLayer,
     Direction,
-    Flag,
+    EventKind,
+    HostCallPhase,
     HostMemory,
-    How,
-    Kind,
-    Known,
-    Layer,
-    Mode,
-    Phase,
+    MemopType,
+    NodeType,
+    Precision,
     StreamFlag,
-    Work,
 )
 
 # Field types of records, in numpy's notation.
@@ -30,42 +31,42 @@ U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]
 I64 = Annotated[int, "<i8"]
 Dim3: TypeAlias = Annotated[tuple[int, int, int], "3<u4"]
-Text = Annotated[str, "<u4"]  # in a record: an index of the string table
+Text = Annotated[str, "<u4"]  # stored in a record as an index of the string table
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """Memory was allocated; with a stream, for work ordered after this point of the stream."""
+    """Memory was allocated; if ``stream`` is not 0, by a stream-ordered allocation in that stream."""
 
-    kind: ClassVar[Kind] = Kind.ALLOC
+    kind: ClassVar[EventKind] = EventKind.ALLOC
     address: U64
     size_bytes: U64
-    how: How = How.SYNC
+    how: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
-    layer: Layer = Layer.DRIVER
+    layer: AllocationLayer = AllocationLayer.DRIVER
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Memory was freed; with a stream, for work ordered after this point of the stream."""
+    """Memory was freed; if ``stream`` is not 0, by a stream-ordered free in that stream."""
 
-    kind: ClassVar[Kind] = Kind.FREE
+    kind: ClassVar[EventKind] = EventKind.FREE
     address: U64
     size_bytes: U64
-    how: How = How.SYNC
+    how: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
-    layer: Layer = Layer.DRIVER
+    layer: AllocationLayer = AllocationLayer.DRIVER
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel was enqueued. Its accesses have the same ``seq``, and follow now or later.
+    """A kernel was enqueued. The events of its accesses have the same ``seq``.
 
-    If ``pending``, the accesses that follow at once are assumed; the exact ones come later, and end with an
-    ``Accessed`` of the same ``seq``.
+    If ``pending`` is true, the recorder writes assumed accesses directly after the launch. It writes exact
+    accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
     """
 
-    kind: ClassVar[Kind] = Kind.LAUNCH
+    kind: ClassVar[EventKind] = EventKind.LAUNCH
     stream: U32
     name: Text
     grid: Dim3 = (1, 1, 1)
@@ -80,21 +81,21 @@ class Access:
     With a stride, it accessed ``count`` elements; the first begins at ``lo``, the last ends at ``hi``.
     """
 
-    kind: ClassVar[Kind] = Kind.ACCESS
+    kind: ClassVar[EventKind] = EventKind.ACCESS
     lo: U64
     hi: U64
-    mode: Mode
-    known: Known = Known.EXACT
+    mode: AccessMode
+    known: Precision = Precision.EXACT
     stride_bytes: I64 = 0
     count: U64 = 0
-    node: U32 = 0  # the node's number in its graph
+    node: U32 = 0  # number of the node in its graph; 0 for a launch outside of graphs
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``rows`` of ``size_bytes`` each, one pitch apart, were copied. A 3D copy has one event per slice."""
+    """A copy was enqueued: ``rows`` rows of ``size_bytes`` each. A 3D copy has one event per slice."""
 
-    kind: ClassVar[Kind] = Kind.COPY
+    kind: ClassVar[EventKind] = EventKind.COPY
     stream: U32
     destination: U64
     source: U64
@@ -109,9 +110,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Memory was filled with one value."""
+    """A fill (memset) was enqueued: ``rows`` rows of ``size_bytes`` each."""
 
-    kind: ClassVar[Kind] = Kind.FILL
+    kind: ClassVar[EventKind] = EventKind.FILL
     stream: U32
     address: U64
     size_bytes: U64
@@ -124,7 +125,7 @@ class Fill:
 class StreamCreate:
     """A stream was created, or a default stream was first used."""
 
-    kind: ClassVar[Kind] = Kind.STREAM_CREATE
+    kind: ClassVar[EventKind] = EventKind.STREAM_CREATE
     stream: U32
     flag: StreamFlag = StreamFlag.BLOCKING
     priority: I16 = 0
@@ -132,9 +133,9 @@ class StreamCreate:
 
 @dataclass(frozen=True, slots=True)
 class StreamDestroy:
-    """A stream was destroyed; work already enqueued continues."""
+    """A stream was destroyed. Work that was already enqueued in it continues."""
 
-    kind: ClassVar[Kind] = Kind.STREAM_DESTROY
+    kind: ClassVar[EventKind] = EventKind.STREAM_DESTROY
     stream: U32
 
 
@@ -142,16 +143,16 @@ class StreamDestroy:
 class EventRecord:
     """An event was recorded after all work enqueued so far in the stream."""
 
-    kind: ClassVar[Kind] = Kind.EVENT_RECORD
+    kind: ClassVar[EventKind] = EventKind.EVENT_RECORD
     event: U32
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
 class StreamWait:
-    """Later work of the stream waits for the last record of the event."""
+    """A stream was made to wait for an event: its later work starts after the last record of the event."""
 
-    kind: ClassVar[Kind] = Kind.STREAM_WAIT
+    kind: ClassVar[EventKind] = EventKind.STREAM_WAIT
     stream: U32
     event: U32
 
@@ -160,15 +161,15 @@ class StreamWait:
 class EventSync:
     """The host waited for the last record of an event."""
 
-    kind: ClassVar[Kind] = Kind.EVENT_SYNC
+    kind: ClassVar[EventKind] = EventKind.EVENT_SYNC
     event: U32
 
 
 @dataclass(frozen=True, slots=True)
 class EventQueryOk:
-    """A query showed the host that the last record of an event was reached."""
+    """The host queried an event, and the event was complete (``cudaEventQuery`` returned success)."""
 
-    kind: ClassVar[Kind] = Kind.EVENT_QUERY_OK
+    kind: ClassVar[EventKind] = EventKind.EVENT_QUERY_OK
     event: U32
 
 
@@ -176,15 +177,15 @@ class EventQueryOk:
 class StreamSync:
     """The host waited for a stream."""
 
-    kind: ClassVar[Kind] = Kind.STREAM_SYNC
+    kind: ClassVar[EventKind] = EventKind.STREAM_SYNC
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
 class StreamQueryOk:
-    """A query showed the host that a stream was idle."""
+    """The host queried a stream, and its work was complete (``cudaStreamQuery`` returned success)."""
 
-    kind: ClassVar[Kind] = Kind.STREAM_QUERY_OK
+    kind: ClassVar[EventKind] = EventKind.STREAM_QUERY_OK
     stream: U32
 
 
@@ -192,32 +193,32 @@ class StreamQueryOk:
 class ContextSync:
     """The host waited for every stream of a context."""
 
-    kind: ClassVar[Kind] = Kind.CONTEXT_SYNC
+    kind: ClassVar[EventKind] = EventKind.CONTEXT_SYNC
 
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A stream called a host function, which began or returned."""
+    """A host function that was enqueued in a stream began or returned."""
 
-    kind: ClassVar[Kind] = Kind.HOST_CALL
+    kind: ClassVar[EventKind] = EventKind.HOST_CALL
     stream: U32
-    phase: Phase
+    phase: HostCallPhase
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureBegin:
     """Stream capture began: later work of the stream becomes graph nodes."""
 
-    kind: ClassVar[Kind] = Kind.CAPTURE_BEGIN
+    kind: ClassVar[EventKind] = EventKind.CAPTURE_BEGIN
     graph: U32
     stream: U32
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureEnd:
-    """Stream capture ended; a failed capture is never launched."""
+    """Stream capture ended. If it failed, its graph is never launched."""
 
-    kind: ClassVar[Kind] = Kind.CAPTURE_END
+    kind: ClassVar[EventKind] = EventKind.CAPTURE_END
     graph: U32
     stream: U32
 
@@ -226,22 +227,22 @@ class CaptureEnd:
 class GraphNode:
     """A node was added to a graph; ``node`` is its number in the graph, from 1.
 
-    The accesses of a copy, a fill and the like follow with the same ``seq``; those of a kernel with the
+    The accesses of copy and fill nodes have the ``seq`` of this event. The accesses of kernel nodes have the
     ``seq`` of each launch of the graph.
     """
 
-    kind: ClassVar[Kind] = Kind.GRAPH_NODE
+    kind: ClassVar[EventKind] = EventKind.GRAPH_NODE
     graph: U32
     node: U32
-    work: Work
+    work: NodeType
     name: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """One graph node depends on another."""
+    """The graph node ``after`` depends on the node ``before``."""
 
-    kind: ClassVar[Kind] = Kind.GRAPH_EDGE
+    kind: ClassVar[EventKind] = EventKind.GRAPH_EDGE
     graph: U32
     before: U32
     after: U32
@@ -251,28 +252,28 @@ class GraphEdge:
 class GraphLaunch:
     """A graph was launched into a stream."""
 
-    kind: ClassVar[Kind] = Kind.GRAPH_LAUNCH
+    kind: ClassVar[EventKind] = EventKind.GRAPH_LAUNCH
     stream: U32
     graph: U32
     executable: U32
-    pending: U32 = 0  # the number of ``Accessed`` to follow: one for each kernel node
+    pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
 
 
 @dataclass(frozen=True, slots=True)
 class Memop:
     """A stream memory operation waits for a word in memory, or writes it."""
 
-    kind: ClassVar[Kind] = Kind.MEMOP
+    kind: ClassVar[EventKind] = EventKind.MEMOP
     stream: U32
     address: U64
-    flag: Flag
+    flag: MemopType
 
 
 @dataclass(frozen=True, slots=True)
 class RangePush:
-    """A named range of NVTX begins: one of the thread, or with a number one of the whole process."""
+    """A named NVTX range of the thread began or, with a number, one of the whole process."""
 
-    kind: ClassVar[Kind] = Kind.RANGE_PUSH
+    kind: ClassVar[EventKind] = EventKind.RANGE_PUSH
     name: Text
     domain: Text = ""  # empty: NVTX's default domain
     number: U64 = 0  # of a range that any thread may end; 0: a range of the thread
@@ -280,51 +281,50 @@ class RangePush:
 
 @dataclass(frozen=True, slots=True)
 class RangePop:
-    """The innermost range of the thread in a domain ends, or with a number that range of the process."""
+    """The thread's innermost NVTX range in a domain ended or, with a number, that range of the process."""
 
-    kind: ClassVar[Kind] = Kind.RANGE_POP
+    kind: ClassVar[EventKind] = EventKind.RANGE_POP
     domain: Text = ""
     number: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named instant of NVTX."""
+    """An NVTX mark: a named point in time."""
 
-    kind: ClassVar[Kind] = Kind.MARK
+    kind: ClassVar[EventKind] = EventKind.MARK
     name: Text
     domain: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The recorder could not record an operation in full, ``count`` times; ``what`` names it."""
+    """The recorder could not record an operation completely; ``what`` names it, ``count`` is how often."""
 
-    kind: ClassVar[Kind] = Kind.GAP
+    kind: ClassVar[EventKind] = EventKind.GAP
     what: Text
     count: U64 = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Accessed:
-    """All accesses of the launch with this ``seq`` are recorded, or those of one node of a graph launch."""
+    """The recorder wrote all accesses of the launch with this ``seq``, or of one node of a graph launch."""
 
-    kind: ClassVar[Kind] = Kind.ACCESSED
-    node: U32 = 0  # 0: a kernel launch
-    exact: Annotated[bool, "?"] = (
-        True  # False: accesses were lost, and the assumed ones remain valid
-    )
+    kind: ClassVar[EventKind] = EventKind.ACCESSED
+    node: U32 = 0  # number of the graph node; 0 for a kernel launch outside of graphs
+    # False if exact accesses were lost; then the assumed accesses of the launch count.
+    exact: Annotated[bool, "?"] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Arenas:
-    """The device memory that the recorder uses for arenas from now on."""
+    """The recorder's arenas (device memory to which kernels write their accesses) changed in size."""
 
-    kind: ClassVar[Kind] = Kind.ARENAS
+    kind: ClassVar[EventKind] = EventKind.ARENAS
     size_bytes: U64
 
 
-Fact: TypeAlias = (
+EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
@@ -334,12 +334,12 @@ Fact: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact with its time, device, context, thread and call stack."""
+    """An event with its body, API call, time, thread, context, device and call stack."""
 
-    fact: Fact
-    seq: U64 = 0  # number of the API call; several facts may belong to one call
+    body: EventBody
+    seq: U64 = 0  # number of the API call; one call may give several events
     time_ns: I64 = 0
     thread: U64 = 0
     context: U32 = 0
-    site: U32 = 0  # the Python call stack: an index of the stack table
+    site: U32 = 0  # Python call stack, as an index of the stack table
     device: I16 = 0

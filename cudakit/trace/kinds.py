@@ -1,11 +1,11 @@
-"""The enumerations of the common event format. Their numbers are part of the format and never change."""
+"""The enumerations of the common event format. Their numbers are stored in traces and never change."""
 
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """The kind of an event."""
 
     ALLOC = 1
@@ -38,25 +38,25 @@ class Kind(IntEnum):
     ARENAS = 28
 
 
-class Layer(IntEnum):
+class AllocationLayer(IntEnum):
     """The layer that allocated memory."""
 
     DRIVER = 1
-    POOL = 2  # an allocator above the driver: torch, CuPy, RMM
+    POOL = 2  # a caching allocator, such as those of torch, CuPy and RMM
 
 
-class How(IntEnum):
+class AllocationKind(IntEnum):
     """The kind of allocation."""
 
     SYNC = 1
     STREAM_ORDERED = 2
-    VIRTUAL = 3  # mapped into a reserved range
+    VIRTUAL = 3  # device memory mapped into a reserved address range
     PINNED = 4
     MANAGED = 5
-    GRAPH = 6  # by a node of a graph
+    GRAPH = 6  # memory of an allocation node in a graph
 
 
-class Mode(IntFlag):
+class AccessMode(IntFlag):
     """The mode of an access."""
 
     READ = 1
@@ -64,14 +64,16 @@ class Mode(IntFlag):
     ATOMIC = 4
 
 
-class Known(IntEnum):
+class Precision(IntEnum):
     """The precision of a recorded access."""
 
-    MERGED = 0  # several exact ranges as one, which has the bytes between them too
-    EXACT = 1
-    SUMMARY = 2  # a whole tensor, of which a store through a tensor map wrote a part
-    ASSUMED = 3  # assumed from a pointer argument
-    UNCERTAIN = 4  # assumed from a pointer table among the arguments, which may be stale
+    MERGED = 0  # several exact ranges were merged into one, which also has the bytes between them
+    EXACT = 1  # the kernel accessed exactly these bytes
+    SUMMARY = 2  # a whole tensor: a store through a tensor map wrote a part of it
+    ASSUMED = 3  # the access was assumed from a pointer argument of the kernel
+    UNCERTAIN = (
+        4  # the access was assumed from a pointer table among the arguments, which may be stale
+    )
 
 
 class StreamFlag(IntEnum):
@@ -79,7 +81,7 @@ class StreamFlag(IntEnum):
 
     BLOCKING = 1
     NON_BLOCKING = 2
-    PER_THREAD = 3  # the default stream of a thread; it is blocking
+    PER_THREAD = 3  # per-thread default stream, which is a blocking stream
     LEGACY = 4
 
 
@@ -93,21 +95,21 @@ class Direction(IntEnum):
 
 
 class HostMemory(IntEnum):
-    """The host memory of a copy."""
+    """The kind of the host memory that a copy reads or writes."""
 
-    NONE = 0
+    NONE = 0  # the copy is between devices
     PINNED = 1
     PAGEABLE = 2
 
 
-class Phase(IntEnum):
-    """The begin or the end of an interval."""
+class HostCallPhase(IntEnum):
+    """Whether a host function begins or has returned."""
 
     BEGIN = 1
     END = 2
 
 
-class Work(IntEnum):
+class NodeType(IntEnum):
     """The type of a graph node."""
 
     EMPTY = 0
@@ -121,7 +123,7 @@ class Work(IntEnum):
     GRAPH = 8
 
 
-class Flag(IntEnum):
+class MemopType(IntEnum):
     """The type of a stream memory operation."""
 
     WAIT = 1

@@ -1,7 +1,7 @@
-"""Events as records of fixed size: common fields, then the fields of the kind.
+"""Store events as records of 96 bytes: the fields common to all kinds, then the body.
 
-A record has 96 bytes, little-endian, with fields aligned as in C. ``batch["kind"] == Kind.COPY`` selects the
-copies of a batch; ``view(copies, Kind.COPY)`` gives access to their fields.
+Numbers are little-endian, and fields are aligned as in C. ``batch["kind"] == EventKind.COPY`` selects the
+copies of a batch; ``view(copies, EventKind.COPY)`` gives access to the fields of their bodies.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hin
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.trace.events import Event, Fact, Text
-from cudakit.trace.kinds import Kind
+from cudakit.trace.events import Event, EventBody, Text
+from cudakit.trace.kinds import EventKind
 
 Records: TypeAlias = npt.NDArray[np.void]
 
@@ -25,7 +25,7 @@ _COMMON = (
     ("seq", "<u8"),
     ("time_ns", "<i8"),
     ("thread", "<u8"),
-    ("stream", "<u4"),  # 0 if the kind has none
+    ("stream", "<u4"),  # number of the stream; 0 if events of this kind have no stream
     ("context", "<u4"),
     ("site", "<u4"),
     ("device", "<i2"),
@@ -33,21 +33,21 @@ _COMMON = (
 )
 _COMMON_BYTES = 40
 
-RECORD = np.dtype([*_COMMON, ("own", f"V{RECORD_BYTES - _COMMON_BYTES}")])
+RECORD = np.dtype([*_COMMON, ("body", f"V{RECORD_BYTES - _COMMON_BYTES}")])
 
 
 @cache
-def layout(kind: Kind) -> np.dtype[np.void]:
-    """Return the numpy type of a kind's records: the common fields, then its own."""
+def layout(kind: EventKind) -> np.dtype[np.void]:
+    """Return the numpy type of the records of a kind: the common fields, then the body."""
     names = [name for name, _ in _COMMON]
-    formats = [form for _, form in _COMMON]
+    formats = [type_code for _, type_code in _COMMON]
     offsets = [RECORD.fields[name][1] for name in names] if RECORD.fields else []
     end = _COMMON_BYTES
-    for name, form in _own_fields(kind):
-        dtype = np.dtype(form)
+    for name, type_code in _body_fields(kind):
+        dtype = np.dtype(type_code)
         end += -end % dtype.base.alignment
         names.append(name)
-        formats.append(form)
+        formats.append(type_code)
         offsets.append(end)
         end += dtype.itemsize
     return np.dtype(
@@ -55,34 +55,37 @@ def layout(kind: Kind) -> np.dtype[np.void]:
     )
 
 
-def view(records: Records, kind: Kind) -> Records:
-    """Return a view of records, all of one kind, with the fields of that kind."""
+def view(records: Records, kind: EventKind) -> Records:
+    """Return a view of records, all of one kind, with the fields of the body."""
     return np.ascontiguousarray(records).view(layout(kind))
 
 
-def find_invalid(records: Records, strings: int) -> str:
-    """Return why records cannot be valid, or an empty text; ``strings`` is the length of the string table.
+def find_invalid(records: Records, string_count: int) -> str:
+    """Return why records are invalid, or an empty text; ``string_count`` is the length of the string table.
 
-    Checks enumerations and numbers of strings. Unknown kinds are valid.
+    Checks enumerations and string indices. Records of unknown kinds count as valid.
     """
     kinds = records["kind"]
     for number in np.flatnonzero(np.bincount(kinds)).tolist():
-        if number not in _FACTS:
+        if number not in _BODIES:
             continue
-        kind = Kind(number)
-        rows, is_kind = records.view(layout(kind)), kinds == kind  # a view without a copy
+        kind = EventKind(number)
+        rows, is_kind = records.view(layout(kind)), kinds == kind  # `view` would copy the records
         for name, least, most in _bounds(kind):
             values = rows[name][is_kind]
-            if values.max() > (strings - 1 if most is None else most) or values.min() < least:
+            if values.max() > (string_count - 1 if most is None else most) or values.min() < least:
                 return f"invalid {name} in a record of kind {kind.name}"
     return ""
 
 
 @cache
-def _bounds(kind: Kind) -> tuple[tuple[str, int, int | None], ...]:
-    """Return the limits of the enumerations of a kind, and of its numbers of strings (None)."""
+def _bounds(kind: EventKind) -> tuple[tuple[str, int, int | None], ...]:
+    """Return the field, least and greatest value of each enumeration and string index of a kind.
+
+    The greatest string index is None: it depends on the string table.
+    """
     bounds: list[tuple[str, int, int | None]] = []
-    for name, hint in _hints(kind).items():
+    for name, hint in _type_hints(kind).items():
         if hint is Text:
             bounds.append((name, 0, None))
         elif isinstance(hint, type) and issubclass(hint, IntFlag):
@@ -92,59 +95,62 @@ def _bounds(kind: Kind) -> tuple[tuple[str, int, int | None], ...]:
     return tuple(bounds)
 
 
-def pack(events: Sequence[Event], number: Callable[[str], int]) -> Records:
-    """Return events as records; ``number`` returns the index of a string in the string table."""
+def pack(events: Sequence[Event], string_index: Callable[[str], int]) -> Records:
+    """Return events as records; ``string_index`` returns the index of a string in the string table."""
     records = np.zeros(len(events), RECORD)
     for row, event in enumerate(events):
-        fact = event.fact
-        record = records[row : row + 1].view(layout(fact.kind))
-        record["kind"] = fact.kind
+        body = event.body
+        record = records[row : row + 1].view(layout(body.kind))
+        record["kind"] = body.kind
         for name in _EVENT_FIELDS:
             record[name] = getattr(event, name)
-        for name, hint in _hints(fact.kind).items():
-            value = getattr(fact, name)
-            record[name] = number(value) if hint is Text else value
+        for name, hint in _type_hints(body.kind).items():
+            value = getattr(body, name)
+            record[name] = string_index(value) if hint is Text else value
     return records
 
 
 def unpack(records: Records, strings: Sequence[str]) -> Iterator[Event]:
-    """Yield the events of records; slow, for tests and small traces."""
+    """Yield the events of records. This is slow: use it for tests and small traces only."""
     for row in range(len(records)):
-        kind = Kind(int(records["kind"][row]))
+        kind = EventKind(int(records["kind"][row]))
         record = records[row : row + 1].view(layout(kind))
         common = {name: int(record[name][0]) for name in _EVENT_FIELDS}
-        own = {
-            name: _value(hint, record[name][0].tolist(), strings)
-            for name, hint in _hints(kind).items()
+        body_fields = {
+            name: _decode(hint, record[name][0].tolist(), strings)
+            for name, hint in _type_hints(kind).items()
         }
-        yield Event(_FACTS[kind](**own), **common)
+        yield Event(_BODIES[kind](**body_fields), **common)
 
 
-def _value(hint: Any, raw: Any, strings: Sequence[str]) -> Any:
+def _decode(hint: Any, stored: Any, strings: Sequence[str]) -> Any:
+    """Return the value of a field from its stored number."""
     if hint is Text:
-        return strings[raw]
+        return strings[stored]
     if get_origin(hint) is Annotated:
-        return tuple(raw) if isinstance(raw, list) else raw
-    return hint(raw)
+        return tuple(stored) if isinstance(stored, list) else stored
+    return hint(stored)
 
 
-def _own_fields(kind: Kind) -> Iterator[tuple[str, str]]:
-    for name, hint in _hints(kind).items():
+def _body_fields(kind: EventKind) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a body with their type codes; ``stream`` is among the common fields."""
+    for name, hint in _type_hints(kind).items():
         if name != "stream":
-            yield name, _form(hint)
+            yield name, _type_code(hint)
 
 
-def _form(hint: Any) -> str:
+def _type_code(hint: Any) -> str:
+    """Return the numpy type of a field; an enumeration is stored in one byte."""
     if get_origin(hint) is Annotated:
         return str(hint.__metadata__[0])
     return "<u1"
 
 
 @cache
-def _hints(kind: Kind) -> dict[str, Any]:
-    hints = get_type_hints(_FACTS[kind], include_extras=True)
-    return {field.name: hints[field.name] for field in fields(_FACTS[kind])}
+def _type_hints(kind: EventKind) -> dict[str, Any]:
+    hints = get_type_hints(_BODIES[kind], include_extras=True)
+    return {field.name: hints[field.name] for field in fields(_BODIES[kind])}
 
 
-_FACTS: dict[Kind, type[Fact]] = {fact.kind: fact for fact in get_args(Fact)}
-_EVENT_FIELDS = tuple(field.name for field in fields(Event) if field.name != "fact")
+_BODIES: dict[EventKind, type[EventBody]] = {body.kind: body for body in get_args(EventBody)}
+_EVENT_FIELDS = tuple(field.name for field in fields(Event) if field.name != "body")

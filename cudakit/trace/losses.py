@@ -1,9 +1,9 @@
 """Count the events that a program could not write to its spool, and detect a spool without a reader.
 
-A full disk must not hide its losses. Therefore the supervisor writes the file ``losses`` before the program
-starts, and a process that loses events overwrites a slot of this file, which needs no new disk space. The
-supervisor also holds a lock on the file for as long as it reads the spool: if the supervisor is killed, the
-lock is released, and writers and later supervisors delete the spool.
+Lost events must be reported even if the disk is full. Therefore the supervisor writes the file ``losses``
+before the program starts, and a process that loses events overwrites a slot of this file, which needs no new
+disk space. The supervisor also holds a lock on the file for as long as it reads the spool: if the supervisor
+is killed, the lock is released, and writers and later supervisors delete the spool.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "losses"
-PREFIX = "cudakit-spool-"  # of the names of spools
-# Process, number of lost events, errno of the first failure; spool.c of the native recorder writes the same.
+PREFIX = "cudakit-spool-"  # prefix of the directory names of spools
+# A slot has the PID, the number of lost events, and the errno of the first failure. spool.c of the native
+# recorder writes the same format.
 _SLOT = struct.Struct("<3Q")
-_SLOTS = 256
+_SLOT_COUNT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events that one process could not write."""
+    """The number of events that one process could not write, and the reason."""
 
-    process: int
+    process: int  # PID
     count: int
-    errno: int  # 0: unknown
+    errno: int  # error number of the first failed write; 0 if it is unknown
 
     def __str__(self) -> str:
         events = "event" if self.count == 1 else "events"
@@ -38,18 +39,20 @@ class Loss:
 
 
 class Losses:
-    """The supervisor's side: the file, locked until ``close``."""
+    """The file ``losses`` of a spool, which the supervisor creates, locks and reads."""
 
     def __init__(self, directory: Path) -> None:
-        new = directory / f"{FILE}.new"
-        self._file = new.open("x+b", buffering=0)
-        self._file.write(bytes(_SLOT.size * _SLOTS))
+        temporary = directory / f"{FILE}.new"
+        self._file = temporary.open("x+b", buffering=0)
+        self._file.write(bytes(_SLOT.size * _SLOT_COUNT))
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        new.rename(directory / FILE)  # never visible without its lock
+        temporary.rename(
+            directory / FILE
+        )  # renamed last, so that the file is never visible without its lock
 
     def all(self) -> Iterator[Loss]:
-        """Yield the losses of each process."""
-        content = os.pread(self._file.fileno(), _SLOT.size * _SLOTS, 0)
+        """Yield the loss of each process that lost events."""
+        content = os.pread(self._file.fileno(), _SLOT.size * _SLOT_COUNT, 0)
         for process, count, errno in _SLOT.iter_unpack(content):
             if count:
                 yield Loss(process, count, errno)
@@ -60,18 +63,18 @@ class Losses:
 
 
 def report_loss(directory: Path, count: int, error: OSError) -> None:
-    """Set the number of events that this process has lost. Never raises."""
+    """Write the number of events that this process has lost to its slot of the file. Never raises."""
     process = os.getpid()
     try:
         file = os.open(directory / FILE, os.O_RDWR)
     except OSError:
         return  # no supervisor reads this spool
     try:
-        for slot in range(process, process + _SLOTS):
-            at = slot % _SLOTS * _SLOT.size
-            (owner, *_) = _SLOT.unpack(os.pread(file, _SLOT.size, at))
-            if owner in (0, process):
-                os.pwrite(file, _SLOT.pack(process, count, error.errno or 0), at)
+        for slot in range(process, process + _SLOT_COUNT):
+            offset = slot % _SLOT_COUNT * _SLOT.size
+            (slot_process, *_) = _SLOT.unpack(os.pread(file, _SLOT.size, offset))
+            if slot_process in (0, process):
+                os.pwrite(file, _SLOT.pack(process, count, error.errno or 0), offset)
                 return
     except (OSError, struct.error):
         return
@@ -80,11 +83,11 @@ def report_loss(directory: Path, count: int, error: OSError) -> None:
 
 
 def is_abandoned(directory: Path) -> bool:
-    """Return whether the supervisor of a spool has ended without deleting it."""
+    """Return whether the supervisor of a spool has ended without deleting the spool."""
     try:
         file = os.open(directory / FILE, os.O_RDWR)
     except OSError:
-        return False  # not a supervised spool, or deleted
+        return False  # the directory is not a spool of a supervisor, or was deleted
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -98,8 +101,8 @@ def delete_abandoned(parent: Path) -> None:
     """Delete the abandoned spools of this user in a directory. Never raises."""
     for directory in parent.glob(f"{PREFIX}*"):
         try:
-            ours = directory.stat(follow_symlinks=False).st_uid == os.getuid()
+            is_users_own = directory.stat(follow_symlinks=False).st_uid == os.getuid()
         except OSError:
             continue
-        if ours and directory.is_dir() and is_abandoned(directory):
+        if is_users_own and directory.is_dir() and is_abandoned(directory):
             shutil.rmtree(directory, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, view
 
 # Ranges that are open at once, in each thread and in the process; more are ignored. A bound for programs
@@ -58,7 +58,7 @@ class RangeTracker:
     def follow(self, records: Records) -> OpenRanges | None:
         """Return the innermost range that is open at each record; None if none is open at any."""
         kinds = records["kind"]
-        changes = np.flatnonzero((kinds == Kind.RANGE_PUSH) | (kinds == Kind.RANGE_POP))
+        changes = np.flatnonzero((kinds == EventKind.RANGE_PUSH) | (kinds == EventKind.RANGE_POP))
         if not len(changes) and not self._process and not self._threads:
             return None
         threads = records["thread"].tolist()
@@ -66,7 +66,7 @@ class RangeTracker:
         rows = zip(changes.tolist(), _rows(records[changes]), strict=True)
         for at, (kind, name, domain, number) in rows:
             self._append_innermost(innermost, islice(threads, len(innermost), at))
-            if kind == Kind.RANGE_PUSH:
+            if kind == EventKind.RANGE_PUSH:
                 self._push(threads[at], _Range(name, domain), number)
             else:
                 self._pop(threads[at], domain, number)
@@ -117,8 +117,8 @@ class RangeTracker:
 def _rows(changes: Records) -> Iterator[tuple[Any, ...]]:
     """Yield kind, name, domain and number of the begins and ends of ranges; an end has no name."""
     kinds = changes["kind"]
-    pushes, pops = view(changes, Kind.RANGE_PUSH), view(changes, Kind.RANGE_POP)
-    is_push = kinds == Kind.RANGE_PUSH
+    pushes, pops = view(changes, EventKind.RANGE_PUSH), view(changes, EventKind.RANGE_POP)
+    is_push = kinds == EventKind.RANGE_PUSH
     names = np.where(is_push, pushes["name"], 0)
     domains = np.where(is_push, pushes["domain"], pops["domain"])
     numbers = np.where(is_push, pushes["number"], pops["number"])

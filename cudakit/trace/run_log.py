@@ -1,19 +1,20 @@
-"""A log: the traces of all processes of a run in one file, in the order in which they were analyzed.
+"""Write and read logs: one file with the traces of all processes of a run, for ``cudakit sanitize``.
 
-The file begins with 16 bytes: ``cudakit log\\n`` and the version of the format. Blocks follow, each after a
-header of 24 bytes: a tag of four letters, the number of the trace, the number of items, the size of the
-content in bytes, its size in the file, and the CRC-32 of these 20 bytes and of the content as in the file.
-All numbers are little-endian. Every content is compressed with zlib.
+The records are in the order in which the run analyzed them. The file begins with 16 bytes: ``cudakit log\\n``
+and the version of the format. Blocks follow, each after a header of 24 bytes: a tag of four letters, the
+number of the trace, the number of items, the size of the content in bytes, the size of the compressed
+content, and the CRC-32 of these 20 bytes and of the compressed content. All numbers are little-endian. Every
+content is compressed with zlib.
 
-* ``trce``: JSON, the process of the next trace, its number within the process, and whether the device was
-  simulated. Traces are numbered from 0.
+* ``trce``: JSON that describes the next trace: the PID of its process, its number within the process, and
+  whether the device was simulated. Traces are numbered from 0.
 * ``text``: JSON, a list of strings that continue the string table of the trace.
 * ``stak``: JSON, a list of call stacks that continue the stack table of the trace.
-* ``rcds``: records (``layout.RECORD``), transposed: the first byte of every record, then the second, …
-  Similar bytes next to each other compress well.
-* ``done``: JSON, the ``Outcome``. The last block: a file without it is incomplete.
+* ``rcds``: records (``layout.RECORD``), transposed: the first byte of every record, then the second byte of
+  every record, and so on. Similar bytes next to each other compress well.
+* ``done``: JSON, the ``Outcome``. This is the last block; a file without it is incomplete.
 
-The last release wrote version 1: a .npz file with the whole records of each trace.
+The last release wrote version 1: a .npz file with the records of each trace in one array.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ import numpy as np
 
 from cudakit.errors import InputError
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
-from cudakit.trace.log import Frame, Stack
 from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Frame, Stack
 
 VERSION: Final = 2
 MAGIC: Final = b"cudakit log\n"
@@ -41,19 +42,19 @@ MAGIC: Final = b"cudakit log\n"
 _HEADER = struct.Struct("<12sI")
 _BLOCK = struct.Struct("<4s4I")
 _CHECKSUM = struct.Struct("<I")
-_ZIP = b"PK\x03\x04"
+_ZIP_MAGIC = b"PK\x03\x04"
 _ITEMS_PER_BLOCK = 8192
-# A larger block is damaged, or made to exhaust the memory.
-_MOST_BYTES = 1 << 28
-# Raised by JSON of another form than expected; nested without an end, it exhausts the stack.
-_NOT_VALID = (ValueError, TypeError, LookupError, OverflowError, RecursionError, EOFError)
-# Higher levels are several times slower than the analysis of the records, and save little.
-_LEVEL = 1
+# Limit of a block's size: a larger size is damage, or an attempt to exhaust the memory.
+_MAX_BLOCK_BYTES = 1 << 28
+# Errors that unexpected JSON causes; deeply nested JSON causes RecursionError.
+_JSON_ERRORS = (ValueError, TypeError, LookupError, OverflowError, RecursionError, EOFError)
+# Level of zlib. Higher levels are several times slower than the analysis of the records, and save little.
+_COMPRESSION_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a recorded run; the fields are those of ``SanitizeResult``."""
+    """The outcome of a recorded run. ``SanitizeResult`` has the same fields and describes them."""
 
     exit_status: int | None = None
     stopped: bool = False
@@ -74,68 +75,69 @@ class LogWriter:
         file.write(_HEADER.pack(MAGIC, VERSION))
 
     def add(self, batch: Batch) -> None:
-        """Append a batch, and the strings and stacks that are new since the last one of its trace."""
+        """Append a batch, and the strings and stacks that its trace got since the trace's last batch."""
         trace = self._trace(batch)
-        self._table(b"text", trace.number, batch.strings[trace.strings :])
-        self._table(b"stak", trace.number, batch.stacks[trace.stacks :])
-        trace.strings, trace.stacks = len(batch.strings), len(batch.stacks)
+        self._write_table(b"text", trace.number, batch.strings[trace.string_count :])
+        self._write_table(b"stak", trace.number, batch.stacks[trace.stack_count :])
+        trace.string_count, trace.stack_count = len(batch.strings), len(batch.stacks)
         for begin in range(0, len(batch.records), _ITEMS_PER_BLOCK):
-            part = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
-            columns = part.view(np.uint8).reshape(-1, RECORD_BYTES).T
-            self._block(b"rcds", trace.number, len(part), columns.tobytes())
+            records = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
+            columns = records.view(np.uint8).reshape(-1, RECORD_BYTES).T
+            self._write_block(b"rcds", trace.number, len(records), columns.tobytes())
 
     def finish(self, outcome: Outcome) -> None:
         """Write the last block."""
-        self._json(b"done", 0, asdict(outcome))
+        self._write_json(b"done", 0, asdict(outcome))
 
     def _trace(self, batch: Batch) -> _WrittenTrace:
+        """Return the trace of a batch; write its description before its first batch."""
         key = batch.process, batch.chain
         if key not in self._traces:
             number = len(self._traces)
             self._traces[key] = _WrittenTrace(number)
-            trace = {
+            description = {
                 "process": batch.process,
                 "chain": batch.chain,
                 "simulated": batch.simulated,
             }
-            self._json(b"trce", number, trace)
+            self._write_json(b"trce", number, description)
         return self._traces[key]
 
-    def _table(self, tag: bytes, trace: int, items: Sequence[str] | Sequence[Stack]) -> None:
+    def _write_table(self, tag: bytes, trace: int, items: Sequence[str] | Sequence[Stack]) -> None:
         for begin in range(0, len(items), _ITEMS_PER_BLOCK):
-            part = items[begin : begin + _ITEMS_PER_BLOCK]
-            self._json(tag, trace, part, count=len(part))
+            block_items = items[begin : begin + _ITEMS_PER_BLOCK]
+            self._write_json(tag, trace, block_items, count=len(block_items))
 
-    def _json(self, tag: bytes, trace: int, content: object, *, count: int = 1) -> None:
-        self._block(tag, trace, count, json.dumps(content, separators=(",", ":")).encode())
+    def _write_json(self, tag: bytes, trace: int, content: object, *, count: int = 1) -> None:
+        self._write_block(tag, trace, count, json.dumps(content, separators=(",", ":")).encode())
 
-    def _block(self, tag: bytes, trace: int, count: int, content: bytes) -> None:
-        stored = zlib.compress(content, _LEVEL)
-        header = _BLOCK.pack(tag, trace, count, len(content), len(stored))
-        checksum = zlib.crc32(stored, zlib.crc32(header))
-        self._file.write(header + _CHECKSUM.pack(checksum) + stored)
+    def _write_block(self, tag: bytes, trace: int, count: int, content: bytes) -> None:
+        compressed = zlib.compress(content, _COMPRESSION_LEVEL)
+        header = _BLOCK.pack(tag, trace, count, len(content), len(compressed))
+        checksum = zlib.crc32(compressed, zlib.crc32(header))
+        self._file.write(header + _CHECKSUM.pack(checksum) + compressed)
 
 
 @dataclass(slots=True)
 class _WrittenTrace:
     """The number of a trace in the log, and the lengths of its tables written so far.
 
-    The first string and the first stack of every trace are the empty ones, which are not written.
+    Both lengths start at 1: index 0 is the empty string or stack in every trace, and is not written.
     """
 
     number: int
-    strings: int = 1
-    stacks: int = 1
+    string_count: int = 1
+    stack_count: int = 1
 
 
 # --- reading
 
 
 class LogReader:
-    """Reads a log block by block. Raises InputError if the file is missing, foreign or damaged."""
+    """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log."""
 
     def __init__(self, path: Path) -> None:
-        self.outcome = Outcome()  # complete once all batches are read
+        self.outcome = Outcome()  # outcome of the run; valid after all batches were read
         self._path = path
         self._traces: list[_ReadTrace] = []
         try:
@@ -161,12 +163,12 @@ class LogReader:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in the order in which they were written."""
-        return self._version_1() if self._is_version_1 else self._blocks()
+        return self._read_version_1() if self._is_version_1 else self._read_blocks()
 
     def _read_header(self) -> None:
         self._size_bytes = os.fstat(self._file.fileno()).st_size
         header = self._file.read(_HEADER.size)
-        self._is_version_1 = header.startswith(_ZIP)
+        self._is_version_1 = header.startswith(_ZIP_MAGIC)
         if self._is_version_1:
             return
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
@@ -178,47 +180,51 @@ class LogReader:
                 hint="read it with the cudakit that wrote it",
             )
 
-    def _blocks(self) -> Iterator[Batch]:
+    def _read_blocks(self) -> Iterator[Batch]:
+        """Read the blocks of the current format, and yield a batch for each block of records."""
         is_done = False
         while header := self._file.read(_BLOCK.size):
             if len(header) < _BLOCK.size or is_done:
                 raise self._damaged("data after its end" if is_done else "it is truncated")
-            tag, trace, count, size_bytes, stored_bytes = _BLOCK.unpack(header)
-            content = self._content(header, size_bytes, stored_bytes)
+            tag, trace, count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
+            content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                yield self._batch(trace, count, content)
+                yield self._decode_records(trace, count, content)
             else:
-                self._read_json(tag, trace, count, content)
+                self._decode_json(tag, trace, count, content)
             is_done = tag == b"done"
         if not is_done:
             raise self._damaged("it is truncated")
 
-    def _content(self, header: bytes, size_bytes: int, stored_bytes: int) -> bytes:
-        """Read the rest of a block; return its content."""
-        if max(size_bytes, stored_bytes) > _MOST_BYTES:
+    def _read_content(self, header: bytes, size_bytes: int, compressed_bytes: int) -> bytes:
+        """Read the checksum and the content of a block; return the decompressed content."""
+        if max(size_bytes, compressed_bytes) > _MAX_BLOCK_BYTES:
             raise self._damaged("a block is too large")
         checksum = self._file.read(_CHECKSUM.size)
-        stored = self._file.read(stored_bytes)
-        if len(checksum) < _CHECKSUM.size or len(stored) < stored_bytes:
+        compressed = self._file.read(compressed_bytes)
+        if len(checksum) < _CHECKSUM.size or len(compressed) < compressed_bytes:
             raise self._damaged("it is truncated")
-        if checksum != _CHECKSUM.pack(zlib.crc32(stored, zlib.crc32(header))):
+        if checksum != _CHECKSUM.pack(zlib.crc32(compressed, zlib.crc32(header))):
             raise self._damaged("a checksum is wrong")
         try:
-            # One byte more than expected, to detect a block that is too long without expanding all of it.
-            content = zlib.decompressobj().decompress(stored, size_bytes + 1)
+            # The limit is one byte above the expected size, so that a longer content is detected without
+            # decompressing all of it.
+            content = zlib.decompressobj().decompress(compressed, size_bytes + 1)
         except zlib.error as error:
             raise self._damaged("a block cannot be decompressed") from error
         if len(content) != size_bytes:
             raise self._damaged("a block has a wrong size")
         return content
 
-    def _batch(self, number: int, count: int, content: bytes) -> Batch:
+    def _decode_records(self, number: int, count: int, content: bytes) -> Batch:
+        """Return the batch of a block of records; ``number`` is that of the trace."""
         if len(content) != count * RECORD_BYTES or number >= len(self._traces):
             raise self._damaged("a block of records is not valid")
         columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, count)
-        return self._checked(self._traces[number], columns)
+        return self._transposed_batch(self._traces[number], columns)
 
-    def _read_json(self, tag: bytes, number: int, count: int, content: bytes) -> None:
+    def _decode_json(self, tag: bytes, number: int, count: int, content: bytes) -> None:
+        """Apply a JSON block: a new trace, items of a table, or the outcome."""
         try:
             value = json.loads(content)
             if tag == b"trce" and number == len(self._traces):
@@ -231,11 +237,11 @@ class LogReader:
                 self.outcome = _outcome(**value)
             else:
                 raise ValueError(f"block {tag!r}")
-        except _NOT_VALID as error:
+        except _JSON_ERRORS as error:
             raise self._damaged("a table cannot be read") from error
 
-    def _version_1(self) -> Iterator[Batch]:
-        """Read a .npz file, one whole trace at a time."""
+    def _read_version_1(self) -> Iterator[Batch]:
+        """Read a .npz file, one trace after the other."""
         self._file.seek(0)
         try:
             with np.load(self._file) as file:
@@ -248,13 +254,16 @@ class LogReader:
                     trace.add_stacks(table["stacks"], len(table["stacks"]))
                     columns = file[f"records{number}"]
                     for begin in range(0, columns.shape[1], _ITEMS_PER_BLOCK):
-                        yield self._checked(trace, columns[:, begin : begin + _ITEMS_PER_BLOCK])
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_NOT_VALID) as error:
+                        batch_columns = columns[:, begin : begin + _ITEMS_PER_BLOCK]
+                        yield self._transposed_batch(trace, batch_columns)
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
             raise InputError(f"{self._path} is not a log of cudakit, or is damaged") from error
         self._file.seek(0, os.SEEK_END)
 
-    def _checked(self, trace: _ReadTrace, columns: np.ndarray[Any, np.dtype[np.uint8]]) -> Batch:
-        """Return the records that are stored transposed. Raises InputError if they are not valid."""
+    def _transposed_batch(
+        self, trace: _ReadTrace, columns: np.ndarray[Any, np.dtype[np.uint8]]
+    ) -> Batch:
+        """Return the batch of records that are stored transposed. Raises InputError if they are invalid."""
         records: Records = np.ascontiguousarray(columns.T).reshape(-1).view(RECORD)
         if reason := find_invalid(records, len(trace.strings)):
             raise self._damaged(reason)
@@ -267,7 +276,7 @@ class LogReader:
 
 
 class _ReadTrace:
-    """A trace, with its string and stack tables so far."""
+    """A trace of the log, with the string and stack tables of the blocks read so far."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""A spool: a directory with the traces of all processes of a program, and one reader.
+"""A spool: a directory to which all processes of a program write their traces, and which one process reads.
 
 A trace is a chain of files ``PID-NNNNNN.trace``, numbered from 0, each of which continues the previous one
-(``trace.log``). The second trace of a process is ``PID.1-NNNNNN.trace``, and so on. After ``exec``, or if the
-operating system reuses a PID, a new first file replaces the old one and begins a new chain.
+(``trace.trace_file``). The second trace of a process is ``PID.1-NNNNNN.trace``, and so on. After ``exec``, or
+if the operating system reuses a PID, a new first file replaces the old one and begins a new chain.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from typing import TypeAlias
 from cudakit.errors import InputError
 from cudakit.trace.events import Event
 from cudakit.trace.layout import Records
-from cudakit.trace.log import Clock, Reader, Stack, Writer
 from cudakit.trace.losses import is_abandoned, report_loss
+from cudakit.trace.trace_file import Clock, Stack, TraceReader, TraceWriter
 
-# Linux allows PIDs up to 2^22.
-_SEGMENT = re.compile(r"((\d{1,7})(?:\.\d{1,7})?)-(\d{6,9})\.trace")
+# Linux allows PIDs up to 2^22, which has seven digits.
+_FILE_NAME = re.compile(r"((\d{1,7})(?:\.\d{1,7})?)-(\d{6,9})\.trace")
 _HEADER_BYTES = 32
-# Small enough for the consumer to handle signals between batches.
+# A batch is small, because the supervisor handles signals between batches.
 _RECORDS_PER_BATCH = 8192
-_SEGMENT_BYTES = 4 << 20
+# Size from which on a trace continues in the next file of its chain.
+_MAX_FILE_BYTES = 4 << 20
 
 # The files of one chain by their numbers.
-_Segments: TypeAlias = Mapping[int, "os.DirEntry[str]"]
+_ChainFiles: TypeAlias = Mapping[int, "os.DirEntry[str]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records of one trace, with its string and stack tables so far."""
+    """Consecutive records of one trace, with its string and stack tables up to these records."""
 
-    process: int
+    process: int  # PID of the recorded process
     records: Records
-    strings: Sequence[str]
-    stacks: Sequence[Stack]
-    chain: int = 0  # number of the trace within the process; each has its own tables
-    simulated: bool = False  # whether a simulated device recorded it
+    strings: Sequence[str]  # string table of the trace
+    stacks: Sequence[Stack]  # stack table of the trace
+    chain: int = 0  # number of the trace within the process, from 0
+    simulated: bool = False  # whether the records are of a simulated device
 
 
 class Spool:
     """Reads the traces in a directory, the records of each trace in order.
 
-    ``discard`` deletes files after reading; the first file of a chain stays, empty. ``damaged`` lists the
-    errors of traces that cannot be read.
+    ``discard`` deletes each file after reading it, except the first file of a chain, which is emptied.
+    ``damaged`` lists the error messages for traces that cannot be read.
     """
 
     def __init__(self, directory: Path, *, discard: bool = False) -> None:
@@ -67,97 +68,104 @@ class Spool:
         self.close()
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the records since the last call."""
-        for name, segments in self._listing().items():
+        """Yield the records of all traces that were written since the last call."""
+        for name, files in self._list_files().items():
             chain = self._chains.get(name)
-            if chain is not None and chain.is_over(segments):
-                yield from self._readable(chain, chain.rest())
+            if chain is not None and chain.is_replaced(files):
+                yield from self._without_errors(chain, chain.rest())
                 chain = None
             if chain is None:
                 chain = self._chains[name] = self._new_chain(name)
-            yield from self._readable(chain, chain.batches(segments))
+            yield from self._without_errors(chain, chain.batches(files))
 
     def close(self) -> None:
         """Close all open files."""
         for chain in self._chains.values():
             chain.close()
 
-    def _listing(self) -> dict[str, dict[int, os.DirEntry[str]]]:
-        found: defaultdict[str, dict[int, os.DirEntry[str]]] = defaultdict(dict)
+    def _list_files(self) -> dict[str, dict[int, os.DirEntry[str]]]:
+        """Return the files by the name of their chain and their number in it."""
+        chains: defaultdict[str, dict[int, os.DirEntry[str]]] = defaultdict(dict)
         with os.scandir(self._directory) as entries:
-            for entry in entries:
-                match = _SEGMENT.fullmatch(entry.name)
-                if match and entry.is_file(follow_symlinks=False):
-                    found[match[1]][int(match[3])] = entry
-        return found
+            for file in entries:
+                match = _FILE_NAME.fullmatch(file.name)
+                if match and file.is_file(follow_symlinks=False):
+                    chains[match[1]][int(match[3])] = file
+        return chains
 
     def _new_chain(self, name: str) -> _Chain:
         process = int(name.partition(".")[0])
         self._chain_counts[process] += 1
         return _Chain(process, self._chain_counts[process] - 1, discard=self._discard)
 
-    def _readable(self, chain: _Chain, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _without_errors(self, chain: _Chain, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of a chain; if the chain is damaged, store the error and stop reading it."""
         try:
             yield from batches
         except InputError as error:
             self.damaged.append(error.message)
-            chain.give_up()
+            chain.stop_reading()
 
 
 class _Chain:
-    """The files of one trace, and the position in them."""
+    """Reads the files of one trace in order."""
 
     def __init__(self, process: int, number: int, *, discard: bool) -> None:
         self._process = process
         self._number = number
         self._discard = discard
-        self._segment = 0  # the current or next one
-        self._first: int | None = None  # the inode of segment 0
+        self._file_number = 0  # number of the open file, or of the next file if none is open
+        self._first_inode: int | None = None  # inode of the chain's first file, once it was opened
         self._path = ""
-        self._reader: Reader | None = None
-        self._tables: Reader | None = None
-        self._given_up = False
+        self._reader: TraceReader | None = None  # reader of the open file
+        self._last_reader: TraceReader | None = None  # has the tables that the next file continues
+        self._is_stopped = False
 
-    def is_over(self, segments: _Segments) -> bool:
-        """Return whether a new chain has replaced this one."""
-        return self._first is not None and 0 in segments and segments[0].inode() != self._first
+    def is_replaced(self, files: _ChainFiles) -> bool:
+        """Return whether a new chain of the same name has replaced this one."""
+        return (
+            self._first_inode is not None and 0 in files and files[0].inode() != self._first_inode
+        )
 
-    def batches(self, segments: _Segments) -> Iterator[Batch]:
-        # Before reading: a process that ends during it may have written more, which the next call reads.
-        alive = _is_alive(self._process)
-        while self._open(segments):
+    def batches(self, files: _ChainFiles) -> Iterator[Batch]:
+        """Yield the new records; ``files`` are the files of the chain that exist now."""
+        # Checked before reading: a process that ends during the read may have written further records.
+        was_alive = _is_alive(self._process)
+        while self._open(files):
             yield from self._read()
-            if self._segment + 1 not in segments:
+            if self._file_number + 1 not in files:
                 break
-            self._end_segment()
-        if self._reader and not alive:
+            self._finish_file()
+        if self._reader and not was_alive:
             if self._reader.is_truncated:
                 raise InputError(f"the trace of process {self._process} is truncated: {self._path}")
-            self._end_segment()
+            self._finish_file()
 
     def rest(self) -> Iterator[Batch]:
         """Read the rest of the open file, whose name now belongs to another chain."""
         yield from self._read()
         self.close()
 
-    def give_up(self) -> None:
+    def stop_reading(self) -> None:
+        """Ignore all further records of the chain."""
         self.close()
-        self._given_up = True
+        self._is_stopped = True
 
     def close(self) -> None:
         if self._reader:
             self._reader.close()
         self._reader = None
 
-    def _open(self, segments: _Segments) -> Reader | None:
-        """Open the next file once its header is complete."""
-        entry = segments.get(self._segment)
-        if self._reader or self._given_up or not entry or entry.stat().st_size < _HEADER_BYTES:
+    def _open(self, files: _ChainFiles) -> TraceReader | None:
+        """Return the reader of the open file. Without one, open the next file if its header is complete."""
+        file = files.get(self._file_number)
+        if self._reader or self._is_stopped or not file or file.stat().st_size < _HEADER_BYTES:
             return self._reader
-        if self._segment == 0:
-            self._first = entry.inode()
-        self._path = entry.path
-        self._reader = self._tables = Reader(Path(entry.path), after=self._tables)
+        if self._file_number == 0:
+            self._first_inode = file.inode()
+        self._path = file.path
+        self._reader = TraceReader(Path(file.path), previous=self._last_reader)
+        self._last_reader = self._reader
         return self._reader
 
     def _read(self) -> Iterator[Batch]:
@@ -168,53 +176,57 @@ class _Chain:
         for records in self._reader.batches(records=_RECORDS_PER_BATCH):
             yield Batch(self._process, records, strings, stacks, self._number, simulated)
 
-    def _end_segment(self) -> None:
+    def _finish_file(self) -> None:
+        """Close the open file, which was read completely, and continue with the next one."""
         self.close()
-        if self._discard and self._segment == 0:
-            os.truncate(self._path, 0)  # the name still marks the chain as existing
+        if self._discard and self._file_number == 0:
+            os.truncate(
+                self._path, 0
+            )  # the first file stays, because its inode identifies the chain
         elif self._discard:
             os.unlink(self._path)
-        self._segment += 1
+        self._file_number += 1
 
 
 class SpoolWriter:
-    """Writes the events of this process into a spool, with the interface of ``Writer``.
+    """Writes the events of this process into a spool, with the interface of ``TraceWriter``.
 
     Each event is in the file when ``write`` returns; the first event creates the file. A forked process
-    writes its own trace. If a file cannot be written, this and later events are lost and counted
-    (``losses``); nothing is raised. If the supervisor is gone, the spool is deleted and the recording ends.
+    writes a separate trace. If a file cannot be written, this and later events are lost and counted
+    (``losses``); no error is raised. If the supervisor has ended, the spool is deleted and recording ends.
+    A trace continues in the next file of its chain once a file has ``max_file_bytes``.
     """
 
     def __init__(
-        self, directory: Path, *, clock: Clock, segment_bytes: int = _SEGMENT_BYTES
+        self, directory: Path, *, clock: Clock, max_file_bytes: int = _MAX_FILE_BYTES
     ) -> None:
         self._directory = directory
         self._clock = clock
-        self._segment_bytes = segment_bytes
-        self._writer: Writer | None = None
-        self._process = 0
-        self._name = ""
-        self._segment = 0
-        self._closed = False
+        self._max_file_bytes = max_file_bytes
+        self._writer: TraceWriter | None = None
+        self._process = 0  # PID of the process that writes the current chain
+        self._chain_name = ""
+        self._file_number = 0
+        self._is_closed = False
         self._failure: OSError | None = None
-        self._lost = 0  # events of this process
+        self._lost_events = 0  # number of events that this process has lost
 
     def write(self, event: Event) -> None:
-        """Append an event."""
+        """Append an event and write it to the file."""
         try:
-            if writer := self._open():
+            if writer := self._current_writer():
                 writer.write(event)
                 writer.flush()
         except OSError as error:
             self._failure = error
         if self._failure:
-            self._lost += 1
-            report_loss(self._directory, self._lost, self._failure)
+            self._lost_events += 1
+            report_loss(self._directory, self._lost_events, self._failure)
 
     def stack(self, stack: Stack) -> int:
-        """Return the number of a stack, innermost frame first; 0 after a failure."""
+        """Return the index of a call stack (innermost frame first) in the stack table; 0 after a failure."""
         try:
-            writer = self._open()
+            writer = self._current_writer()
         except OSError as error:
             self._failure = error
             return 0
@@ -224,37 +236,38 @@ class SpoolWriter:
         """End the trace."""
         if self._writer:
             self._writer.close(flush=not self._failure)
-        self._closed = True
+        self._is_closed = True
         if is_abandoned(self._directory):
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def __del__(self) -> None:
         self.close()  # otherwise Python warns about an open file that the program did not open
 
-    def _open(self) -> Writer | None:
-        """Return the writer of this process, in a file below the size limit; None after a failure."""
-        if self._closed or self._failure:
+    def _current_writer(self) -> TraceWriter | None:
+        """Return the writer of this process, with a file below the size limit; None after a failure."""
+        if self._is_closed or self._failure:
             return None
         if self._process != os.getpid():
-            self._begin()
-        elif self._writer and self._writer.size_bytes >= self._segment_bytes:
+            self._begin_chain()
+        elif self._writer and self._writer.size_bytes >= self._max_file_bytes:
             if is_abandoned(self._directory):
                 self.close()
                 return None
-            self._segment += 1
-            self._writer.continue_in(self._directory / f"{self._name}-{self._segment:06d}.trace")
+            self._file_number += 1
+            name = f"{self._chain_name}-{self._file_number:06d}.trace"
+            self._writer.continue_in(self._directory / name)
         return self._writer
 
-    def _begin(self) -> None:
-        """Begin the first free chain of this process."""
+    def _begin_chain(self) -> None:
+        """Begin a chain of this process, under the first name that no other chain uses."""
         self._process = os.getpid()
-        self._segment = self._lost = 0
+        self._file_number = self._lost_events = 0
         for number in count():
-            self._name = f"{self._process}.{number}" if number else f"{self._process}"
-            path = self._directory / f"{self._name}-000000.trace"
+            self._chain_name = f"{self._process}.{number}" if number else f"{self._process}"
+            path = self._directory / f"{self._chain_name}-000000.trace"
             try:
                 if self._writer is None:
-                    self._writer = Writer(path, clock=self._clock)
+                    self._writer = TraceWriter(path, clock=self._clock)
                 else:
                     self._writer.start_over(path)
             except FileExistsError:

@@ -175,6 +175,14 @@ def test_ids_ignore_case(cli: Cli) -> None:
     assert [check["id"] for check in result["checks"]] == ["CK020", "CK024"]
 
 
+def test_report_says_that_the_self_test_of_a_simulated_gpu_did_not_run(cli: Cli) -> None:
+    sentence = "The self-test did not run: the GPU is simulated."
+
+    assert f"! {sentence}" in cli(*SIM, "--deep").stdout
+    assert sentence in cli(*SIM, "--deep", "-q").stdout
+    assert "self-test" not in cli(*SIM).stdout
+
+
 def test_self_test_of_simulated_gpu_is_unknown(cli: Cli) -> None:
     run = cli(*SIM, "--deep", "--only", "CK041", "--json")
     result = parsed(run.stdout)
@@ -230,6 +238,7 @@ def test_explain_of_doctor_explains_errors_too(cli: Cli) -> None:
     [
         (("--only", "CK999"), "no check 'CK999'"),
         (("--skip", "driver"), "no check 'driver'"),
+        (("--only", ","), "name at least one check"),
         (("--explain", "CK000"), "no explanation for 'CK000'"),
         (("--only", SELF_TESTS[0]), "add --deep to allow that"),
         (("--gpu", "h200"), "unknown GPU choice 'h200'"),

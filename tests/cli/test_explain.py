@@ -37,11 +37,32 @@ def test_number_with_two_meanings_explains_both(cli: Cli) -> None:
     assert [topic["kind"] for topic in result["topics"]] == ["CUDA error", "Xid"]
 
 
+def test_several_terms_have_a_section_each(cli: Cli) -> None:
+    run = cli("explain", "700", "719", "-o", "-")
+
+    assert run.stdout.splitlines()[0] == "700 719: 2 explanations"
+    assert "CUDA_ERROR_LAUNCH_FAILED (CUDA error 719)" in run.stdout
+
+
 def test_unknown_term_is_usage_error_with_suggestion(cli: Cli) -> None:
     run = cli("explain", "CUDA_ERROR_OUT_OF_MEMROY")
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
     assert "did you mean CUDA_ERROR_OUT_OF_MEMORY" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("illegal", "memory", "access"), "CUDA_ERROR_ILLEGAL_ADDRESS or Xid 137"),
+        (("OOM",), "CUDA_ERROR_OUT_OF_MEMORY"),
+        (("CUBLAS 13",), "CUBLAS_STATUS_EXECUTION_FAILED"),
+    ],
+)
+def test_words_of_a_message_suggest_the_names_of_errors(
+    cli: Cli, words: tuple[str, ...], names: str
+) -> None:
+    assert f"hint: did you mean {names}?" in cli("explain", *words).stderr
 
 
 def test_explanation_is_written_to_file(cli: Cli, tmp_path: Path) -> None:

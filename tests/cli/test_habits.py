@@ -267,6 +267,14 @@ def test_json_is_one_document(name: str, place: Place) -> None:
 
 
 @EACH
+def test_json_beside_a_file_is_one_document(name: str, place: Place) -> None:
+    done = place.run(name, "--json", "-o", place.file("out.md"))
+
+    json.loads(terminal(name, done))
+    assert Path(place.file("out.md")).exists()
+
+
+@EACH
 def test_quiet_prints_at_least_one_line_and_no_table(name: str, place: Place) -> None:
     done = place.run(name, "-q")
 
@@ -305,9 +313,10 @@ def test_place_that_cannot_be_written_is_one_line_and_exit_code_2(
 
 
 @EACH
-def test_usage_error_with_json_is_a_document(name: str, place: Place) -> None:
+def test_usage_error_with_json_is_one_document_and_nothing_else(name: str, place: Place) -> None:
     done = place.run(name, "--json", "-o", "out.xyz")
 
+    assert done.stdout + done.stderr == terminal(name, done)
     error = json.loads(terminal(name, done))["error"]
     assert error["kind"] == "UsageError"
     assert error["exit_code"] == 2

@@ -89,7 +89,7 @@ def test_interrupt_inside_exec_ends_with_130(tmp_path: Path) -> None:
         "try:\n"
         "    exec('raise KeyboardInterrupt')\n"
         "except KeyboardInterrupt as error:\n"
-        "    sys.exit(report_error(error, as_json=False))\n"
+        "    sys.exit(report_error(error))\n"
     )
     # CPython behaves so with ``python -m`` only, not with a script file.
     run = subprocess.run(

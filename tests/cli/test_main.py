@@ -13,6 +13,7 @@ from invocation import Cli
 
 from cudakit.cli import COMMANDS, load_command
 from cudakit.cli.failure import ExitCode, report_error
+from cudakit.cli.output import standard_output
 from cudakit.errors import CudakitError, MissingDependency, SnapshotError, UsageError
 
 
@@ -62,13 +63,14 @@ def test_unknown_option_names_itself(cli: Cli) -> None:
     assert "--frobnicate" in run.stderr
 
 
-def test_json_prints_an_error_on_stdout_as_well(cli: Cli) -> None:
+def test_json_prints_an_error_on_stdout_only(cli: Cli) -> None:
     run = cli("memory", "--json")
 
     error = json.loads(run.stdout)["error"]
     assert error["kind"] == "UsageError"
     assert error["exit_code"] == run.exit_code == 2
-    assert error["message"] in run.stderr
+    assert "no such command 'memory'" in error["message"]
+    assert run.stderr == ""
 
 
 def test_json_flag_after_two_dashes_belongs_to_the_program(cli: Cli) -> None:
@@ -92,7 +94,7 @@ def test_json_flag_after_two_dashes_belongs_to_the_program(cli: Cli) -> None:
 def test_each_kind_of_error_has_its_exit_code_and_one_line(
     error: Exception, exit_code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report_error(error, as_json=False) == exit_code
+    assert report_error(error) == exit_code
 
     stdout, stderr = capsys.readouterr()
     first, *rest = stderr.splitlines()
@@ -105,7 +107,7 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
 def test_internal_error_asks_for_a_report_and_has_a_traceback_with_debug(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report_error(KeyError("segments"), as_json=False)
+    report_error(KeyError("segments"))
     stderr = capsys.readouterr().err
     assert "internal error: KeyError: 'segments'" in stderr
     assert "CUDAKIT_DEBUG=1" in stderr
@@ -114,16 +116,14 @@ def test_internal_error_asks_for_a_report_and_has_a_traceback_with_debug(
     try:
         raise KeyError("segments")
     except KeyError as error:
-        report_error(error, as_json=False)
+        report_error(error)
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 def test_message_with_control_characters_stays_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report_error(
-        SnapshotError("bad frame \x1b]0;owned\x07\nhint: rm -rf ~ \u202e\udc80"), as_json=False
-    )
+    report_error(SnapshotError("bad frame \x1b]0;owned\x07\nhint: rm -rf ~ \u202e\udc80"))
 
     stderr = capsys.readouterr().err
     assert stderr == (
@@ -132,13 +132,13 @@ def test_message_with_control_characters_stays_one_line(
 
 
 def test_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    report_error(SnapshotError("x" * 5000, hint="y" * 5000), as_json=False)
+    report_error(SnapshotError("x" * 5000, hint="y" * 5000))
 
-    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [516, 506]
+    assert [len(line) for line in capsys.readouterr().err.splitlines()] == [516, 1006]
 
 
 def test_interrupt_ends_with_130_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_error(KeyboardInterrupt(), as_json=True) == 130
+    assert report_error(KeyboardInterrupt(), json_to=standard_output) == 130
 
     stdout, stderr = capsys.readouterr()
     assert (stdout, stderr.strip()) == ("", "")
@@ -151,7 +151,7 @@ def test_error_caused_by_an_interrupt_counts_as_interrupt() -> None:
         finally:
             [].pop()
 
-    assert report_error(failure.value, as_json=False) == 130
+    assert report_error(failure.value) == 130
 
 
 def test_closed_pipe_ends_the_command_with_141(command: list[str]) -> None:

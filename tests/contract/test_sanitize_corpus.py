@@ -27,7 +27,7 @@ from cudakit.core.sanitize.races import RaceKind
 from cudakit.core.sanitize.report import Report
 from cudakit.gpu.demangle import demangle
 from cudakit.render import json as rendered
-from cudakit.trace.kinds import Kind, Known, Mode
+from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import view
 from cudakit.trace.run_log import LogReader
 
@@ -117,9 +117,9 @@ def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path:
     fixed = simulated / "sim_kernels_fixed.log"
     cases = {case.variant: case for case in check_races.cases() if case.name == "sim_kernels"}
     (chain,) = race_logs.load(fixed)
-    accesses = chain.records["kind"] == Kind.ACCESS
-    assumed = view(chain.records[accesses], Kind.ACCESS)
-    assumed["known"] = Known.ASSUMED
+    accesses = chain.records["kind"] == EventKind.ACCESS
+    assumed = view(chain.records[accesses], EventKind.ACCESS)
+    assumed["known"] = Precision.ASSUMED
     chain.records[accesses] = assumed.view(chain.records.dtype)
     race_logs.save(tmp_path / "assumed.log", [chain])
 
@@ -187,13 +187,13 @@ def test_without_exact_accesses_less_has_to_be_found() -> None:
     assert must["arguments"] == {"cupy_fill_then_read_race", "cupy_async_pool_race"}
 
 
-READ, WRITE = Mode.READ, Mode.WRITE
+READ, WRITE = AccessMode.READ, AccessMode.WRITE
 
 # Access mode, element bytes, stride in bytes, and element count.
-Pieces = tuple[Mode, int, int, int]
+Pieces = tuple[AccessMode, int, int, int]
 
 
-def whole(mode: Mode, size: int) -> Pieces:
+def whole(mode: AccessMode, size: int) -> Pieces:
     return (mode, size, 0, 1)
 
 
@@ -225,13 +225,13 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
 def did(log: str) -> Iterator[tuple[str, set[Pieces]]]:
     """Yield the name and the data accesses of each launch in a log, without its internal counters."""
     for chain in race_logs.load(log_of(log)):
-        accesses = chain.records[chain.records["kind"] == Kind.ACCESS]
-        rows = view(accesses, Kind.ACCESS)
+        accesses = chain.records[chain.records["kind"] == EventKind.ACCESS]
+        rows = view(accesses, EventKind.ACCESS)
         ours = np.isin(rows["mode"], [READ, WRITE]) & np.isin(
-            rows["known"], [Known.EXACT, Known.SUMMARY]
+            rows["known"], [Precision.EXACT, Precision.SUMMARY]
         )
-        began = chain.records[chain.records["kind"] == Kind.LAUNCH]
-        for launch, name in zip(began["seq"], view(began, Kind.LAUNCH)["name"], strict=True):
+        began = chain.records[chain.records["kind"] == EventKind.LAUNCH]
+        for launch, name in zip(began["seq"], view(began, EventKind.LAUNCH)["name"], strict=True):
             mine = rows[ours & (accesses["seq"] == launch)]
             yield chain.strings[name], {pieces(row) for row in mine}
 
@@ -239,7 +239,7 @@ def did(log: str) -> Iterator[tuple[str, set[Pieces]]]:
 def pieces(row: np.void) -> Pieces:
     stride, count = int(row["stride_bytes"]), max(int(row["count"]), 1)
     size = int(row["hi"] - row["lo"]) - (count - 1) * stride
-    return (Mode(int(row["mode"])), size, stride, count)
+    return (AccessMode(int(row["mode"])), size, stride, count)
 
 
 @pytest.mark.parametrize(("log", "kernel"), MUST_TOUCH)

@@ -31,7 +31,7 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import How, Mode, StreamFlag
+from cudakit.trace.kinds import AccessMode, AllocationKind, StreamFlag
 
 Past = frozenset[int]
 NOTHING: Past = frozenset()
@@ -71,10 +71,10 @@ class Order:
         self._of_call: dict[tuple[int, int], list[Access]] = {}
 
     def feed(self, event: Event) -> None:
-        match event.fact:
+        match event.body:
             case StreamCreate(stream, flag):
                 self._flags[stream] = flag
-            case Free(how=How.SYNC | How.PINNED) | ContextSync():
+            case Free(how=AllocationKind.SYNC | AllocationKind.PINNED) | ContextSync():
                 self._host |= frozenset(operation.number for operation in self.operations)
             case EventRecord(number, stream):
                 self._events[number] = self._streams[stream] = self._before(stream)
@@ -89,24 +89,28 @@ class Order:
                 self._feed_work(event)
 
     def _feed_work(self, event: Event) -> None:
-        match event.fact:
+        match event.body:
             case Launch(stream):
                 self._operate(event, stream, [])
             case Copy(stream, destination, source, size_bytes):
-                read = Access(source, source + size_bytes, Mode.READ)
-                written = Access(destination, destination + size_bytes, Mode.WRITE)
+                read = Access(source, source + size_bytes, AccessMode.READ)
+                written = Access(destination, destination + size_bytes, AccessMode.WRITE)
                 self._operate(event, stream, [read, written])
             case Fill(stream, address, size_bytes):
-                self._operate(event, stream, [Access(address, address + size_bytes, Mode.WRITE)])
-            case Alloc(address, size_bytes, How.STREAM_ORDERED, stream) | Free(
-                address, size_bytes, How.STREAM_ORDERED, stream
+                self._operate(
+                    event, stream, [Access(address, address + size_bytes, AccessMode.WRITE)]
+                )
+            case Alloc(address, size_bytes, AllocationKind.STREAM_ORDERED, stream) | Free(
+                address, size_bytes, AllocationKind.STREAM_ORDERED, stream
             ):
-                self._operate(event, stream, [Access(address, address + size_bytes, Mode.WRITE)])
+                self._operate(
+                    event, stream, [Access(address, address + size_bytes, AccessMode.WRITE)]
+                )
             case _:
                 self._feed_graphs(event)
 
     def _feed_graphs(self, event: Event) -> None:
-        match event.fact:
+        match event.body:
             case GraphNode(graph, node):
                 self._nodes[graph][node] = self._of_call[event.seq, node] = []
             case GraphEdge(graph, before, after):
@@ -174,5 +178,7 @@ def races(trace: Iterable[Event]) -> list[Race]:
 
 def _conflict(one: list[Access], other: list[Access]) -> bool:
     return any(
-        a.lo < b.hi and b.lo < a.hi and (a.mode | b.mode) & Mode.WRITE for a in one for b in other
+        a.lo < b.hi and b.lo < a.hi and (a.mode | b.mode) & AccessMode.WRITE
+        for a in one
+        for b in other
     )

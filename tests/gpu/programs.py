@@ -47,7 +47,7 @@ def ordered(program: Program) -> list[Step]:
 
 def certain(trace: Sequence[Event]) -> list[Event]:
     """Remove successful queries, which depend on timing."""
-    return [event for event in trace if not isinstance(event.fact, (EventQueryOk, StreamQueryOk))]
+    return [event for event in trace if not isinstance(event.body, (EventQueryOk, StreamQueryOk))]
 
 
 class Run:

@@ -15,7 +15,7 @@ from run.programs import RECORDING, plain, supervised
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
 from cudakit.run.protocol import About, Notice, Settings
 from cudakit.run.supervise import supervise
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
 
 RECORDS = """
@@ -40,7 +40,7 @@ class Counted:
         self._enough = enough
 
     def __call__(self, batch: Batch) -> bool:
-        fills = int((batch.records["kind"] == Kind.FILL).sum())
+        fills = int((batch.records["kind"] == EventKind.FILL).sum())
         self.fills[batch.process] = self.fills.get(batch.process, 0) + fills
         self.seen_s.append(time.monotonic())
         return self.total >= self._enough

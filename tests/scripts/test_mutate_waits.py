@@ -13,7 +13,7 @@ from check_races import Case
 from core.sanitize.brute_force import Found, unordered
 from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
 
-from cudakit.trace.events import Event, Fact, Fill, Gap, StreamCreate, StreamSync
+from cudakit.trace.events import Event, EventBody, Fill, Gap, StreamCreate, StreamSync
 from cudakit.trace.kinds import StreamFlag
 from cudakit.trace.layout import pack, unpack
 from cudakit.trace.spool import Batch
@@ -94,10 +94,10 @@ def test_there_are_mutants_of_twenty_programs_at_least() -> None:
     assert all(case.variant != "race" for case in CASES)
 
 
-def trace(*facts: Fact) -> Batch:
+def trace(*bodies: EventBody) -> Batch:
     strings = {"": 0}
     streams = (StreamCreate(number, StreamFlag.NON_BLOCKING) for number in (1, 2))
-    events = [Event(fact, seq=seq, context=1) for seq, fact in enumerate((*streams, *facts), 1)]
+    events = [Event(body, seq=seq, context=1) for seq, body in enumerate((*streams, *bodies), 1)]
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
     return Batch(1, records, list(strings), [()], simulated=True)
 

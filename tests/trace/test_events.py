@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import FACTS, events
+from traces import BODIES, events
 
 from cudakit.trace.events import (
     Access,
@@ -12,73 +12,88 @@ from cudakit.trace.events import (
     ContextSync,
     Copy,
     Event,
-    Fact,
+    EventBody,
     Fill,
     Gap,
     Launch,
     StreamCreate,
 )
-from cudakit.trace.kinds import Kind, Mode
+from cudakit.trace.kinds import AccessMode, EventKind
 from cudakit.trace.layout import RECORD, RECORD_BYTES, find_invalid, layout, pack, unpack, view
 
 
-class Table(list[str]):
+class StringTable(list[str]):
     """A string table."""
 
     def __init__(self) -> None:
         super().__init__([""])
 
-    def number(self, text: str) -> int:
+    def index_of(self, text: str) -> int:
         if text not in self:
             self.append(text)
         return self.index(text)
 
 
-def test_each_kind_has_one_fact() -> None:
-    assert sorted(fact.kind for fact in FACTS) == sorted(Kind)
+def test_each_kind_has_one_body() -> None:
+    assert sorted(body.kind for body in BODIES) == sorted(EventKind)
 
 
 @given(st.lists(events(), max_size=5))
 def test_unpack_inverts_pack(trace: list[Event]) -> None:
-    strings = Table()
+    strings = StringTable()
 
-    assert list(unpack(pack(trace, strings.number), strings)) == trace
+    assert list(unpack(pack(trace, strings.index_of), strings)) == trace
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_record_layout_matches_c(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", EventKind)
+def test_record_layout_matches_c(kind: EventKind) -> None:
     dtype = layout(kind)
-    places = sorted((offset, form) for form, offset, *_ in dtype.fields.values())
+    field_offsets = sorted((offset, field_type) for field_type, offset, *_ in dtype.fields.values())
 
     assert dtype.itemsize == RECORD.itemsize == RECORD_BYTES == 96
-    assert all(offset % form.base.alignment == 0 for offset, form in places)
+    assert all(offset % field_type.base.alignment == 0 for offset, field_type in field_offsets)
     assert all(
-        offset + form.itemsize <= after
-        for (offset, form), (after, _) in zip(places, [*places[1:], (96, None)], strict=True)
+        offset + field_type.itemsize <= next_offset
+        for (offset, field_type), (next_offset, _) in zip(
+            field_offsets, [*field_offsets[1:], (96, None)], strict=True
+        )
     )
 
 
-# The C recorder writes these offsets: changing one breaks all existing files.
-PLACES = {
-    Kind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
-    Kind.LAUNCH: {"name": 40, "grid": 44, "block": 56, "pending": 68},
-    Kind.ACCESS: {"lo": 40, "hi": 48, "mode": 56, "known": 57, "stride_bytes": 64, "count": 72},
-    Kind.COPY: {"destination": 40, "source": 48, "size_bytes": 56, "rows": 64, "direction": 88},
-    Kind.STREAM_WAIT: {"event": 40, "stream": 24},
-    Kind.GRAPH_NODE: {"graph": 40, "node": 44, "work": 48, "name": 52},
-    Kind.GRAPH_LAUNCH: {"graph": 40, "executable": 44, "pending": 48},
-    Kind.ACCESSED: {"node": 40, "exact": 44},
-    Kind.ARENAS: {"size_bytes": 40},
+# The native recorder writes these offsets; a change breaks all existing trace files.
+OFFSETS = {
+    EventKind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
+    EventKind.LAUNCH: {"name": 40, "grid": 44, "block": 56, "pending": 68},
+    EventKind.ACCESS: {
+        "lo": 40,
+        "hi": 48,
+        "mode": 56,
+        "known": 57,
+        "stride_bytes": 64,
+        "count": 72,
+    },
+    EventKind.COPY: {
+        "destination": 40,
+        "source": 48,
+        "size_bytes": 56,
+        "rows": 64,
+        "direction": 88,
+    },
+    EventKind.STREAM_WAIT: {"event": 40, "stream": 24},
+    EventKind.GRAPH_NODE: {"graph": 40, "node": 44, "work": 48, "name": 52},
+    EventKind.GRAPH_LAUNCH: {"graph": 40, "executable": 44, "pending": 48},
+    EventKind.ACCESSED: {"node": 40, "exact": 44},
+    EventKind.ARENAS: {"size_bytes": 40},
 }
 
 
-@pytest.mark.parametrize(("kind", "places"), PLACES.items())
-def test_field_offsets_are_fixed(kind: Kind, places: dict[str, int]) -> None:
-    found = {name: offset for name, (_, offset, *_) in layout(kind).fields.items()}
+@pytest.mark.parametrize(("kind", "expected"), OFFSETS.items())
+def test_field_offsets_are_fixed(kind: EventKind, expected: dict[str, int]) -> None:
+    offsets = {name: offset for name, (_, offset, *_) in layout(kind).fields.items()}
 
-    assert {name: found[name] for name in places} == places
-    assert [found[name] for name in ("seq", "time_ns", "thread")] == [0, 8, 16]
-    assert [found[name] for name in ("context", "site", "device", "kind")] == [28, 32, 36, 38]
+    assert {name: offsets[name] for name in expected} == expected
+    assert [offsets[name] for name in ("seq", "time_ns", "thread")] == [0, 8, 16]
+    assert [offsets[name] for name in ("context", "site", "device", "kind")] == [28, 32, 36, 38]
 
 
 def test_batch_is_read_by_column() -> None:
@@ -88,9 +103,9 @@ def test_batch_is_read_by_column() -> None:
         Event(Copy(stream=4, destination=8, source=16, size_bytes=4), seq=3),
         Event(Fill(stream=5, address=1024, size_bytes=8), seq=4),
     ]
-    batch = pack(trace, Table().number)
+    batch = pack(trace, StringTable().index_of)
 
-    fills = view(batch[batch["kind"] == Kind.FILL], Kind.FILL)
+    fills = view(batch[batch["kind"] == EventKind.FILL], EventKind.FILL)
 
     assert batch["stream"].tolist() == [3, 0, 4, 5]
     assert batch["seq"].tolist() == [1, 2, 3, 4]
@@ -98,31 +113,35 @@ def test_batch_is_read_by_column() -> None:
     assert fills["stream"].tolist() == [3, 5]
 
 
-def test_launch_refers_to_its_kernel_by_string_number() -> None:
-    strings = Table()
-    batch = pack([Event(Launch(stream=1, name="saxpy", grid=(7, 1, 1)))], strings.number)
+def test_launch_refers_to_its_kernel_by_string_index() -> None:
+    strings = StringTable()
+    batch = pack([Event(Launch(stream=1, name="saxpy", grid=(7, 1, 1)))], strings.index_of)
 
-    launch = view(batch, Kind.LAUNCH)[0]
+    launch = view(batch, EventKind.LAUNCH)[0]
 
     assert strings[launch["name"]] == "saxpy"
     assert launch["grid"].tolist() == [7, 1, 1]
 
 
 def test_access_modes_combine() -> None:
-    fact = Access(lo=0, hi=4, mode=Mode.READ | Mode.ATOMIC)
+    body = Access(lo=0, hi=4, mode=AccessMode.READ | AccessMode.ATOMIC)
 
-    (again,) = unpack(pack([Event(fact)], Table().number), [""])
+    (unpacked,) = unpack(pack([Event(body)], StringTable().index_of), [""])
 
-    assert again.fact == fact
-    assert isinstance(again.fact, Access)
-    assert Mode.ATOMIC in again.fact.mode
-    assert Mode.WRITE not in again.fact.mode
+    assert unpacked.body == body
+    assert isinstance(unpacked.body, Access)
+    assert AccessMode.ATOMIC in unpacked.body.mode
+    assert AccessMode.WRITE not in unpacked.body.mode
 
 
 def test_view_accepts_non_contiguous_records() -> None:
     trace = [Event(Fill(stream=1, address=index, size_bytes=1)) for index in range(6)]
 
-    assert view(pack(trace, Table().number)[::2], Kind.FILL)["address"].tolist() == [0, 2, 4]
+    assert view(pack(trace, StringTable().index_of)[::2], EventKind.FILL)["address"].tolist() == [
+        0,
+        2,
+        4,
+    ]
 
 
 def test_records_have_no_overhead_in_memory() -> None:
@@ -139,7 +158,7 @@ def test_records_have_no_overhead_in_memory() -> None:
         (Launch(3, "k"), "name", 2),
     ],
 )
-def test_record_with_an_invalid_value_is_found(event: Fact, field: str, value: int) -> None:
+def test_record_with_an_invalid_value_is_found(event: EventBody, field: str, value: int) -> None:
     records = pack([Event(event)], lambda text: 1 if text else 0)
     assert find_invalid(records, 2) == ""
 

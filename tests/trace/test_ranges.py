@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudakit.trace.events import Event, Fact, Launch, Mark, RangePop, RangePush
+from cudakit.trace.events import Event, EventBody, Launch, Mark, RangePop, RangePush
 from cudakit.trace.layout import pack
 from cudakit.trace.ranges import RangeTracker
 
@@ -16,13 +16,13 @@ class Trace:
         self.strings: dict[str, int] = {"": 0}
         self.tracker = RangeTracker()
 
-    def at_launches(self, *facts: Fact | tuple[int, Fact]) -> list[tuple[str, ...]]:
-        """Add facts, each of thread 1 or with its thread; return the names at the launches among them."""
-        pairs = [fact if isinstance(fact, tuple) else (1, fact) for fact in facts]
-        events = [Event(fact, thread=thread) for thread, fact in pairs]
+    def at_launches(self, *bodies: EventBody | tuple[int, EventBody]) -> list[tuple[str, ...]]:
+        """Add bodies, each of thread 1 or with its thread; return the names at the launches among them."""
+        pairs = [body if isinstance(body, tuple) else (1, body) for body in bodies]
+        events = [Event(body, thread=thread) for thread, body in pairs]
         records = pack(events, lambda text: self.strings.setdefault(text, len(self.strings)))
         innermost = self.tracker.follow(records)
-        launches = [at for at, (_, fact) in enumerate(pairs) if isinstance(fact, Launch)]
+        launches = [at for at, (_, body) in enumerate(pairs) if isinstance(body, Launch)]
         return [() if innermost is None else self.names(innermost[at]) for at in launches]
 
     def names(self, innermost: object) -> tuple[str, ...]:

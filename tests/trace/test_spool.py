@@ -12,27 +12,27 @@ import pytest
 
 from cudakit.trace.events import Event, Launch, Mark
 from cudakit.trace.layout import unpack
-from cudakit.trace.log import Clock, Frame, Stack
 from cudakit.trace.losses import Losses
 from cudakit.trace.spool import Batch, Spool, SpoolWriter
+from cudakit.trace.trace_file import Clock, Frame, Stack
 
-END_AT = 24
+WRITTEN_END_OFFSET = 24
 
 
 def mark(index: int) -> Event:
     return Event(Mark(name=f"mark {index}"), seq=index)
 
 
-def spool_writer(directory: Path, *, segment_bytes: int = 1 << 20) -> SpoolWriter:
-    return SpoolWriter(directory, clock=Clock.VIRTUAL, segment_bytes=segment_bytes)
+def spool_writer(directory: Path, *, max_file_bytes: int = 1 << 20) -> SpoolWriter:
+    return SpoolWriter(directory, clock=Clock.VIRTUAL, max_file_bytes=max_file_bytes)
 
 
 def names(batches: list[Batch]) -> list[str]:
     return [
-        event.fact.name
+        event.body.name
         for batch in batches
         for event in unpack(batch.records, batch.strings)
-        if isinstance(event.fact, Mark | Launch)
+        if isinstance(event.body, Mark | Launch)
     ]
 
 
@@ -43,7 +43,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 @pytest.fixture
-def discarding(tmp_path: Path) -> Iterator[Spool]:
+def discarding_spool(tmp_path: Path) -> Iterator[Spool]:
     with Spool(tmp_path, discard=True) as spool:
         yield spool
 
@@ -56,11 +56,11 @@ def files(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def in_a_fork(body: Callable[[], None]) -> int:
+def run_in_fork(run: Callable[[], None]) -> int:
     process = os.fork()
     if not process:
         try:
-            body()
+            run()
         finally:
             os._exit(0)
     os.waitpid(process, 0)
@@ -87,7 +87,7 @@ def test_event_is_readable_once_written(tmp_path: Path, spool: Spool) -> None:
 
 
 def test_long_trace_continues_in_further_files(tmp_path: Path, spool: Spool) -> None:
-    writer = spool_writer(tmp_path, segment_bytes=1000)
+    writer = spool_writer(tmp_path, max_file_bytes=1000)
     stacks: list[Stack] = [(Frame("step", "train.py", line),) for line in range(1, 31)]
     for index, stack in enumerate(stacks):
         writer.write(Event(Launch(1, f"k{index % 7}"), site=writer.stack(stack)))
@@ -100,29 +100,31 @@ def test_long_trace_continues_in_further_files(tmp_path: Path, spool: Spool) -> 
     assert [batches[-1].stacks[site] for site in sites] == stacks
 
 
-def test_discarding_spool_deletes_files_after_reading(tmp_path: Path, discarding: Spool) -> None:
-    writer = spool_writer(tmp_path, segment_bytes=300)
-    found = []
+def test_discarding_spool_deletes_files_after_reading(
+    tmp_path: Path, discarding_spool: Spool
+) -> None:
+    writer = spool_writer(tmp_path, max_file_bytes=300)
+    marks_read = []
     for index in range(20):
         writer.write(mark(index))
-        found += read(discarding)
-        left = [path.name for path in tmp_path.iterdir() if path.stat().st_size]
-        assert len(left) == 1
+        marks_read += read(discarding_spool)
+        nonempty_files = [path.name for path in tmp_path.iterdir() if path.stat().st_size]
+        assert len(nonempty_files) == 1
 
-    assert found == [f"mark {index}" for index in range(20)]
+    assert marks_read == [f"mark {index}" for index in range(20)]
 
 
-def test_name_of_a_discarded_file_is_not_reused(tmp_path: Path, discarding: Spool) -> None:
-    first = spool_writer(tmp_path, segment_bytes=100)
+def test_name_of_a_discarded_file_is_not_reused(tmp_path: Path, discarding_spool: Spool) -> None:
+    first_writer = spool_writer(tmp_path, max_file_bytes=100)
     for index in range(3):
-        first.write(mark(index))
-    assert read(discarding) == ["mark 0", "mark 1", "mark 2"]
+        first_writer.write(mark(index))
+    assert read(discarding_spool) == ["mark 0", "mark 1", "mark 2"]
 
     spool_writer(tmp_path).write(mark(7))
-    first.write(mark(3))
+    first_writer.write(mark(3))
 
-    assert sorted(read(discarding)) == ["mark 3", "mark 7"]
-    assert discarding.damaged == []
+    assert sorted(read(discarding_spool)) == ["mark 3", "mark 7"]
+    assert discarding_spool.damaged == []
 
 
 def test_two_traces_of_one_process_are_separate_chains(tmp_path: Path, spool: Spool) -> None:
@@ -144,14 +146,14 @@ def test_forked_process_writes_its_own_trace(tmp_path: Path, spool: Spool) -> No
     site = writer.stack((Frame("step", "train.py", 3),))
     writer.write(mark(0))
 
-    child = in_a_fork(lambda: writer.write(Event(Launch(1, "k"), site=site)))
+    child = run_in_fork(lambda: writer.write(Event(Launch(1, "k"), site=site)))
     writer.write(mark(1))
 
-    found = {batch.process: batch for batch in spool.batches()}
-    assert names([found[os.getpid()]]) == ["mark 0", "mark 1"]
-    assert names([found[child]]) == ["k"]
-    # The number of a stack in the parent is valid in the child.
-    assert found[child].stacks[site][0].function == "step"
+    batches_by_process = {batch.process: batch for batch in spool.batches()}
+    assert names([batches_by_process[os.getpid()]]) == ["mark 0", "mark 1"]
+    assert names([batches_by_process[child]]) == ["k"]
+    # The index of a stack in the parent is valid in the child.
+    assert batches_by_process[child].stacks[site][0].function == "step"
 
 
 def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
@@ -159,11 +161,11 @@ def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
     writer.write(mark(0))
     assert read(spool) == ["mark 0"]
     writer.write(mark(1))
-    other = tmp_path / "other"
-    other.mkdir()
-    spool_writer(other).write(mark(2))
-    (path,) = other.iterdir()
-    path.replace(tmp_path / path.name)  # as a recorder does that has not seen the earlier one
+    other_directory = tmp_path / "other"
+    other_directory.mkdir()
+    spool_writer(other_directory).write(mark(2))
+    (path,) = other_directory.iterdir()
+    path.replace(tmp_path / path.name)  # the new program of an exec writes its file in this way
 
     batches = list(spool.batches())
 
@@ -171,14 +173,16 @@ def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
     assert [batch.chain for batch in batches] == [0, 1]
 
 
-def test_spool_reads_a_file_up_to_the_end_in_its_header(tmp_path: Path, spool: Spool) -> None:
+def test_spool_reads_a_file_up_to_the_written_end_in_its_header(
+    tmp_path: Path, spool: Spool
+) -> None:
     writer = spool_writer(tmp_path)
     writer.write(mark(0))
     (path,) = tmp_path.iterdir()
     size_bytes = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(1 << 16)
-        file.seek(END_AT)
+        file.seek(WRITTEN_END_OFFSET)
         file.write(struct.pack("<Q", size_bytes))
 
     assert read(spool) == ["mark 0"]
@@ -211,26 +215,26 @@ def test_no_event_is_lost_at_abrupt_exit(tmp_path: Path, spool: Spool, end: str)
     script = (
         "import os, signal, sys; from pathlib import Path\n"
         "from cudakit.trace.events import Event, Mark\n"
-        "from cudakit.trace.log import Clock\n"
+        "from cudakit.trace.trace_file import Clock\n"
         "from cudakit.trace.spool import SpoolWriter\n"
         "SpoolWriter(Path(sys.argv[1]), clock=Clock.VIRTUAL).write(Event(Mark('last words')))\n"
     )
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-P", "-c", script + end, str(tmp_path)], check=False, capture_output=True
     )
 
-    assert done.stderr == b""
-    assert done.returncode in (0, -signal.SIGKILL)
+    assert ended.stderr == b""
+    assert ended.returncode in (0, -signal.SIGKILL)
     assert read(spool) == ["last words"]
 
 
-def test_files_of_ended_processes_are_closed(tmp_path: Path, discarding: Spool) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+def test_files_of_ended_processes_are_closed(tmp_path: Path, discarding_spool: Spool) -> None:
+    open_files = len(os.listdir("/proc/self/fd"))
     for index in range(5):
-        in_a_fork(lambda index=index: spool_writer(tmp_path).write(mark(index)))  # type: ignore[misc]
-    assert len(read(discarding)) == 5
+        run_in_fork(lambda index=index: spool_writer(tmp_path).write(mark(index)))  # type: ignore[misc]
+    assert len(read(discarding_spool)) == 5
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == open_files
     assert not any(path.stat().st_size for path in tmp_path.iterdir())
 
 
@@ -245,7 +249,7 @@ def test_unwritable_spool_does_not_fail_the_program(tmp_path: Path) -> None:
 
 def test_events_after_a_failed_write_are_counted_as_lost(tmp_path: Path) -> None:
     losses = Losses(tmp_path)
-    writer = spool_writer(tmp_path, segment_bytes=100)
+    writer = spool_writer(tmp_path, max_file_bytes=100)
     writer.write(mark(0))
     (tmp_path / f"{os.getpid()}-000001.trace").mkdir()
 
@@ -257,7 +261,7 @@ def test_events_after_a_failed_write_are_counted_as_lost(tmp_path: Path) -> None
     losses.close()
 
 
-def test_name_of_no_possible_process_is_ignored(tmp_path: Path) -> None:
+def test_file_whose_pid_is_too_long_is_ignored(tmp_path: Path) -> None:
     (tmp_path / f"{'9' * 30}-000000.trace").write_bytes(b"x" * 99)
 
     spool = Spool(tmp_path)
@@ -278,16 +282,16 @@ def ended_process() -> int:
     return child
 
 
-@pytest.mark.parametrize("bytes_left", [-1, -100])
-def test_truncated_trace_of_ended_process_is_damaged(tmp_path: Path, bytes_left: int) -> None:
+@pytest.mark.parametrize("end", [-1, -100])
+def test_truncated_trace_of_ended_process_is_damaged(tmp_path: Path, end: int) -> None:
     writer = spool_writer(tmp_path)
     writer.write(mark(1))
     writer.write(mark(2))
     writer.close()
-    (written,) = tmp_path.iterdir()
-    content, process = written.read_bytes(), ended_process()
-    written.unlink()
-    (tmp_path / f"{process}-000000.trace").write_bytes(content[:bytes_left])
+    (trace_path,) = tmp_path.iterdir()
+    content, process = trace_path.read_bytes(), ended_process()
+    trace_path.unlink()
+    (tmp_path / f"{process}-000000.trace").write_bytes(content[:end])
 
     spool = Spool(tmp_path)
     assert read(spool) == ["mark 1"]
@@ -299,11 +303,11 @@ def test_abandoned_spool_is_deleted_and_recording_ends(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
     directory.mkdir()
     losses = Losses(directory)
-    writer = spool_writer(directory, segment_bytes=100)
+    writer = spool_writer(directory, max_file_bytes=100)
     writer.write(mark(1))
     assert directory.exists()
 
-    losses.close()  # as the system does if the supervisor is killed
+    losses.close()  # the operating system closes the file if the supervisor is killed
     writer.write(mark(2))
     writer.write(mark(3))
     assert not directory.exists()

@@ -97,7 +97,17 @@ def _select_spec(
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in text.split(","))))
+    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+    if not names:
+        raise click.BadParameter("name at least one field; --list-fields lists them")
+    return names
+
+
+def _parse_utilization(text: str) -> float:
+    ratio = percent(text)
+    if ratio > 1:
+        raise click.BadParameter(f"{text!r} is more than 100%")
+    return ratio
 
 
 def _known_names() -> list[str]:
@@ -161,7 +171,7 @@ _SELECT = option_group(
         "--count",
         type=click.IntRange(min=1),
         metavar="N",
-        help="With --select: number of devices.  [default: 1]",
+        help="With --select: number of devices, at least 1.  [default: 1]",
     ),
     option(
         "--min-free-mem",
@@ -171,7 +181,7 @@ _SELECT = option_group(
     ),
     option(
         "--max-util",
-        type=percent,
+        type=_parse_utilization,
         metavar="RATIO",
         help="With --select: maximum utilization, for example 10%.",
     ),

@@ -23,7 +23,13 @@ def list_fields(outputs: Outputs) -> None:
     from cudakit.core.devices.present.fields import listing
 
     fields = tuple(registry().values())
-    outputs.write(Report(result=FieldsList(fields), document=lambda: listing(fields)))
+    outputs.write(
+        Report(
+            result=FieldsList(fields),
+            document=lambda: listing(fields),
+            brief=lambda: [f"{field.name}: {field.description}" for field in fields],
+        )
+    )
 
 
 def print_selection(machine: Machine, outputs: Outputs, view: View, spec: SelectSpec) -> None:
@@ -62,7 +68,7 @@ def counts_activity(wanted: tuple[FieldInfo, ...], *, watching: bool = False) ->
 def _warn_simulated(machine: Machine) -> None:
     """Warn on stderr: this output cannot contain the warning."""
     if machine.simulated:
-        click.echo("these GPUs are simulated", err=True)
+        click.echo("cudakit: these GPUs are simulated", err=True)
 
 
 def report_of(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
-from cudakit.core.devices.diagnose.checks import checks_by_id
+from cudakit.core.devices.diagnose.checks import checks_by_id, id_ranges
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.core.devices.diagnose.xids import CATALOG, known_xids
 from cudakit.document import Document, Facts, Node, Section, Text
@@ -16,6 +17,10 @@ from cudakit.errors import UsageError, one_of
 
 # "Xid 79", "xid79", "Xid:79".
 _XID = re.compile(r"XID\W*0*(\d+)")
+# A term of several words, such as "Xid 79" or "CUDA error 700", or a line: one word of the command line.
+_TERM = re.compile(
+    r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
+)
 _CHECK = re.compile(r"CK0*(\d+)")
 _PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 
@@ -37,11 +42,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """All topics that a term can mean."""
+    """All topics that the terms can mean."""
 
     schema: ClassVar[str] = "cudakit.explain/1"
-    asked: str  # the term
-    topics: tuple[Topic, ...]
+    asked: str  # the terms, separated by spaces
+    topics: tuple[Topic, ...]  # of the first term, then of the second one, and so on
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +59,22 @@ class CheckExplanation:
     explanation: str
 
 
-def explain(term: str, cuda_errors: Sequence[Topic]) -> Explained:
-    """Return the topics that a term names: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
+def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
+    """Return the topics that terms name: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
 
-    A plain number is a CUDA error, an Xid, or both. Raises UsageError, with similar names, if no topic
-    matches.
+    ``words`` are those of the command line: "Xid", "79", "700" are two terms. A plain number is a CUDA error,
+    an Xid, or both. Raises UsageError, with similar names, for a term that no topic matches.
     """
     topics = [*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables()]
-    matching = tuple(topic for topic in topics if _matches(term.strip().upper(), topic))
-    if not matching:
-        raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term, topics))
-    return Explained(term, matching)
+    terms = [" ".join(term.split()) for term in _TERM.findall("\n".join(words))] or [""]
+    matching = {term: [topic for topic in topics if _matches(term, topic)] for term in terms}
+    unknown = [term for term, topics_of_term in matching.items() if not topics_of_term]
+    if unknown:
+        # Words of which none is a term are probably one message.
+        term = " ".join(terms) if unknown == terms else unknown[0]
+        raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term.upper(), topics))
+    found = dict.fromkeys(itertools.chain.from_iterable(matching.values()))
+    return Explained(" ".join(terms), tuple(found))
 
 
 def check_explanation(result: Explained) -> CheckExplanation | None:
@@ -83,34 +93,75 @@ def names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
     )
 
 
-def _matches(term: str, topic: Topic) -> bool:
+def _matches(spelling: str, topic: Topic) -> bool:
+    term = spelling.upper()
     if term.isdecimal():
         return topic.code == int(term) and topic.kind in ("CUDA error", "Xid")
     xid, check = _XID.fullmatch(term), _CHECK.fullmatch(term)
     if xid or check:
         number = int((xid or check or ["", "0"])[1])
         return topic.code == number and topic.kind == ("Xid" if xid else "check")
-    known = [name.upper() for name in (topic.name, *topic.other_names)]
-    return term in known or any(f"{prefix}{term}" in known for prefix in _PREFIXES)
-
-
-def _suggestion(term: str, topics: Iterable[Topic]) -> str:
-    spellings = {
-        name.upper(): name for topic in topics for name in (topic.name, *topic.other_names)
-    }
-    upper = term.strip().upper()
-    if _CHECK.fullmatch(upper):
-        ids = checks_by_id()
-        return f"checks are {min(ids)} to {max(ids)}"
-    near = get_close_matches(upper, spellings, n=3, cutoff=0.75) or get_close_matches(
-        f"CUDA_ERROR_{upper}", spellings, n=3, cutoff=0.8
-    )
-    if near:
-        return f"did you mean {one_of([spellings[name] for name in near])}?"
+    names_of_topic = [name.upper() for name in (topic.name, *topic.other_names)]
     return (
-        "give one CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), library status (ncclSystemError), Xid "
+        term in names_of_topic
+        or any(f"{prefix}{term}" in names_of_topic for prefix in _PREFIXES)
+        or term == f"{topic.kind} {topic.code}".upper()
+    )
+
+
+# Number of names that a hint suggests, and the number of similar names beyond which a hint is useless.
+_MAX_SUGGESTIONS, _MAX_SIMILAR = 5, 30
+_ABBREVIATIONS = {"OOM": "OUT_OF_MEMORY"}
+
+
+def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
+    """Return a hint for an unknown term in upper case."""
+    if _CHECK.fullmatch(spelling):
+        return f"checks are {id_ranges()}"
+    term = _ABBREVIATIONS.get(spelling, spelling)
+    similar = (
+        _misspelled(term, topics) or _beginning_with(term, topics) or _with_words(term, topics)
+    )
+    if 0 < len(similar) <= _MAX_SUGGESTIONS + 1:
+        return f"did you mean {one_of(similar)}?"
+    if 0 < len(similar) <= _MAX_SIMILAR:
+        n_omitted = len(similar) - _MAX_SUGGESTIONS
+        return f"did you mean {', '.join(similar[:_MAX_SUGGESTIONS])} or one of {n_omitted} others?"
+    return (
+        "give a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), library status (ncclSystemError), Xid "
         "(Xid 79), check (CK012) or environment variable"
     )
+
+
+def _misspelled(term: str, topics: Sequence[Topic]) -> list[str]:
+    """Return the names of at most three topics whose spelling differs from the term in few characters."""
+    topic_by_spelling = {
+        name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
+    }
+    near = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75) or get_close_matches(
+        f"CUDA_ERROR_{term}", topic_by_spelling, n=3, cutoff=0.8
+    )
+    return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in near))
+
+
+def _beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
+    return [topic.name for topic in topics if term and topic.name.upper().startswith(term)]
+
+
+def _with_words(term: str, topics: Sequence[Topic]) -> list[str]:
+    """Return the topics whose name or meaning has words that begin with each word of the term.
+
+    Numbers in the term must be the topic's code.
+    """
+    starts, numbers = re.findall(r"[A-Z][A-Z0-9]{2,}", term), re.findall(r"\b\d+", term)
+
+    def matches(topic: Topic) -> bool:
+        words = re.findall(r"[A-Z0-9]+", f"{topic.name} {topic.meaning}".upper())
+        return all(any(word.startswith(start) for word in words) for start in starts) and all(
+            int(number) == topic.code for number in numbers
+        )
+
+    return [topic.name for topic in topics if matches(topic)] if starts or numbers else []
 
 
 # --- topics ----------------------------------------------------------------------------------------
@@ -215,11 +266,11 @@ NCCL | 7 | ncclInProgress | a nonblocking call has not finished |
 
 
 def report(result: Explained) -> Document:
-    """Return the explanation of a term; several topics get a section each."""
+    """Return the explanations; several topics get a section each."""
     if len(result.topics) == 1:
         return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))
     sections = tuple(Section(_title(topic), tuple(_nodes(topic))) for topic in result.topics)
-    return Document(f"{result.asked} has {len(result.topics)} meanings", sections)
+    return Document(f"{result.asked}: {len(result.topics)} explanations", sections)
 
 
 def _title(topic: Topic) -> str:

@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Final, TypeAlias
 
 from cudakit.core.sanitize.races import Sync
-from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.ranges import OpenRange
 
 Clock: TypeAlias = list[int]  # by slot: the last tick that happens before
@@ -82,14 +82,14 @@ class Timeline:
 
 
 # Plain numbers, since they are compared for every record of a trace.
-READ: Final = int(Mode.READ)
-WRITE: Final = int(Mode.WRITE)
-ATOMIC: Final = int(Mode.ATOMIC)
-MERGED: Final = int(Known.MERGED)
-EXACT: Final = int(Known.EXACT)
-SUMMARY: Final = int(Known.SUMMARY)
-ASSUMED: Final = int(Known.ASSUMED)
-UNCERTAIN: Final = int(Known.UNCERTAIN)
+READ: Final = int(AccessMode.READ)
+WRITE: Final = int(AccessMode.WRITE)
+ATOMIC: Final = int(AccessMode.ATOMIC)
+MERGED: Final = int(Precision.MERGED)
+EXACT: Final = int(Precision.EXACT)
+SUMMARY: Final = int(Precision.SUMMARY)
+ASSUMED: Final = int(Precision.ASSUMED)
+UNCERTAIN: Final = int(Precision.UNCERTAIN)
 
 
 # These two are not frozen, because that makes creation four times as slow, and each launch creates them.

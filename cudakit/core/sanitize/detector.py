@@ -14,7 +14,7 @@ from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
-from cudakit.trace.kinds import Kind, StreamFlag
+from cudakit.trace.kinds import EventKind, StreamFlag
 from cudakit.trace.layout import Records, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
@@ -150,7 +150,9 @@ def analyze_log(
 
 def _created_streams(records: Records) -> dict[int, StreamFlag]:
     """Return the streams whose creation is recorded, with their flags."""
-    created = view(records[np.asarray(records["kind"]) == Kind.STREAM_CREATE], Kind.STREAM_CREATE)
+    created = view(
+        records[np.asarray(records["kind"]) == EventKind.STREAM_CREATE], EventKind.STREAM_CREATE
+    )
     return {
         stream: StreamFlag(flag)
         for stream, flag in zip(created["stream"].tolist(), created["flag"].tolist(), strict=True)

@@ -30,7 +30,7 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.core.sanitize.record_batch import AccessRow, RecordBatch, sorted_by_call
 from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS, Shadow, coarsen, prune
-from cudakit.trace.kinds import Kind, Known, Mode
+from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import Records
 from cudakit.trace.ranges import RangeTracker
 
@@ -63,9 +63,9 @@ class RaceDescriber:
 
 
 def _kind(previous: MemoryAccess, current: MemoryAccess, pooled: Allocation | None) -> RaceKind:
-    if Kind.FREE in (previous.call.kind, current.call.kind):
+    if EventKind.FREE in (previous.call.kind, current.call.kind):
         return RaceKind.USE_AFTER_FREE
-    if previous.call.kind == Kind.ALLOC:
+    if previous.call.kind == EventKind.ALLOC:
         return RaceKind.USE_BEFORE_ALLOCATION
     if 0 in (previous.call.stream, current.call.stream):
         return RaceKind.HOST
@@ -83,22 +83,22 @@ def _writes(one: MemoryAccess, other: MemoryAccess) -> bool:
     """
     if one.known >= ASSUMED > other.known:
         return not other.mode & WRITE
-    return bool(one.mode & ~Mode.READ)
+    return bool(one.mode & ~AccessMode.READ)
 
 
 def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
     call = access.call
     return Operation(
         seq=call.seq,
-        kind=Kind(call.kind),
+        kind=EventKind(call.kind),
         name=strings[call.name] if call.name < len(strings) else "",
         stream=call.stream,
         context=call.context,
         device=call.device,
         thread=call.thread,
         site=call.site,
-        mode=Mode(access.mode),
-        known=Known(access.known),
+        mode=AccessMode(access.mode),
+        known=Precision(access.known),
         lo=access.lo,
         hi=access.hi,
         graph=call.graph,
@@ -113,8 +113,8 @@ def _ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
         yield NamedRange(strings[each.name], strings[each.domain])
 
 
-_LAUNCH: Final = int(Kind.LAUNCH)
-_ACCESSED: Final = int(Kind.ACCESSED)
+_LAUNCH: Final = int(EventKind.LAUNCH)
+_ACCESSED: Final = int(EventKind.ACCESSED)
 _AccessHandler: TypeAlias = Callable[[Iterable[AccessRow]], None]
 
 # Records decoded at a time, to bound memory.
@@ -158,8 +158,8 @@ class Engine:
         )
         self._handlers = self._all_handlers()
         self._access_handlers: dict[int, _AccessHandler] = {
-            Kind.GRAPH_NODE: self._graphs.node_accesses,
-            Kind.GRAPH_LAUNCH: self._graphs.launch_accesses,
+            EventKind.GRAPH_NODE: self._graphs.node_accesses,
+            EventKind.GRAPH_LAUNCH: self._graphs.launch_accesses,
         }
         # Adds accesses to the last call that can have any.
         self._add_accesses: _AccessHandler = self._work.accesses
@@ -229,11 +229,11 @@ class Engine:
         coverage.launches_without_call_site += batch.launches_without_call_site
         for grade in Grade:
             coverage.count(grade, batch.grades.count(grade))
-        coverage.accesses_exact += known[Known.EXACT]
-        coverage.accesses_summary += known[Known.SUMMARY]
-        coverage.accesses_merged += known[Known.MERGED]
-        coverage.accesses_assumed += known[Known.ASSUMED]
-        coverage.accesses_uncertain += known[Known.UNCERTAIN]
+        coverage.accesses_exact += known[Precision.EXACT]
+        coverage.accesses_summary += known[Precision.SUMMARY]
+        coverage.accesses_merged += known[Precision.MERGED]
+        coverage.accesses_assumed += known[Precision.ASSUMED]
+        coverage.accesses_uncertain += known[Precision.UNCERTAIN]
 
     def _report_conflict(self, conflict: Conflict) -> None:
         if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
@@ -270,27 +270,27 @@ class Engine:
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
         work, memory, waits, graphs = self._work, self._memory, self._syncs, self._graphs
         return {
-            Kind.ALLOC: memory.alloc,
-            Kind.FREE: memory.free,
-            Kind.COPY: work.copy,
-            Kind.FILL: work.fill,
-            Kind.STREAM_CREATE: waits.create_stream,
-            Kind.STREAM_DESTROY: waits.destroy_stream,
-            Kind.EVENT_RECORD: waits.record,
-            Kind.STREAM_WAIT: waits.wait,
-            Kind.EVENT_SYNC: waits.sync_event,
-            Kind.EVENT_QUERY_OK: waits.sync_event,
-            Kind.STREAM_SYNC: waits.sync_stream,
-            Kind.STREAM_QUERY_OK: waits.sync_stream,
-            Kind.CONTEXT_SYNC: waits.sync_context,
-            Kind.HOST_CALL: waits.host_call,
-            Kind.CAPTURE_BEGIN: waits.capture_begin,
-            Kind.CAPTURE_END: waits.capture_end,
-            Kind.GRAPH_NODE: graphs.add_node,
-            Kind.GRAPH_EDGE: graphs.add_edge,
-            Kind.GRAPH_LAUNCH: graphs.launch,
-            Kind.MEMOP: waits.memop,
-            Kind.GAP: self._gap,
-            Kind.ACCESSED: graphs.accessed,
-            Kind.ARENAS: self._arenas_changed,
+            EventKind.ALLOC: memory.alloc,
+            EventKind.FREE: memory.free,
+            EventKind.COPY: work.copy,
+            EventKind.FILL: work.fill,
+            EventKind.STREAM_CREATE: waits.create_stream,
+            EventKind.STREAM_DESTROY: waits.destroy_stream,
+            EventKind.EVENT_RECORD: waits.record,
+            EventKind.STREAM_WAIT: waits.wait,
+            EventKind.EVENT_SYNC: waits.sync_event,
+            EventKind.EVENT_QUERY_OK: waits.sync_event,
+            EventKind.STREAM_SYNC: waits.sync_stream,
+            EventKind.STREAM_QUERY_OK: waits.sync_stream,
+            EventKind.CONTEXT_SYNC: waits.sync_context,
+            EventKind.HOST_CALL: waits.host_call,
+            EventKind.CAPTURE_BEGIN: waits.capture_begin,
+            EventKind.CAPTURE_END: waits.capture_end,
+            EventKind.GRAPH_NODE: graphs.add_node,
+            EventKind.GRAPH_EDGE: graphs.add_edge,
+            EventKind.GRAPH_LAUNCH: graphs.launch,
+            EventKind.MEMOP: waits.memop,
+            EventKind.GAP: self._gap,
+            EventKind.ACCESSED: graphs.accessed,
+            EventKind.ARENAS: self._arenas_changed,
         }

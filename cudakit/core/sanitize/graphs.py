@@ -16,17 +16,17 @@ from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import Coverage, Grade, Sync, SyncKind
 from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
 from cudakit.core.sanitize.shadow_memory import Shadow
-from cudakit.trace.kinds import Kind, Work
+from cudakit.trace.kinds import EventKind, NodeType
 
 _KNOWN = ACCESS_FIELDS.index("known")
 _KINDS = {
-    Work.LAUNCH: Kind.LAUNCH,
-    Work.COPY: Kind.COPY,
-    Work.FILL: Kind.FILL,
-    Work.ALLOC: Kind.ALLOC,
-    Work.FREE: Kind.FREE,
-    Work.HOST_CALL: Kind.HOST_CALL,
-    Work.MEMOP: Kind.MEMOP,
+    NodeType.LAUNCH: EventKind.LAUNCH,
+    NodeType.COPY: EventKind.COPY,
+    NodeType.FILL: EventKind.FILL,
+    NodeType.ALLOC: EventKind.ALLOC,
+    NodeType.FREE: EventKind.FREE,
+    NodeType.HOST_CALL: EventKind.HOST_CALL,
+    NodeType.MEMOP: EventKind.MEMOP,
 }
 
 
@@ -48,7 +48,7 @@ class Graph:
 
     def add(self, call: Call, node: int, work: int) -> None:
         """Add a node; it replaces a node of the same number."""
-        call.kind = _KINDS.get(Work(work), Kind.GRAPH_LAUNCH)
+        call.kind = _KINDS.get(NodeType(work), EventKind.GRAPH_LAUNCH)
         call.node = node
         if node not in self._nodes:
             self._ancestors = None
@@ -85,7 +85,9 @@ class Graph:
     @property
     def kernels(self) -> Iterator[int]:
         """The numbers of the nodes that are kernels."""
-        return (number for number, node in self._nodes.items() if node.call.kind == Kind.LAUNCH)
+        return (
+            number for number, node in self._nodes.items() if node.call.kind == EventKind.LAUNCH
+        )
 
     def _topological_order(self) -> list[int]:
         """List the nodes in topological order; by number if that is one."""

@@ -11,7 +11,7 @@ from cudakit.core.sanitize.names import HOST, call_site, is_backward
 from cudakit.core.sanitize.races import RaceKind, SyncKind
 from cudakit.core.sanitize.result import Side
 from cudakit.document import Frame
-from cudakit.trace.kinds import Known
+from cudakit.trace.kinds import Precision
 from cudakit.units import format_bytes
 
 
@@ -134,7 +134,7 @@ def _uses(code: str, letter: str) -> bool:
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
     """Return the race in one sentence: which operations access how much memory, and how."""
     later, earlier, size = _subject(current), _subject(previous), format_bytes(size_bytes)
-    uses = _RECEIVES if current.known >= Known.ASSUMED else "uses"
+    uses = _RECEIVES if current.known >= Precision.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
             return f"{later} {uses} {size} while {earlier} may still be pending"
@@ -224,7 +224,7 @@ _RECEIVES: Final = "receives a pointer to"
 
 
 def _verb(kind: RaceKind, current: Side, previous: Side) -> str:
-    if current.known >= Known.ASSUMED:
+    if current.known >= Precision.ASSUMED:
         return _RECEIVES
     if kind is RaceKind.READ_AFTER_WRITE or not current.writes:
         return "reads"
@@ -233,7 +233,7 @@ def _verb(kind: RaceKind, current: Side, previous: Side) -> str:
 
 
 def _participle(kind: RaceKind, previous: Side) -> str:
-    if previous.known >= Known.ASSUMED:
+    if previous.known >= Precision.ASSUMED:
         return "using"
     return "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous.writes else "reading"
 

@@ -17,7 +17,7 @@ from cudakit.core.sanitize.ordering import Stream, StreamOrder
 from cudakit.core.sanitize.races import Allocation, Coverage
 from cudakit.core.sanitize.record_batch import AccessRow
 from cudakit.core.sanitize.shadow_memory import Shadow
-from cudakit.trace.kinds import Direction, HostMemory, How, Layer
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, HostMemory
 
 
 class Allocations:
@@ -71,26 +71,26 @@ class AllocationEvents:
         self._shadow = shadow
 
     def alloc(self, call: Call, address: int, size_bytes: int, how: int, layer: int) -> None:
-        allocation = Allocation(address, size_bytes, How(how), call.site, call.seq)
-        if layer == Layer.POOL:
+        allocation = Allocation(address, size_bytes, AllocationKind(how), call.site, call.seq)
+        if layer == AllocationLayer.POOL:
             self.pools.add(allocation)
             return
         self.driver.add(allocation)
-        if how == How.STREAM_ORDERED:
+        if how == AllocationKind.STREAM_ORDERED:
             self._alloc_in_stream(call, address, address + size_bytes)
         else:
             self._shadow.clear(address, address + size_bytes)
 
     def free(self, call: Call, address: int, size_bytes: int, how: int, layer: int) -> None:
-        if layer == Layer.POOL:
+        if layer == AllocationLayer.POOL:
             self.pools.remove(address)
             return
         known = self.driver.at(address)
         hi = address + (size_bytes or (known.size_bytes if known else 0))
-        if how == How.STREAM_ORDERED:
+        if how == AllocationKind.STREAM_ORDERED:
             self._free_in_stream(call, address, hi)
             return
-        if how in (How.SYNC, How.PINNED, How.MANAGED):
+        if how in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
             self._order.sync_context(call)
         self.driver.remove(address)
         self._shadow.clear(address, hi)
@@ -150,9 +150,9 @@ def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) 
     return _NO_ROLE
 
 
-def fill_is_waited_for(how: How | None, *, asynchronous: bool) -> bool:
+def fill_is_waited_for(how: AllocationKind | None, *, asynchronous: bool) -> bool:
     """Return whether the host waits for a fill: of pinned or managed memory, unless asynchronous."""
-    return not asynchronous and how in (How.PINNED, How.MANAGED)
+    return not asynchronous and how in (AllocationKind.PINNED, AllocationKind.MANAGED)
 
 
 class StreamWork:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from cudakit.core.sanitize.clocks import Call, Release, Timeline
 from cudakit.core.sanitize.races import Sync, SyncKind
-from cudakit.trace.kinds import Flag, Phase, StreamFlag
+from cudakit.trace.kinds import HostCallPhase, MemopType, StreamFlag
 
 _BLOCKING: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 _RELEASED: Final = -1  # less than any version of the order
@@ -292,7 +292,7 @@ class SyncTracker:
 
     def host_call(self, call: Call, phase: int) -> None:
         """Order a host function after the stream's work, and the stream's next work after its end."""
-        if phase == Phase.BEGIN:
+        if phase == HostCallPhase.BEGIN:
             self.sync_stream(call)
         else:
             self._order.enqueue(call)
@@ -311,7 +311,7 @@ class SyncTracker:
         stream = self._order.enqueue(call)
         if stream is None:
             return
-        if flag == Flag.WRITE:
+        if flag == MemopType.WRITE:
             signal = Signal(stream.release(), call.seq, call.site)
             self._words.setdefault(address, {})[stream.slot] = signal
         elif address in self._words:

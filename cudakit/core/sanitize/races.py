@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 
-from cudakit.trace.kinds import How, Kind, Known, Mode
+from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision
 
 
 class RaceKind(StrEnum):
@@ -46,15 +46,15 @@ class Operation:
     """One side of a race: an access to the bytes from ``lo`` up to ``hi``. Numbers are those of the trace."""
 
     seq: int  # number of the call; 0 if unknown
-    kind: Kind  # LAUNCH, COPY, FILL, ALLOC, FREE
+    kind: EventKind  # LAUNCH, COPY, FILL, ALLOC, FREE
     name: str  # mangled name of a kernel, else ""
     stream: int  # 0: the host
     context: int
     device: int
     thread: int
     site: int  # number of the call stack
-    mode: Mode
-    known: Known
+    mode: AccessMode
+    known: Precision
     lo: int
     hi: int
     graph: int = 0  # 0: not a graph node
@@ -90,7 +90,7 @@ class Allocation:
 
     address: int
     size_bytes: int
-    how: How
+    how: AllocationKind
     site: int
     seq: int
 

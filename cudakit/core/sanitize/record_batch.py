@@ -11,16 +11,16 @@ import numpy.typing as npt
 
 from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import Grade
-from cudakit.trace.kinds import Kind, Known
+from cudakit.trace.kinds import EventKind, Precision
 from cudakit.trace.layout import Records, view
 from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # The kinds that the engine handles, and the fields that its handlers take, in order. Other kinds are skipped.
-FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
-    Kind.ALLOC: ("address", "size_bytes", "how", "layer"),
-    Kind.FREE: ("address", "size_bytes", "how", "layer"),
-    Kind.LAUNCH: (),
-    Kind.COPY: (
+FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
+    EventKind.ALLOC: ("address", "size_bytes", "how", "layer"),
+    EventKind.FREE: ("address", "size_bytes", "how", "layer"),
+    EventKind.LAUNCH: (),
+    EventKind.COPY: (
         "destination",
         "source",
         "size_bytes",
@@ -31,32 +31,32 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
         "host",
         "asynchronous",
     ),
-    Kind.FILL: ("address", "size_bytes", "rows", "pitch_bytes", "asynchronous"),
-    Kind.STREAM_CREATE: ("flag",),
-    Kind.STREAM_DESTROY: (),
-    Kind.EVENT_RECORD: ("event",),
-    Kind.STREAM_WAIT: ("event",),
-    Kind.EVENT_SYNC: ("event",),
-    Kind.EVENT_QUERY_OK: ("event",),
-    Kind.STREAM_SYNC: (),
-    Kind.STREAM_QUERY_OK: (),
-    Kind.CONTEXT_SYNC: (),
-    Kind.HOST_CALL: ("phase",),
-    Kind.CAPTURE_BEGIN: ("graph",),
-    Kind.CAPTURE_END: ("graph",),
-    Kind.GRAPH_NODE: ("graph", "node", "work"),
-    Kind.GRAPH_EDGE: ("graph", "before", "after"),
-    Kind.GRAPH_LAUNCH: ("graph", "executable"),
-    Kind.MEMOP: ("address", "flag"),
-    Kind.GAP: ("what", "count"),
-    Kind.ACCESSED: ("node", "exact"),
-    Kind.ARENAS: ("size_bytes",),
+    EventKind.FILL: ("address", "size_bytes", "rows", "pitch_bytes", "asynchronous"),
+    EventKind.STREAM_CREATE: ("flag",),
+    EventKind.STREAM_DESTROY: (),
+    EventKind.EVENT_RECORD: ("event",),
+    EventKind.STREAM_WAIT: ("event",),
+    EventKind.EVENT_SYNC: ("event",),
+    EventKind.EVENT_QUERY_OK: ("event",),
+    EventKind.STREAM_SYNC: (),
+    EventKind.STREAM_QUERY_OK: (),
+    EventKind.CONTEXT_SYNC: (),
+    EventKind.HOST_CALL: ("phase",),
+    EventKind.CAPTURE_BEGIN: ("graph",),
+    EventKind.CAPTURE_END: ("graph",),
+    EventKind.GRAPH_NODE: ("graph", "node", "work"),
+    EventKind.GRAPH_EDGE: ("graph", "before", "after"),
+    EventKind.GRAPH_LAUNCH: ("graph", "executable"),
+    EventKind.MEMOP: ("address", "flag"),
+    EventKind.GAP: ("what", "count"),
+    EventKind.ACCESSED: ("node", "exact"),
+    EventKind.ARENAS: ("size_bytes",),
 }
 AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 ACCESS_FIELDS: Final = ("lo", "hi", "mode", "known", "stride_bytes", "count", "node")
 _CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
-_IS_HANDLED: Final = np.isin(np.arange(1 << 16), (Kind.ACCESS, *FIELDS))
+_IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
 
 class RecordBatch:
@@ -75,11 +75,11 @@ class RecordBatch:
         handled = _IS_HANDLED[records["kind"]] & ~_strays(records, is_more, last_seq)
         self.strays = 0
         if not handled.all():
-            self.strays = int(np.count_nonzero(records["kind"][~handled] == Kind.ACCESS))
+            self.strays = int(np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS))
             records, is_more = records[handled], is_more[handled]
             innermost = None if innermost is None else innermost[handled]
         kinds = records["kind"]
-        is_access = kinds == Kind.ACCESS
+        is_access = kinds == EventKind.ACCESS
         calls = np.flatnonzero(~is_more)
         first = int(calls[0]) if len(calls) else len(records)
         grades = _grades(records, is_access, is_more)
@@ -88,17 +88,17 @@ class RecordBatch:
         following = _by_call(np.add, is_access, calls)
         self.kinds: list[int] = kinds[calls].tolist()
         self.grades: list[int] = _by_call(np.maximum, grades, calls)[
-            kinds[calls] == Kind.LAUNCH
+            kinds[calls] == EventKind.LAUNCH
         ].tolist()
-        no_stack = (kinds == Kind.LAUNCH) & (records["site"] == 0)
+        no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
         self.launches_without_call_site = int(np.count_nonzero(no_stack))
         self.following: list[int] = following.tolist()
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
             kind: _calls(records, innermost, (kinds == kind) & ~is_more, kind)
-            for kind in map(Kind, set(self.kinds))
+            for kind in map(EventKind, set(self.kinds))
         }
-        accesses = view(records[is_access], Kind.ACCESS)
-        self.known = np.bincount(accesses["known"], minlength=max(Known) + 1).tolist()
+        accesses = view(records[is_access], EventKind.ACCESS)
+        self.known = np.bincount(accesses["known"], minlength=max(Precision) + 1).tolist()
         self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, ACCESS_FIELDS), strict=False)
 
 
@@ -113,9 +113,9 @@ def sorted_by_call(records: Records) -> Records:
 def _belongs_to_previous_call(records: Records) -> _Mask:
     """Mark the records that belong to the call before them: accesses, and the ``Accessed`` of launches."""
     kinds = records["kind"]
-    is_more: _Mask = kinds == Kind.ACCESS
-    if len(accessed := np.flatnonzero(kinds == Kind.ACCESSED)):
-        is_more[accessed] = view(records[accessed], Kind.ACCESSED)["node"] == 0
+    is_more: _Mask = kinds == EventKind.ACCESS
+    if len(accessed := np.flatnonzero(kinds == EventKind.ACCESSED)):
+        is_more[accessed] = view(records[accessed], EventKind.ACCESSED)["node"] == 0
     return is_more
 
 
@@ -130,11 +130,11 @@ def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
 def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
     """Return for each record the precision that it gives its launch."""
     grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
-    known = view(records, Kind.ACCESS)["known"]
-    grades[is_access & (known == Known.SUMMARY)] = Grade.WHOLE_TENSOR
-    grades[is_access & (known >= Known.ASSUMED)] = Grade.ASSUMED
+    known = view(records, EventKind.ACCESS)["known"]
+    grades[is_access & (known == Precision.SUMMARY)] = Grade.WHOLE_TENSOR
+    grades[is_access & (known >= Precision.ASSUMED)] = Grade.ASSUMED
     if len(accessed := np.flatnonzero(is_more & ~is_access)):
-        exact = view(records[accessed], Kind.ACCESSED)["exact"]
+        exact = view(records[accessed], EventKind.ACCESSED)["exact"]
         grades[accessed] = np.where(exact, Grade.EXACT, Grade.ASSUMED)
     return grades
 
@@ -149,11 +149,11 @@ def _by_call(
 
 
 def _calls(
-    records: Records, innermost: OpenRanges | None, is_kind: _Mask, kind: Kind
+    records: Records, innermost: OpenRanges | None, is_kind: _Mask, kind: EventKind
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the call of each marked record, all of one kind, followed by its own fields."""
     records = view(records[is_kind], kind)
-    named = kind in (Kind.LAUNCH, Kind.GRAPH_NODE)
+    named = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
     names = records["name"].tolist() if named else repeat(0)
     ranges = repeat(None) if innermost is None else innermost[is_kind].tolist()
     numbers = _lists(records, _CALL_FIELDS)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.record_batch import sorted_by_call
-from cudakit.trace.kinds import Kind, Known
+from cudakit.trace.kinds import EventKind, Precision
 from cudakit.trace.layout import RECORD, Records, view
 
 # Records held back at most, 200 MB: bounds memory for programs that launch for long without waiting once.
@@ -23,7 +23,7 @@ NEVER_READ: Final = "launch whose accesses were never read back"
 _Seqs: TypeAlias = npt.NDArray[np.uint64]
 _Counts: TypeAlias = npt.NDArray[np.int64]
 _NO_CALL: Final = np.uint64(0)  # calls are counted from 1
-_PENDING: Final = (Kind.LAUNCH, Kind.GRAPH_LAUNCH)
+_PENDING: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ReorderBuffer:
         kinds = records["kind"]
         by_kind = [_pending(records, kinds, kind) for kind in _PENDING]
         pending = [(seqs, counts) for seqs, counts in by_kind if len(seqs)]
-        is_accessed = kinds == Kind.ACCESSED
+        is_accessed = kinds == EventKind.ACCESSED
         if not (self._runs or pending or is_accessed.any()):
             return self._without_late_accesses(records)
         for seqs, counts in pending:
@@ -135,7 +135,7 @@ class ReorderBuffer:
             return records
         if (seqs := records["seq"]).min() >= self._given_up_before:
             return records
-        is_late = np.isin(records["kind"], (Kind.ACCESS, Kind.ACCESSED))
+        is_late = np.isin(records["kind"], (EventKind.ACCESS, EventKind.ACCESSED))
         return records[~(is_late & (seqs < np.uint64(self._given_up_before)))]
 
     def _give_up_oldest(self) -> None:
@@ -184,7 +184,9 @@ def _run(records: Records) -> _SortedRecords:
     return _SortedRecords(ordered, np.ascontiguousarray(ordered["seq"]))
 
 
-def _pending(records: Records, kinds: npt.NDArray[np.uint16], kind: Kind) -> tuple[_Seqs, _Counts]:
+def _pending(
+    records: Records, kinds: npt.NDArray[np.uint16], kind: EventKind
+) -> tuple[_Seqs, _Counts]:
     """Return the pending calls of a kind, and the number of ``Accessed`` records that each waits for."""
     counts = view(records, kind)["pending"]
     indices = np.flatnonzero((kinds == kind) & (counts != 0))
@@ -194,10 +196,12 @@ def _pending(records: Records, kinds: npt.NDArray[np.uint16], kind: Kind) -> tup
 def _without_superseded(records: Records) -> Records:
     """Drop the assumed accesses of launches whose exact ones are recorded."""
     kinds = records["kind"]
-    accessed = view(records[kinds == Kind.ACCESSED], Kind.ACCESSED)
+    accessed = view(records[kinds == EventKind.ACCESSED], EventKind.ACCESSED)
     exact = accessed["seq"][accessed["exact"] & (accessed["node"] == 0)]
     if not len(exact):
         return records
-    is_assumed = (kinds == Kind.ACCESS) & (view(records, Kind.ACCESS)["known"] >= Known.ASSUMED)
+    is_assumed = (kinds == EventKind.ACCESS) & (
+        view(records, EventKind.ACCESS)["known"] >= Precision.ASSUMED
+    )
     kept: Records = records[~(is_assumed & np.isin(records["seq"], exact))]
     return kept

@@ -31,15 +31,15 @@ from cudakit.core.sanitize.result import (
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
-from cudakit.trace.kinds import Kind, Mode, StreamFlag
-from cudakit.trace.log import Stack
+from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
+from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes
 
 _OPERATIONS = {
-    Kind.COPY: "copy",
-    Kind.FILL: "fill",
-    Kind.ALLOC: "allocation",
-    Kind.FREE: "free",
+    EventKind.COPY: "copy",
+    EventKind.FILL: "fill",
+    EventKind.ALLOC: "allocation",
+    EventKind.FREE: "free",
 }
 
 
@@ -84,7 +84,7 @@ class RaceDecoder:
     def side(self, operation: Operation) -> Side:
         """Return an operation as a side of a race."""
         stack = self.stacks(operation.site)
-        kernel = self.demangle(operation.name) if operation.kind is Kind.LAUNCH else None
+        kernel = self.demangle(operation.name) if operation.kind is EventKind.LAUNCH else None
         return Side(
             stream=stream_name(operation.stream, self.streams.get(operation.stream)),
             operation=_operation(operation.kind, kernel),
@@ -97,9 +97,9 @@ class RaceDecoder:
             seq=operation.seq,
             kernel=kernel,
             mangled=None if kernel is None else operation.name,
-            reads=Mode.READ in operation.mode,
-            writes=Mode.WRITE in operation.mode,
-            atomic=Mode.ATOMIC in operation.mode,
+            reads=AccessMode.READ in operation.mode,
+            writes=AccessMode.WRITE in operation.mode,
+            atomic=AccessMode.ATOMIC in operation.mode,
             known=operation.known,
             address=operation.lo,
             size_bytes=operation.hi - operation.lo,
@@ -139,7 +139,7 @@ class RaceDecoder:
         )
 
 
-def _operation(kind: Kind, kernel: str | None) -> str:
+def _operation(kind: EventKind, kernel: str | None) -> str:
     if kernel is None:
         return _OPERATIONS.get(kind, kind.name.lower().replace("_", " "))
     return f"kernel {short_kernel(kernel)}" if kernel else "a kernel without a name"

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from cudakit.core.sanitize.races import Confidence, Coverage, NamedRange, RaceKind, SyncKind
 from cudakit.document import Frame
-from cudakit.trace.kinds import How, Known
+from cudakit.trace.kinds import AllocationKind, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Side:
     reads: bool  # whether the operation reads the bytes below
     writes: bool  # whether the operation writes the bytes below
     atomic: bool  # whether its accesses are atomic
-    known: Known  # exact, merged (ranges), summary (a whole tensor), assumed or uncertain (from arguments)
+    known: Precision  # precision: exact, merged (ranges), summary (tensor), assumed or uncertain (arguments)
     address: int  # address of the first accessed byte
     size_bytes: int  # size of the access; an upper bound unless it is exact
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
@@ -48,7 +48,7 @@ class Memory:
 
     address: int  # address of its first byte
     size_bytes: int  # size of the whole allocation
-    how: How  # kind of allocation
+    how: AllocationKind  # kind of allocation
     seq: int  # number of the call that allocated it
     stack: tuple[Frame, ...]  # call stack that allocated it
     site: int  # index of the call site in `stack`

@@ -18,7 +18,7 @@ from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.costs import costs_of
 from cudakit.gpu.sim.recorder import Recorder, Sink, Sources, attach_to_spool
 from cudakit.gpu.sim.schedule import Clock, Schedule, Task
-from cudakit.trace.events import Event, Fact
+from cudakit.trace.events import Event, EventBody
 
 
 class Context:
@@ -87,12 +87,12 @@ class Context:
         self.raise_fault()
 
     def emit(
-        self, fact: Fact, sources: Sources | None = None, *, device: int | None = None
+        self, body: EventBody, sources: Sources | None = None, *, device: int | None = None
     ) -> None:
         """Record an event on this or another ``device``, followed by the memory accesses of ``sources``."""
         ordinal = self.ordinal if device is None else device
         event = Event(
-            fact,
+            body,
             seq=self._seq,
             time_ns=self.clock.now_ns,
             thread=self.thread,

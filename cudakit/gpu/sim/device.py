@@ -28,7 +28,7 @@ class Sim(Device):
 
     ``model`` names the machine, ``ordinal`` selects a device of it. With a ``seed``, ready tasks run in a
     reproducible random order; without one, each task runs as early as possible. ``sink`` receives the events
-    of every call, ``site`` returns the number of the current call stack (see ``trace.log.Writer.stack``);
+    of every call, ``site`` returns the index of the current call stack (``trace_file.TraceWriter.stack``);
     without a sink, a traced program writes to the spool directory named by the environment.
     ``capacity_bytes`` overrides the memory size; ``host_kernels`` are visible to this device only.
     Each device belongs to a simulated process of its own, on the machine of ``same_machine_as`` or on a new

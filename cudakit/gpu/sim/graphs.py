@@ -11,8 +11,8 @@ from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.queues import Capture, Node, Nodes, Queue, update_error
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.gpu.sim.streams import SimStreams
-from cudakit.trace import events as facts
-from cudakit.trace.kinds import Work
+from cudakit.trace import events as trace_events
+from cudakit.trace.kinds import NodeType
 
 # The id of a GraphNode is the graph number times this constant, plus the node number.
 _NODES_PER_GRAPH = 1 << 32
@@ -51,7 +51,7 @@ class SimGraphs:
         )
         queue.capture, queue.nodes = capture, ()
         self._streams.captures.append(capture)
-        self.context.emit(facts.CaptureBegin(capture.graph, queue.number))
+        self.context.emit(trace_events.CaptureBegin(capture.graph, queue.number))
 
     @driver_call
     def capture_end(self, stream: Stream) -> Graph:
@@ -59,7 +59,7 @@ class SimGraphs:
         capture = self._capture_to_end(queue)
         joined = capture.is_joined(queue.nodes)
         self._release(capture)
-        self.context.emit(facts.CaptureEnd(capture.graph, queue.number))
+        self.context.emit(trace_events.CaptureEnd(capture.graph, queue.number))
         if capture.invalidated or not joined:
             self._graphs.remove(capture.graph)
             unjoined = Status.STREAM_CAPTURE_UNJOINED
@@ -91,7 +91,7 @@ class SimGraphs:
         delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
         queue.tail = target.last_upload = (
             self.context.schedule.add(
-                Job(Work.EMPTY), after, delay_ns=delay_ns, priority=queue.priority
+                Job(NodeType.EMPTY), after, delay_ns=delay_ns, priority=queue.priority
             ),
         )
 
@@ -102,11 +102,11 @@ class SimGraphs:
             self._inline(queue, queue.capture, executable)
             return
         tasks = self._enqueue_nodes(queue, executable)
-        fact = facts.GraphLaunch(queue.number, executable.graph, graph)
+        body = trace_events.GraphLaunch(queue.number, executable.graph, graph)
         kernels = {
-            node.number: task for node, task in tasks.items() if node.job.work is Work.LAUNCH
+            node.number: task for node, task in tasks.items() if node.job.work is NodeType.LAUNCH
         }
-        self.context.emit(fact, kernels)
+        self.context.emit(body, kernels)
 
     @driver_call
     def count_nodes(self, graph: Graph) -> int:
@@ -174,7 +174,7 @@ class SimGraphs:
             tasks[node] = self.context.schedule.add(
                 node.job, after, delay_ns=delay_ns, priority=queue.priority
             )
-        end = self.context.schedule.add(Job(Work.EMPTY), [*begin, *tasks.values()])
+        end = self.context.schedule.add(Job(NodeType.EMPTY), [*begin, *tasks.values()])
         queue.tail = executable.last_launch = (end,)
         return tasks
 

@@ -17,8 +17,8 @@ from cudakit.gpu.sim.schedule import Job, Outcome
 from cudakit.gpu.sim.source import Signatures, image_of, signatures_of
 from cudakit.gpu.sim.space import Heap
 from cudakit.gpu.sim.streams import SimStreams
-from cudakit.trace import events as facts
-from cudakit.trace.kinds import Work
+from cudakit.trace import events as trace_events
+from cudakit.trace.kinds import NodeType
 
 # Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models
 # without these facts.
@@ -141,10 +141,10 @@ class SimKernels:
         self, queue: Queue, shape: _LaunchShape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
         values = tuple(args)
-        job = Job(Work.LAUNCH, lambda: self._run(host_kernel, shape, values), shape.name)
+        job = Job(NodeType.LAUNCH, lambda: self._run(host_kernel, shape, values), shape.name)
         if task := self._streams.submit(queue, job):
             self.context.emit(
-                facts.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}
+                trace_events.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}
             )
 
     def _run(self, host_kernel: HostKernel, shape: _LaunchShape, args: Sequence[Any]) -> Outcome:

@@ -15,7 +15,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.schedule import Poll
 from cudakit.gpu.sim.space import Bytes, Span
 from cudakit.trace.events import Access
-from cudakit.trace.kinds import Mode
+from cudakit.trace.kinds import AccessMode
 
 
 @dataclass(slots=True)
@@ -41,24 +41,26 @@ class SimLaunch:
     def read(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ)
+        array = self._view(ptr, np.dtype(dtype), int(count), step_bytes, AccessMode.READ)
         array.flags.writeable = False
         return array
 
     def write(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.WRITE)
+        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, AccessMode.WRITE)
 
     def update(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        return self._view(ptr, np.dtype(dtype), int(count), step_bytes, Mode.READ | Mode.WRITE)
+        return self._view(
+            ptr, np.dtype(dtype), int(count), step_bytes, AccessMode.READ | AccessMode.WRITE
+        )
 
     def atomic(
         self, ptr: int, dtype: npt.DTypeLike, count: int = 1, *, step_bytes: int = 0
     ) -> npt.NDArray[Any]:
-        mode = Mode.READ | Mode.WRITE | Mode.ATOMIC
+        mode = AccessMode.READ | AccessMode.WRITE | AccessMode.ATOMIC
         return self._view(ptr, np.dtype(dtype), int(count), step_bytes, mode)
 
     def busy(self, nanoseconds: int) -> None:
@@ -79,7 +81,7 @@ class SimLaunch:
             span.scatter(copy)
 
     def _view(
-        self, ptr: int, dtype: np.dtype[Any], count: int, step_bytes: int, mode: Mode
+        self, ptr: int, dtype: np.dtype[Any], count: int, step_bytes: int, mode: AccessMode
     ) -> npt.NDArray[Any]:
         if count <= 0:
             return np.empty(0, dtype)
@@ -90,7 +92,7 @@ class SimLaunch:
         size_bytes = step * (count - 1) + dtype.itemsize
         span = self.span(ptr, size_bytes, self.name)
         content = span.gather()
-        if len(span.parts) > 1 and mode != Mode.READ:
+        if len(span.parts) > 1 and mode != AccessMode.READ:
             self._copies.append((span, content))
         strided = step != dtype.itemsize
         self.accesses.append(

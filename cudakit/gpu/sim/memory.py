@@ -14,9 +14,9 @@ from cudakit.gpu.sim.queues import Queue
 from cudakit.gpu.sim.schedule import Engine, Job, Outcome
 from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.gpu.sim.streams import SimStreams
-from cudakit.trace import events as facts
+from cudakit.trace import events as trace_events
 from cudakit.trace.events import Access
-from cudakit.trace.kinds import Direction, HostMemory, How, Mode, Work
+from cudakit.trace.kinds import AccessMode, AllocationKind, Direction, HostMemory, NodeType
 from cudakit.units import format_bytes
 
 # By (source is host memory, target is host memory).
@@ -79,11 +79,11 @@ class SimMemory:
         region = self._heap.add(new_bytes(size_bytes), live=queue is None)
         self.allocated[region.begin] = region
         if queue is None:
-            self.context.emit(facts.Alloc(region.begin, size_bytes))
+            self.context.emit(trace_events.Alloc(region.begin, size_bytes))
         else:
-            self._streams.enqueue(queue, Job(Work.ALLOC, lambda: self._make_live(region)))
-            how = How.STREAM_ORDERED
-            self.context.emit(facts.Alloc(region.begin, size_bytes, how, queue.number))
+            self._streams.enqueue(queue, Job(NodeType.ALLOC, lambda: self._make_live(region)))
+            how = AllocationKind.STREAM_ORDERED
+            self.context.emit(trace_events.Alloc(region.begin, size_bytes, how, queue.number))
         return Ptr(region.begin)
 
     @driver_call
@@ -94,10 +94,12 @@ class SimMemory:
         if queue is None:
             self.context.wait_for_all()
             self._release(region)
-            self.context.emit(facts.Free(ptr, size_bytes))
+            self.context.emit(trace_events.Free(ptr, size_bytes))
         else:
-            self._streams.enqueue(queue, Job(Work.FREE, lambda: self._release(region)))
-            self.context.emit(facts.Free(ptr, size_bytes, How.STREAM_ORDERED, queue.number))
+            self._streams.enqueue(queue, Job(NodeType.FREE, lambda: self._release(region)))
+            self.context.emit(
+                trace_events.Free(ptr, size_bytes, AllocationKind.STREAM_ORDERED, queue.number)
+            )
 
     @driver_call
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
@@ -112,7 +114,7 @@ class SimMemory:
             raise cuda_error(Status.OUT_OF_MEMORY, detail=detail) from None
         self._host_allocations[region.begin] = region
         if pinned:
-            self.context.emit(facts.Alloc(region.begin, size_bytes, How.PINNED))
+            self.context.emit(trace_events.Alloc(region.begin, size_bytes, AllocationKind.PINNED))
         return Ptr(region.begin)
 
     @driver_call
@@ -127,7 +129,7 @@ class SimMemory:
         self.context.wait_for_all()
         self._heap.space.remove(region)
         if region.host is HostMemory.PINNED:
-            self.context.emit(facts.Free(ptr, len(region.data), How.PINNED))
+            self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
 
     @driver_call
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:  # noqa: ARG002
@@ -139,7 +141,7 @@ class SimMemory:
         self._streams.reject_in_capture()
         region.host = HostMemory.PINNED
         self._registered.add(region.begin)
-        self.context.emit(facts.Alloc(region.begin, len(region.data), How.PINNED))
+        self.context.emit(trace_events.Alloc(region.begin, len(region.data), AllocationKind.PINNED))
 
     @driver_call
     def host_unregister(self, ptr: Ptr) -> None:
@@ -152,7 +154,7 @@ class SimMemory:
         region = self._host_allocations[ptr]
         region.host = HostMemory.PAGEABLE
         self._registered.discard(ptr)
-        self.context.emit(facts.Free(ptr, len(region.data), How.PINNED))
+        self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
 
     @driver_call
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
@@ -178,10 +180,10 @@ class SimMemory:
         task = self._streams.submit(queue, self._copy_job(route, dst, src, size_bytes))
         if task is None:
             return
-        fact = facts.Copy(
+        body = trace_events.Copy(
             queue.number, dst, src, size_bytes, direction=route.direction, host=route.host
         )
-        self.context.emit(fact)
+        self.context.emit(body)
         if route.waits(size_bytes):
             self.context.wait_for((task,))
 
@@ -200,12 +202,12 @@ class SimMemory:
         if size_bytes == 0:
             return
         job = Job(
-            Work.FILL,
+            NodeType.FILL,
             lambda: self._fill(ptr, value, size_bytes),
-            accesses=(_access(ptr, size_bytes, Mode.WRITE),),
+            accesses=(_access(ptr, size_bytes, AccessMode.WRITE),),
         )
         if self._streams.submit(queue, job):
-            self.context.emit(facts.Fill(queue.number, ptr, size_bytes))
+            self.context.emit(trace_events.Fill(queue.number, ptr, size_bytes))
 
     def close(self) -> None:
         """Remove all allocations."""
@@ -257,8 +259,11 @@ class SimMemory:
             self._heap.copy_span(dst, size_bytes, "a copy writes").scatter(content)
             return Outcome(route.duration_ns)
 
-        accesses = (_access(src, size_bytes, Mode.READ), _access(dst, size_bytes, Mode.WRITE))
-        return Job(Work.COPY, run, engine=route.engine, accesses=accesses)
+        accesses = (
+            _access(src, size_bytes, AccessMode.READ),
+            _access(dst, size_bytes, AccessMode.WRITE),
+        )
+        return Job(NodeType.COPY, run, engine=route.engine, accesses=accesses)
 
     def _read(self, ptr: int, size_bytes: int) -> Bytes:
         return self._heap.copy_span(ptr, size_bytes, "a copy reads").gather()
@@ -273,5 +278,5 @@ def _ignore(ptr: int) -> None:
     """Ignore a freed allocation: the default of ``on_free``."""
 
 
-def _access(ptr: int, size_bytes: int, mode: Mode) -> Access:
+def _access(ptr: int, size_bytes: int, mode: AccessMode) -> Access:
     return Access(ptr, ptr + size_bytes, mode)

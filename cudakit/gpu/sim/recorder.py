@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from cudakit.gpu.sim.schedule import Task
 from cudakit.trace.events import Event
-from cudakit.trace.log import Clock, Frame, Stack
 from cudakit.trace.spool import SpoolWriter
+from cudakit.trace.trace_file import Clock, Frame, Stack
 
 Sink: TypeAlias = Callable[[Event], None]
 
@@ -43,7 +43,7 @@ class Recorder:
             self._sink(event)
             for node, task in sources.items():
                 for access in task.accesses:
-                    self._sink(replace(event, fact=replace(access, node=node)))
+                    self._sink(replace(event, body=replace(access, node=node)))
 
 
 def _are_known(sources: Sources) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cudakit.errors import CudaError
 from cudakit.trace.events import Access
-from cudakit.trace.kinds import Work
+from cudakit.trace.kinds import NodeType
 
 # Probabilities to run one more task before the next driver call; above 0, so that host polling ends.
 _RUN_PROBABILITIES = (0.02, 0.2, 0.5, 0.9)
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 class Job:
     """Device work: executed once, or at each launch of a graph."""
 
-    work: Work
+    work: NodeType
     run: Callable[[], Outcome] = Outcome
     name: str = ""
     engine: Engine | None = None

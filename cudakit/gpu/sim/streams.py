@@ -13,12 +13,12 @@ from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.queues import Capture, EventState, Node, Nodes, Queue, Queues
 from cudakit.gpu.sim.schedule import Job, Task
-from cudakit.trace import events as facts
-from cudakit.trace.kinds import StreamFlag, Work
+from cudakit.trace import events as trace_events
+from cudakit.trace.kinds import NodeType, StreamFlag
 
 # The highest priority has the lowest number (CUDA Driver API, cuCtxGetStreamPriorityRange).
 _HIGHEST_PRIORITY, _LOWEST_PRIORITY = -5, 0
-_EMPTY_JOB = Job(Work.EMPTY)
+_EMPTY_JOB = Job(NodeType.EMPTY)
 
 
 class SimStreams:
@@ -32,7 +32,7 @@ class SimStreams:
         self.queues = Queues(Queue(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # captures in progress
         self._relaxed: set[int] = set()  # threads in relaxed capture mode
-        context.emit(facts.StreamCreate(LEGACY, StreamFlag.LEGACY))
+        context.emit(trace_events.StreamCreate(LEGACY, StreamFlag.LEGACY))
 
     @driver_call
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
@@ -53,27 +53,27 @@ class SimStreams:
         if queue.capture:
             queue.capture.invalidated = True
         self.queues.destroy(queue)
-        self.context.emit(facts.StreamDestroy(queue.number))
+        self.context.emit(trace_events.StreamDestroy(queue.number))
 
     @driver_call
     def query_stream(self, stream: Stream) -> bool:
         queue = self.uncaptured_queue(stream)
         done = self.context.schedule.are_complete(self.queues.unfinished_work(queue))
         if done:
-            self.context.emit(facts.StreamQueryOk(queue.number))
+            self.context.emit(trace_events.StreamQueryOk(queue.number))
         return done
 
     @driver_call
     def sync_stream(self, stream: Stream) -> None:
         queue = self.uncaptured_queue(stream)
         self.context.wait_for(self.queues.unfinished_work(queue))
-        self.context.emit(facts.StreamSync(queue.number))
+        self.context.emit(trace_events.StreamSync(queue.number))
 
     @driver_call
     def sync(self) -> None:
         self._invalidate_own_captures()
         self.context.wait_for_all()
-        self.context.emit(facts.ContextSync())
+        self.context.emit(trace_events.ContextSync())
 
     @driver_call
     def event(self, *, timing: bool = True) -> Event:
@@ -89,7 +89,7 @@ class SimStreams:
         state.task, state.capture, state.nodes = None, queue.capture, queue.nodes
         if not queue.capture:
             state.task = self.enqueue(queue, _EMPTY_JOB)
-            self.context.emit(facts.EventRecord(state.number, queue.number))
+            self.context.emit(trace_events.EventRecord(state.number, queue.number))
 
     @driver_call
     def wait(self, stream: Stream, event: Event) -> None:
@@ -104,21 +104,21 @@ class SimStreams:
             )
         elif state.task:
             queue.tail = (*self.queues.dependencies_of(queue), state.task)
-            self.context.emit(facts.StreamWait(queue.number, state.number))
+            self.context.emit(trace_events.StreamWait(queue.number, state.number))
 
     @driver_call
     def query_event(self, event: Event) -> bool:
         state = self._uncaptured_event(event)
         done = state.task is None or self.context.schedule.are_complete([state.task])
         if done:
-            self.context.emit(facts.EventQueryOk(state.number))
+            self.context.emit(trace_events.EventQueryOk(state.number))
         return done
 
     @driver_call
     def sync_event(self, event: Event) -> None:
         state = self._uncaptured_event(event)
         self.context.wait_for((state.task,) if state.task else ())
-        self.context.emit(facts.EventSync(state.number))
+        self.context.emit(trace_events.EventSync(state.number))
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
@@ -127,8 +127,8 @@ class SimStreams:
             raise cuda_error(
                 Status.NOT_READY, detail=f"events {begin} and {end} must both be complete"
             )
-        self.context.emit(facts.EventQueryOk(begin))
-        self.context.emit(facts.EventQueryOk(end))
+        self.context.emit(trace_events.EventQueryOk(begin))
+        self.context.emit(trace_events.EventQueryOk(end))
         return (last.end_ns - first.end_ns) / 1e9
 
     @contextmanager
@@ -180,11 +180,11 @@ class SimStreams:
         if capture.invalidated:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
         node = capture.add(job, before)
-        self.context.emit(facts.GraphNode(capture.graph, node.number, job.work, job.name))
+        self.context.emit(trace_events.GraphNode(capture.graph, node.number, job.work, job.name))
         for access in job.accesses:
             self.context.emit(replace(access, node=node.number))
         for earlier in node.dependencies:
-            self.context.emit(facts.GraphEdge(capture.graph, earlier.number, node.number))
+            self.context.emit(trace_events.GraphEdge(capture.graph, earlier.number, node.number))
         return node
 
     def enqueue(self, queue: Queue, job: Job) -> Task:
@@ -214,7 +214,7 @@ class SimStreams:
     def _new_queue(self, flag: StreamFlag, priority: int = 0) -> Queue:
         queue = self._streams.make(lambda number: Queue(number, flag, priority))
         self.queues.other_queues.append(queue)
-        self.context.emit(facts.StreamCreate(queue.number, flag, priority))
+        self.context.emit(trace_events.StreamCreate(queue.number, flag, priority))
         return queue
 
     def _uncaptured_event(self, event: Event) -> EventState:

@@ -15,7 +15,7 @@ from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.peers import SimPeers
 from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.trace.events import Alloc, Free
-from cudakit.trace.kinds import How
+from cudakit.trace.kinds import AllocationKind
 
 # Reported by cuMemGetAllocationGranularity on every device tested.
 _GRANULARITY_BYTES = 2 << 20
@@ -105,7 +105,7 @@ class SimVirtualMemory:
         self.mapped[ptr] = (region, physical)
         self.access[ptr] = set()
         physical.retain()
-        self.context.emit(Alloc(ptr, size_bytes, How.VIRTUAL))
+        self.context.emit(Alloc(ptr, size_bytes, AllocationKind.VIRTUAL))
 
     @driver_call
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
@@ -114,7 +114,7 @@ class SimVirtualMemory:
             self._heap.space.remove(region)
             del self.mapped[region.begin], self.access[region.begin]
             physical.release()
-            self.context.emit(Free(region.begin, len(region.data), How.VIRTUAL))
+            self.context.emit(Free(region.begin, len(region.data), AllocationKind.VIRTUAL))
 
     @driver_call
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:

@@ -23,6 +23,9 @@ _PROSE = 40  # the least width of a line of sentences
 # A unit after a number, with the punctuation that may follow.
 _UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
 
+# The end of a part of a name such as nvmlDeviceGetName, max_split_size_mb or a:b.
+_PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
+
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
@@ -104,11 +107,14 @@ def _words(text: str, width: int) -> Iterator[str]:
 
 
 def _chop(word: str, width: int) -> list[str]:
-    """Cut a word into pieces of at most ``width`` cells, after slashes where possible."""
+    """Cut a word into pieces of at most ``width`` cells: after ``/``, else between the words of a name."""
     pieces = []
     while cell_len(word) > width:
         head = chop_cells(word, width)[0]
-        head = head[: head.rfind("/") + 1] or head
+        if "/" in head:
+            head = head[: head.rfind("/") + 1]
+        elif ends := [match.end() for match in _PART_OF_NAME.finditer(head + word[len(head)])]:
+            head = head[: ends[-1]]
         pieces.append(head)
         word = word[len(head) :]
     return [*pieces, word]

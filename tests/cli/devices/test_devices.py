@@ -55,6 +55,18 @@ def test_list_of_fields_needs_no_gpu(cli: Cli) -> None:
     assert len(fields) > 300
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_list_of_fields_has_each_name_on_one_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    fields = json.loads(cli("devices", "--list-fields", "--json").stdout)["fields"]
+    lines = cli("devices", "--list-fields").stdout.splitlines()
+
+    assert {field["name"] for field in fields} <= {line.split()[0] for line in lines if line}
+    assert max(map(len, lines)) <= width
+
+
 # --- for programs ----------------------------------------------------------------------------------
 
 
@@ -89,7 +101,7 @@ def test_fields_as_csv_are_raw_values(cli: Cli) -> None:
         "0,NVIDIA H200,700.0,\r\n"
         "1,NVIDIA H200,700.0,\r\n"
     )
-    assert run.stderr == "these GPUs are simulated\n"
+    assert run.stderr == "cudakit: these GPUs are simulated\n"
 
 
 def test_fields_as_json_have_a_row_for_each_device(cli: Cli) -> None:
@@ -128,7 +140,7 @@ def test_select_prints_only_the_value_of_the_variable(cli: Cli) -> None:
     assert first.startswith("GPU-")
     assert second.startswith("GPU-")
     assert run.stdout.count("\n") == 1
-    assert (run.exit_code, run.stderr) == (0, "these GPUs are simulated\n")
+    assert (run.exit_code, run.stderr) == (0, "cudakit: these GPUs are simulated\n")
 
 
 def test_select_as_json_has_selected_devices(cli: Cli) -> None:
@@ -157,11 +169,13 @@ def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> Non
         (("--id", "GPU-0000"), "2 devices match 'GPU-0000'"),
         (("--fields", "nmae"), "no field 'nmae'"),
         (("--format", "csv"), "--format needs --fields"),
-        (("--fields", "name", "--format", "csv", "--json"), "exclude each other"),
+        (("--fields", ""), "name at least one field"),
+        (("--fields", ","), "name at least one field"),
         (("--count", "2"), "need --select"),
         (("--min-free-mem", "1GiB"), "need --select"),
         (("--select", "--min-free-mem", "much"), "not a size"),
         (("--select", "--max-util", "10"), "ambiguous"),
+        (("--select", "--max-util", "200%"), "'200%' is more than 100%"),
         (("--watch", "0"), "not a number of seconds"),
         (("--watch", "nan"), "not a number of seconds"),
         (("--watch", "1", "--long"), "--watch cannot be combined"),
@@ -174,10 +188,17 @@ def test_invalid_options_are_usage_errors_of_two_lines(
 ) -> None:
     run = cli("devices", "--gpu", "sim:h200x2", *arguments)
 
-    assert (run.exit_code, run.stdout if "--json" not in arguments else "") == (2, "")
+    assert (run.exit_code, run.stdout) == (2, "")
     first, second = run.stderr.splitlines()
     assert reason in first
     assert second.startswith("hint: ")
+
+
+def test_json_and_another_format_exclude_each_other(cli: Cli) -> None:
+    run = cli("devices", "--gpu", "sim", "--fields", "name", "--format", "csv", "--json")
+
+    assert (run.exit_code, run.stderr) == (ExitCode.USAGE, "")
+    assert "exclude each other" in json.loads(run.stdout)["error"]["message"]
 
 
 def test_unknown_field_is_refused_before_the_gpu_query(cli: Cli) -> None:
@@ -194,10 +215,9 @@ def test_missing_driver_exits_with_3_and_names_the_simulator(
     run = cli("devices", *arguments)
 
     assert run.exit_code == ExitCode.ENVIRONMENT
-    first, second = run.stderr.splitlines()
-    assert "libnvidia-ml.so.1" in first
-    assert "libcuda.so.1" in first
-    assert "--gpu sim" in second
+    printed = run.stdout if "--json" in arguments else run.stderr
+    for words in ("libnvidia-ml.so.1", "libcuda.so.1", "--gpu sim"):
+        assert words in printed
     if "--json" in arguments:
         assert json.loads(run.stdout)["error"]["exit_code"] == 3
 

@@ -18,8 +18,8 @@ ERRORS = tuple(
 )
 
 
-def explained(term: str) -> list[tuple[str, str]]:
-    return [(topic.kind, topic.name) for topic in explain(term, ERRORS).topics]
+def explained(*words: str) -> list[tuple[str, str]]:
+    return [(topic.kind, topic.name) for topic in explain(words, ERRORS).topics]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def explained(term: str) -> list[tuple[str, str]]:
         "illegal_address",
         "cudaErrorIllegalAddress",
         "IllegalAddress",
+        "CUDA error 700",
     ],
 )
 def test_cuda_error_is_found_by_code_and_names(term: str) -> None:
@@ -48,7 +49,7 @@ def test_number_of_error_and_xid_has_both_meanings() -> None:
 
 @pytest.mark.parametrize("term", ["CK012", "ck12"])
 def test_check_is_found_by_id(term: str) -> None:
-    (topic,) = explain(term, ERRORS).topics
+    (topic,) = explain([term], ERRORS).topics
 
     assert (topic.kind, topic.name) == ("check", "CK012")
     assert topic.explanation == checks_by_id()["CK012"].explanation
@@ -71,22 +72,46 @@ def test_statuses_and_variables_are_found_by_name(term: str, kind: str) -> None:
     [
         ("CUDA_ERROR_ILEGAL_ADDRESS", "did you mean CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("CUBLAS_STATUS_ALLOC_FAILD", "did you mean CUBLAS_STATUS_ALLOC_FAILED"),
-        ("CK999", "checks are CK001 to CK044"),
+        ("CK999", "checks are CK001 to CK037, CK041 to CK044"),
         ("12345", "Xid 79"),
         ("nonsense", "Xid 79"),
+        ("NCCL_P2P", "did you mean NCCL_P2P_DISABLE, NCCL_P2P_LEVEL"),
+        ("illegal memory access", "did you mean Xid 137?"),
+        ("OOM", "did you mean CUDA_ERROR_OUT_OF_MEMORY?"),
+        ("5000", "did you mean CUDNN_STATUS_EXECUTION_FAILED?"),
     ],
 )
 def test_unknown_term_is_refused_with_suggestion(term: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        explain(term, ERRORS)
+        explain([term], ERRORS)
 
     assert refused.value.message == f"no explanation for {term!r}"
     assert hint in refused.value.hint
 
 
+def test_several_terms_are_explained_in_their_order() -> None:
+    assert explained("Xid", "79", "700", "CK001", "700") == [
+        ("Xid", "Xid 79"),
+        ("CUDA error", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("check", "CK001"),
+    ]
+
+
+def test_unknown_term_among_others_is_named() -> None:
+    with pytest.raises(UsageError, match="no explanation for 'CK999'"):
+        explained("700", "CK999")
+
+
+def test_words_without_a_known_term_are_one_message() -> None:
+    with pytest.raises(UsageError, match="no explanation for 'out of memory'") as refused:
+        explained("out", "of", "memory")
+
+    assert refused.value.hint == "did you mean CUDA_ERROR_OUT_OF_MEMORY?"
+
+
 @pytest.mark.parametrize("number", known_xids())
 def test_every_xid_has_meaning_and_action(number: int) -> None:
-    (*_, topic) = explain(f"Xid {number}", ERRORS).topics
+    (*_, topic) = explain([f"Xid {number}"], ERRORS).topics
 
     assert topic.meaning
     assert topic.action
@@ -96,7 +121,7 @@ def test_every_xid_has_meaning_and_action(number: int) -> None:
 
 
 def test_report_has_meaning_causes_and_action() -> None:
-    document = report(explain("700", ERRORS))
+    document = report(explain(["700"], ERRORS))
 
     assert document.title == "CUDA_ERROR_ILLEGAL_ADDRESS (CUDA error 700)"
     (facts,) = document.nodes
@@ -111,7 +136,7 @@ def test_report_has_meaning_causes_and_action() -> None:
 
 
 def test_report_of_check_labels_its_paragraphs() -> None:
-    document = report(explain("CK001", ERRORS))
+    document = report(explain(["CK001"], ERRORS))
 
     assert document.title == "CK001: the NVIDIA driver is loaded"
     (facts,) = document.nodes
@@ -120,7 +145,7 @@ def test_report_of_check_labels_its_paragraphs() -> None:
 
 
 def test_report_of_several_meanings_has_a_section_for_each() -> None:
-    document = report(explain("46", ERRORS))
+    document = report(explain(["46"], ERRORS))
 
-    assert document.title == "46 has 2 meanings"
+    assert document.title == "46: 2 explanations"
     assert all(isinstance(node, Section) for node in document.nodes)

@@ -25,10 +25,10 @@ from cudakit.trace.events import (
     ContextSync,
     Copy,
     Event,
+    EventBody,
     EventQueryOk,
     EventRecord,
     EventSync,
-    Fact,
     Fill,
     Free,
     Gap,
@@ -43,7 +43,7 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import Flag, How, Known, Mode, StreamFlag
+from cudakit.trace.kinds import AccessMode, AllocationKind, MemopType, Precision, StreamFlag
 
 # Events that ``Order`` handles without translation.
 _PLAIN = (
@@ -77,7 +77,7 @@ def unordered(trace: Iterable[Event]) -> Found:
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
     touching: set[tuple[int, int]] = set()  # the calls and graph nodes that can have accesses
     for event in (plain for one in trace for plain in translator.translated(one)):
-        match event.fact:
+        match event.body:
             case Access(node=node) if (event.seq, node) not in touching:
                 translator.doubts["an access without its launch"] += 1
                 continue
@@ -114,17 +114,17 @@ class _Translator:
 
     def translated(self, event: Event) -> Iterator[Event]:
         """Yield the events for ``Order`` that replace an event of the trace."""
-        fact = event.fact
-        stream = int(getattr(fact, "stream", 0))
-        if isinstance(fact, StreamCreate):
-            yield from self._create(event, stream, fact.flag)
+        body = event.body
+        stream = int(getattr(body, "stream", 0))
+        if isinstance(body, StreamCreate):
+            yield from self._create(event, stream, body.flag)
             return
         if stream and stream not in self._flags:
             self.doubts["a stream that was not seen to be made"] += 1
             yield from self._create(event, stream, StreamFlag.BLOCKING)
-        facts = self._captures(event, stream)
-        for plain in self._facts(event) if facts is None else facts:
-            yield replace(event, fact=plain)
+        bodies = self._captures(event, stream)
+        for plain in self._bodies(event) if bodies is None else bodies:
+            yield replace(event, body=plain)
 
     def _create(self, event: Event, stream: int, flag: StreamFlag) -> Iterator[Event]:
         if stream not in self._flags:
@@ -133,11 +133,11 @@ class _Translator:
             blocking = [one for one in self._flags.values() if one is not StreamFlag.NON_BLOCKING]
             if len(self._streams) > 1 and len(blocking) > 1:
                 self.doubts["default streams of several contexts"] += 1
-            yield replace(event, fact=StreamCreate(stream, flag))
+            yield replace(event, body=StreamCreate(stream, flag))
 
-    def _captures(self, event: Event, stream: int) -> Sequence[Fact] | None:
+    def _captures(self, event: Event, stream: int) -> Sequence[EventBody] | None:
         """Handle an event of a capture; return None for other events."""
-        match event.fact:
+        match event.body:
             case CaptureBegin(graph):
                 self._capturing[stream] = graph
             case CaptureEnd(graph):
@@ -164,8 +164,8 @@ class _Translator:
                 self.doubts[_ASSUMED] += count
         self._launched, self._complete = (0, 0), set()
 
-    def _facts(self, event: Event) -> Iterator[Fact]:
-        match event.fact:
+    def _bodies(self, event: Event) -> Iterator[EventBody]:
+        match event.body:
             case Access() as access:
                 yield from self._access(event, access)
             case Copy() as copy:
@@ -186,8 +186,8 @@ class _Translator:
             case _:
                 yield from self._rest(event)
 
-    def _rest(self, event: Event) -> Iterator[Fact]:
-        match event.fact:
+    def _rest(self, event: Event) -> Iterator[EventBody]:
+        match event.body:
             case GraphNode(graph, node) as made:
                 self._graphs[event.seq] = graph
                 self._assumed[graph, node] = 0  # a changed node replaces the one of its number
@@ -198,47 +198,49 @@ class _Translator:
                 yield launch
             case Accessed(node, True) if event.seq == self._launched[0]:
                 self._complete.add(node)
-            case fact if isinstance(fact, _PLAIN):
-                yield fact
+            case body if isinstance(body, _PLAIN):
+                yield body
 
-    def _access(self, event: Event, access: Access) -> Iterator[Fact]:
-        if access.known >= Known.ASSUMED and event.seq in self._graphs:
+    def _access(self, event: Event, access: Access) -> Iterator[EventBody]:
+        if access.known >= Precision.ASSUMED and event.seq in self._graphs:
             self._assumed[self._graphs[event.seq], access.node] += 1
-        elif access.known is not Known.EXACT:
+        elif access.known is not Precision.EXACT:
             self.doubts[_ASSUMED] += 1
         elif access.count > _MOST_ROWS:
             self.doubts["an access with more rows than brute force has time for"] += 1
         else:
             yield access
 
-    def _copy(self, copy: Copy) -> Iterator[Fact]:
+    def _copy(self, copy: Copy) -> Iterator[EventBody]:
         side = host_role(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
         if side.waits_before:
             yield StreamSync(copy.stream)
         yield Launch(copy.stream, "copy")
         size, rows = copy.size_bytes, copy.rows
         if not side.reads_source:
-            yield _rows(copy.source, size, rows, copy.source_pitch_bytes, Mode.READ)
+            yield _rows(copy.source, size, rows, copy.source_pitch_bytes, AccessMode.READ)
         if not side.writes_destination:
-            yield _rows(copy.destination, size, rows, copy.destination_pitch_bytes, Mode.WRITE)
+            yield _rows(
+                copy.destination, size, rows, copy.destination_pitch_bytes, AccessMode.WRITE
+            )
         if side.waits_after:
             yield StreamSync(copy.stream)
 
-    def _fill(self, fill: Fill) -> Iterator[Fact]:
+    def _fill(self, fill: Fill) -> Iterator[EventBody]:
         yield Launch(fill.stream, "fill")
-        yield _rows(fill.address, fill.size_bytes, fill.rows, fill.pitch_bytes, Mode.WRITE)
+        yield _rows(fill.address, fill.size_bytes, fill.rows, fill.pitch_bytes, AccessMode.WRITE)
         owner = next(
             (a for a in self._memory.values() if 0 <= fill.address - a.address < a.size_bytes), None
         )
         if fill_is_waited_for(owner.how if owner else None, asynchronous=fill.asynchronous):
             yield StreamSync(fill.stream)
 
-    def _reuse(self, memory: Alloc | Free) -> Iterator[Fact]:
+    def _reuse(self, memory: Alloc | Free) -> Iterator[EventBody]:
         """Order a reallocation after the free of the same memory."""
         lo = memory.address
         if isinstance(memory, Alloc):
             self._memory[lo] = memory
-            if memory.how is How.STREAM_ORDERED:
+            if memory.how is AllocationKind.STREAM_ORDERED:
                 for begin, end, event in self._freed:
                     if begin < lo + memory.size_bytes and lo < end:
                         yield StreamWait(memory.stream, event)
@@ -246,18 +248,18 @@ class _Translator:
             return
         known = self._memory.pop(lo, None)
         size = memory.size_bytes or (known.size_bytes if known else 0)
-        if memory.how is How.STREAM_ORDERED:
+        if memory.how is AllocationKind.STREAM_ORDERED:
             self._events += 1
             self._freed.append((lo, lo + size, self._events))
             yield replace(memory, size_bytes=size)
             yield EventRecord(self._events, memory.stream)
-        elif memory.how in (How.SYNC, How.PINNED, How.MANAGED):
+        elif memory.how in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
             yield Free(lo, size)
         else:
             self.doubts["memory that is mapped anew"] += 1
 
-    def _memop(self, memop: Memop) -> Iterator[Fact]:
-        if memop.flag is Flag.WRITE:
+    def _memop(self, memop: Memop) -> Iterator[EventBody]:
+        if memop.flag is MemopType.WRITE:
             self._events += 1
             self._words[memop.address].append(self._events)
             yield EventRecord(self._events, memop.stream)
@@ -267,14 +269,14 @@ class _Translator:
             self.doubts["a wait for a word that nothing in the trace wrote"] += 1
 
 
-def _rows(lo: int, width: int, rows: int, pitch: int, mode: Mode) -> Access:
+def _rows(lo: int, width: int, rows: int, pitch: int, mode: AccessMode) -> Access:
     return Access(lo, lo + (rows - 1) * pitch + width, mode, stride_bytes=pitch, count=rows)
 
 
 def _pairs(operations: Sequence[Operation]) -> list[Pair]:
     """Find the unordered pairs that share bytes, in a sweep over the addresses."""
     found: dict[tuple[int, int], Pair] = {}
-    active: list[tuple[int, int, Mode, Operation]] = []
+    active: list[tuple[int, int, AccessMode, Operation]] = []
     for lo, hi, mode, new in sorted(_touches(operations), key=lambda touch: touch[:2]):
         active = [touch for touch in active if touch[1] > lo]
         for _, _, other, old in active:
@@ -286,7 +288,7 @@ def _pairs(operations: Sequence[Operation]) -> list[Pair]:
     return list(found.values())
 
 
-def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, Mode, Operation]]:
+def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, AccessMode, Operation]]:
     for operation in operations:
         for access in operation.accesses:
             rows = rows_of(access.lo, access.hi, access.stride_bytes, max(access.count, 1))
@@ -294,8 +296,8 @@ def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, Mode, 
                 yield lo, hi, access.mode, operation
 
 
-def _conflict(one: Mode, other: Mode) -> bool:
-    return bool((one | other) & Mode.WRITE) and not one & other & Mode.ATOMIC
+def _conflict(one: AccessMode, other: AccessMode) -> bool:
+    return bool((one | other) & AccessMode.WRITE) and not one & other & AccessMode.ATOMIC
 
 
 def _is_unordered(one: Operation, two: Operation) -> bool:

@@ -16,7 +16,7 @@ from gpu.happens_before import Operation, Order
 
 from cudakit.core.sanitize.races import Race
 from cudakit.trace.events import Access, Event
-from cudakit.trace.kinds import Mode
+from cudakit.trace.kinds import AccessMode
 
 # The later and the earlier side: the call and the graph node of each.
 Pair: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
@@ -39,7 +39,7 @@ class Touch:
 
     def conflicts_with(self, other: Touch) -> bool:
         one, two = self.access.mode, other.access.mode
-        return bool((one | two) & Mode.WRITE) and not one & two & Mode.ATOMIC
+        return bool((one | two) & AccessMode.WRITE) and not one & two & AccessMode.ATOMIC
 
 
 @dataclass

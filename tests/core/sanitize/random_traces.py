@@ -12,10 +12,10 @@ from cudakit.trace.events import (
     ContextSync,
     Copy,
     Event,
+    EventBody,
     EventQueryOk,
     EventRecord,
     EventSync,
-    Fact,
     Fill,
     GraphEdge,
     GraphLaunch,
@@ -27,7 +27,7 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import Mode, StreamFlag, Work
+from cudakit.trace.kinds import AccessMode, NodeType, StreamFlag
 
 # The name of a step, and numbers from which the step takes its parameters.
 Step: TypeAlias = tuple[str, int, int, int]
@@ -42,7 +42,7 @@ FLAGS = (
 )
 EVENTS = 3
 BYTES = 5
-READ, WRITE = Mode.READ, Mode.WRITE
+READ, WRITE = AccessMode.READ, AccessMode.WRITE
 MODES = (READ, READ, WRITE, READ | WRITE)
 WORDS = (
     *("kernel", "kernel", "kernel", "kernel", "copy", "fill", "record", "record", "wait", "wait"),
@@ -83,10 +83,12 @@ class _Trace:
             self.streams.append(number)
             self.call(StreamCreate(number, flag))
 
-    def call(self, *facts: Fact) -> None:
+    def call(self, *bodies: EventBody) -> None:
         self.seq += 1
         site = 1 if self.one_site else self.seq
-        self.events += [Event(fact, seq=self.seq, context=1, thread=1, site=site) for fact in facts]
+        self.events += [
+            Event(body, seq=self.seq, context=1, thread=1, site=site) for body in bodies
+        ]
 
     def do(self, word: str, a: int, b: int, c: int) -> None:
         stream, event = self.streams[a % len(FLAGS)], b % EVENTS + 1
@@ -128,27 +130,29 @@ class _Trace:
         if word == "graph":
             self.graphs += 1
             for node in range(1, 5):
-                work = Work.COPY if (b + node) % 3 else Work.LAUNCH
+                work = NodeType.COPY if (b + node) % 3 else NodeType.LAUNCH
                 self.call(GraphNode(self.graphs, node, work), *self.accesses(node, b, c, work))
             for before, after in SHAPES[c % len(SHAPES)]:
                 self.call(GraphEdge(self.graphs, before, after))
         if self.graphs:
             graph = b % self.graphs + 1
-            facts = [e.fact for e in self.events]
+            bodies = [e.body for e in self.events]
             kernels = [
-                fact.node
-                for fact in facts
-                if isinstance(fact, GraphNode) and fact.graph == graph and fact.work is Work.LAUNCH
+                body.node
+                for body in bodies
+                if isinstance(body, GraphNode)
+                and body.graph == graph
+                and body.work is NodeType.LAUNCH
             ]
             touched = [_access(c + node, MODES[(b + node) % 4], node) for node in kernels]
             self.call(GraphLaunch(stream, graph, executable=graph), *touched)
 
-    def accesses(self, node: int, b: int, c: int, work: Work) -> list[Access]:
-        if work is Work.LAUNCH:
+    def accesses(self, node: int, b: int, c: int, work: NodeType) -> list[Access]:
+        if work is NodeType.LAUNCH:
             return []
         return [_access(b // 5 + node * c, MODES[(node + c) % 4], node)]
 
 
-def _access(number: int, mode: Mode, node: int = 0) -> Access:
+def _access(number: int, mode: AccessMode, node: int = 0) -> Access:
     lo = number % BYTES
     return Access(lo, lo + 1 + number // BYTES % (BYTES - lo), mode, node=node)

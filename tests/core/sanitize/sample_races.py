@@ -18,8 +18,8 @@ from cudakit.core.sanitize.races import (
 from cudakit.core.sanitize.report import RaceDecoder, Report
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult, Side
 from cudakit.document import Frame as DocumentFrame
-from cudakit.trace.kinds import How, Kind, Known, Mode, StreamFlag
-from cudakit.trace.log import Frame, Stack
+from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, StreamFlag
+from cudakit.trace.trace_file import Frame, Stack
 
 MIB = 2**20
 BASE = 0x7F2C_4000_0000
@@ -82,35 +82,35 @@ def kernel(
     *,
     seq: int = 112,
     stream: int = DEFAULT,
-    mode: Mode = Mode.READ | Mode.WRITE,
-    known: Known = Known.ASSUMED,
+    mode: AccessMode = AccessMode.READ | AccessMode.WRITE,
+    known: Precision = Precision.ASSUMED,
     site: int = STEP,
     graph: int = 0,
     node: int = 0,
 ) -> Operation:
-    return _operation(Kind.LAUNCH, name, seq, stream, mode, known, site, 60 * MIB, graph, node)
+    return _operation(EventKind.LAUNCH, name, seq, stream, mode, known, site, 60 * MIB, graph, node)
 
 
 def work(
-    kind: Kind = Kind.COPY,
+    kind: EventKind = EventKind.COPY,
     *,
     seq: int = 107,
     stream: int = SIDE,
-    mode: Mode = Mode.WRITE,
+    mode: AccessMode = AccessMode.WRITE,
     site: int = PREFETCH,
     graph: int = 0,
     node: int = 0,
 ) -> Operation:
-    return _operation(kind, "", seq, stream, mode, Known.EXACT, site, 4 * MIB, graph, node)
+    return _operation(kind, "", seq, stream, mode, Precision.EXACT, site, 4 * MIB, graph, node)
 
 
 def _operation(
-    kind: Kind,
+    kind: EventKind,
     name: str,
     seq: int,
     stream: int,
-    mode: Mode,
-    known: Known,
+    mode: AccessMode,
+    known: Precision,
     site: int,
     size_bytes: int,
     graph: int,
@@ -138,7 +138,7 @@ def _operation(
 EVENT = Sync(
     SyncKind.EVENT, recorded_seq=101, recorded_site=RECORD, waited_seq=104, waited_site=WAIT
 )
-MEMORY = Allocation(BASE, 64 * MIB, How.SYNC, MADE, seq=12)
+MEMORY = Allocation(BASE, 64 * MIB, AllocationKind.SYNC, MADE, seq=12)
 
 
 def race(

@@ -17,8 +17,8 @@ from cudakit.trace.events import (
     CaptureEnd,
     Copy,
     Event,
+    EventBody,
     EventRecord,
-    Fact,
     Fill,
     Free,
     Gap,
@@ -32,26 +32,39 @@ from cudakit.trace.events import (
     StreamWait,
 )
 from cudakit.trace.events import Alloc as Allocated
-from cudakit.trace.kinds import Direction, Flag, HostMemory, How, Known, Mode, Phase, StreamFlag
-from cudakit.trace.kinds import Work as Does
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    Direction,
+    HostCallPhase,
+    HostMemory,
+    MemopType,
+    Precision,
+    StreamFlag,
+)
+from cudakit.trace.kinds import NodeType as Does
 from cudakit.trace.layout import pack
 
-READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.READ | Mode.WRITE | Mode.ATOMIC
+READ, WRITE, ATOMIC = (
+    AccessMode.READ,
+    AccessMode.WRITE,
+    AccessMode.READ | AccessMode.WRITE | AccessMode.ATOMIC,
+)
 STREAMS = (StreamCreate(1, StreamFlag.NON_BLOCKING), StreamCreate(2, StreamFlag.NON_BLOCKING))
 
 
-def calls(*facts: Fact) -> list[Event]:
+def calls(*bodies: EventBody) -> list[Event]:
     """Return a trace of two streams; an access belongs to the call before it."""
     events: list[Event] = []
-    for fact in (*STREAMS, *facts):
-        seq = len({event.seq for event in events}) + (not isinstance(fact, Access | Accessed))
-        events.append(Event(fact, seq=seq, context=1))
+    for body in (*STREAMS, *bodies):
+        seq = len({event.seq for event in events}) + (not isinstance(body, Access | Accessed))
+        events.append(Event(body, seq=seq, context=1))
     return events
 
 
-def pairs(*facts: Fact) -> list[tuple[int, int]]:
+def pairs(*bodies: EventBody) -> list[tuple[int, int]]:
     """Return the calls of each pair, numbered from the creation of the streams."""
-    found = unordered(calls(*facts)).pairs
+    found = unordered(calls(*bodies)).pairs
     return [(one.event.seq - 2, other.event.seq - 2) for one, other in found]
 
 
@@ -129,7 +142,7 @@ def test_brute_force_waits_for_synchronous_copies() -> None:
 
 
 def test_brute_force_orders_reallocation_after_free() -> None:
-    ordered = How.STREAM_ORDERED
+    ordered = AllocationKind.STREAM_ORDERED
     first = (Allocated(0, 8, ordered, 1), Fill(1, 0, 8), Free(0, 0, ordered, 1))
 
     assert pairs(*first, Allocated(0, 8, ordered, 2), Fill(2, 0, 8)) == []
@@ -137,14 +150,14 @@ def test_brute_force_orders_reallocation_after_free() -> None:
 
 
 def test_memory_word_orders_work_before_its_write() -> None:
-    waits = (Memop(2, 900, Flag.WAIT), Fill(2, 0, 8))
+    waits = (Memop(2, 900, MemopType.WAIT), Fill(2, 0, 8))
 
-    assert pairs(Fill(1, 0, 8), Memop(1, 900, Flag.WRITE), *waits) == []
-    assert pairs(Memop(1, 900, Flag.WRITE), Fill(1, 0, 8), *waits) == [(2, 4)]
+    assert pairs(Fill(1, 0, 8), Memop(1, 900, MemopType.WRITE), *waits) == []
+    assert pairs(Memop(1, 900, MemopType.WRITE), Fill(1, 0, 8), *waits) == [(2, 4)]
 
 
 def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
-    node = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Known.ASSUMED, node=1))
+    node = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Precision.ASSUMED, node=1))
     launch = GraphLaunch(1, 1, 1, pending=1)
     recorded, lost = (
         (launch, Access(0, 8, WRITE, node=1), Accessed(1)),
@@ -160,9 +173,9 @@ def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
 
 
 def test_inexact_access_is_a_doubt() -> None:
-    assumed = (Launch(1, "k"), Access(0, 8, READ, Known.ASSUMED))
+    assumed = (Launch(1, "k"), Access(0, 8, READ, Precision.ASSUMED))
     rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))
-    others = (Gap("lost", 3), HostCall(1, Phase.BEGIN), Launch(7, "k"))
+    others = (Gap("lost", 3), HostCall(1, HostCallPhase.BEGIN), Launch(7, "k"))
     found = unordered(calls(*assumed, *rows, *others))
 
     assert found.pairs == []

@@ -14,8 +14,8 @@ from cudakit.core.sanitize.present import report
 from cudakit.core.sanitize.report import Report
 from cudakit.gpu.sim import Sim
 from cudakit.render import console, json
-from cudakit.trace.log import Clock
 from cudakit.trace.spool import Spool, SpoolWriter
+from cudakit.trace.trace_file import Clock
 
 
 @pytest.fixture(scope="module")

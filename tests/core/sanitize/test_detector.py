@@ -6,10 +6,10 @@ from pathlib import Path
 from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings, message
-from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, Launch, StreamCreate
-from cudakit.trace.kinds import Known, Mode, StreamFlag
-from cudakit.trace.log import Clock, Frame
+from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, Launch, StreamCreate
+from cudakit.trace.kinds import AccessMode, Precision, StreamFlag
 from cudakit.trace.spool import Batch, Spool, SpoolWriter
+from cudakit.trace.trace_file import Clock, Frame
 
 ONE = (
     StreamCreate(3, StreamFlag.NON_BLOCKING),
@@ -20,14 +20,14 @@ OTHER = (Fill(4, 4096, 1024),)
 
 
 def batch(
-    directory: Path, *facts: Fact, at: str = "train.py", clock: Clock = Clock.VIRTUAL
+    directory: Path, *bodies: EventBody, at: str = "train.py", clock: Clock = Clock.VIRTUAL
 ) -> Batch:
     """Return a batch of this process; the call site of the n-th fact is line n of a file."""
     directory.mkdir()
     writer = SpoolWriter(directory, clock=clock)
-    for line, fact in enumerate(facts, start=1):
+    for line, body in enumerate(bodies, start=1):
         site = writer.stack((Frame("step", f"/home/user/{at}", line),))
-        writer.write(Event(fact, seq=line, context=1, site=site))
+        writer.write(Event(body, seq=line, context=1, site=site))
     writer.close()
     with Spool(directory) as spool:
         (found,) = spool.batches()
@@ -82,11 +82,11 @@ def test_race_is_added_to_the_current_report(tmp_path: Path) -> None:
 
 def test_possible_race_is_no_finding(tmp_path: Path) -> None:
     launches = [
-        fact
+        body
         for stream in (3, 4)
-        for fact in (
+        for body in (
             Launch(stream, "add"),
-            Access(4096, 8192, Mode.READ | Mode.WRITE, Known.ASSUMED),
+            Access(4096, 8192, AccessMode.READ | AccessMode.WRITE, Precision.ASSUMED),
         )
     ]
     detector = RaceDetector(report_possible=True)
@@ -122,10 +122,10 @@ def test_message_contains_call_sites_and_the_fix(tmp_path: Path) -> None:
 
 PENDING = (
     Launch(3, "add", pending=True),
-    Access(4096, 8192, Mode.WRITE, Known.ASSUMED),
+    Access(4096, 8192, AccessMode.WRITE, Precision.ASSUMED),
     Fill(4, 4096, 64),
 )
-DONE = (Access(4096, 5120, Mode.WRITE), Accessed())
+DONE = (Access(4096, 5120, AccessMode.WRITE), Accessed())
 
 
 def of_calls(batch: Batch, *seqs: int) -> Batch:

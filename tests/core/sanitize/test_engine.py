@@ -39,7 +39,7 @@ from cudakit.trace.events import (
     RangePush,
     StreamCreate,
 )
-from cudakit.trace.kinds import Known, Work
+from cudakit.trace.kinds import NodeType, Precision
 from cudakit.trace.layout import RECORD, Records, pack
 
 X = place("x")
@@ -102,8 +102,8 @@ def test_unrelated_records_are_ignored() -> None:
 
 def test_engine_counts_coverage() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.MERGED))
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.SUMMARY), Accessed())
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.MERGED))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.SUMMARY), Accessed())
     s.given(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
@@ -127,8 +127,8 @@ def test_engine_counts_coverage() -> None:
 
 def test_grade_of_launch_is_that_of_its_worst_access() -> None:
     s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Known.ASSUMED))
-    s.kernel(1, Access(X, X + 4, READ, Known.UNCERTAIN), Access(X, X + 4, READ))
+    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.ASSUMED))
+    s.kernel(1, Access(X, X + 4, READ, Precision.UNCERTAIN), Access(X, X + 4, READ))
     s.kernel(1, Access(X, X + 4, READ), Accessed())
     s.kernel(1, Access(X, X + 4, READ), Accessed(exact=False))
     s.call(Launch(1, "touches nothing"), Accessed())
@@ -141,12 +141,12 @@ def test_grade_of_launch_is_that_of_its_worst_access() -> None:
 def test_accesses_of_launch_may_span_batches() -> None:
     s = Scene()
     s.call(Launch(1, "k"))
-    for fact, counts in {
+    for body, counts in {
         Access(X, X + 4, READ): (0, 1, 0),
         Accessed(exact=False): (0, 0, 1),
         Access(X, X + 8, READ): (0, 0, 1),
     }.items():
-        s.feed([Event(fact, seq=s.seq)])
+        s.feed([Event(body, seq=s.seq)])
         seen = s.engine.coverage
         assert (seen.launches_unknown, seen.launches_exact, seen.launches_assumed) == counts
     s.fill(1, "y")
@@ -282,7 +282,7 @@ def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None
 
     found = Counter((race.current.seq, race.previous.stream) for race in races(events))
 
-    streams = {event.seq: event.fact.stream for event in events if hasattr(event.fact, "stream")}
+    streams = {event.seq: event.body.stream for event in events if hasattr(event.body, "stream")}
     expected = pairs(events).elements()
     assert found == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
 
@@ -328,7 +328,7 @@ def test_graph_nodes_have_ranges_of_graph_launch() -> None:
     s = Scene()
     access = Access(place("x"), place("x") + SIZE, WRITE, node=1)
     s.call(RangePush("capture"))
-    s.call(GraphNode(1, 1, Work.COPY), access)
+    s.call(GraphNode(1, 1, NodeType.COPY), access)
     s.call(RangePop())
     s.call(RangePush("replay"))
     s.call(GraphLaunch(1, 1, executable=1))

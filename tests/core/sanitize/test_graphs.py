@@ -5,10 +5,10 @@ from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, place
 from cudakit.core.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.trace.events import Access, Accessed, Event, GraphEdge, GraphLaunch, GraphNode, Launch
-from cudakit.trace.kinds import Kind, Known, Mode, Work
+from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision
 
 
-def access(node: int, buffer: str, mode: Mode, known: Known = Known.EXACT) -> Access:
+def access(node: int, buffer: str, mode: AccessMode, known: Precision = Precision.EXACT) -> Access:
     return Access(place(buffer), place(buffer) + SIZE, mode, known, node=node)
 
 
@@ -20,7 +20,7 @@ def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
         3: [access(3, "y", WRITE)],
         4: [access(4, "x", READ), access(4, "y", READ)],
     }.items():
-        s.call(GraphNode(graph, node, Work.COPY), *accesses)
+        s.call(GraphNode(graph, node, NodeType.COPY), *accesses)
     for before, after in edges:
         s.call(GraphEdge(graph, before, after))
 
@@ -40,13 +40,13 @@ def test_nodes_without_an_edge_race_inside_the_graph() -> None:
     (race,) = s.call(GraphLaunch(1, 1, executable=1))
     assert race.kind is RaceKind.WRITE_AFTER_WRITE
     assert (race.previous.node, race.current.node) == (2, 3)
-    assert (race.current.graph, race.current.kind, race.current.stream) == (1, Kind.COPY, 1)
+    assert (race.current.graph, race.current.kind, race.current.stream) == (1, EventKind.COPY, 1)
 
 
 def test_race_with_a_node_hides_races_with_its_ancestors() -> None:
     s = Scene()
     for node, mode in ((1, READ), (2, READ), (3, WRITE)):
-        s.call(GraphNode(1, node, Work.COPY), access(node, "x", mode))
+        s.call(GraphNode(1, node, NodeType.COPY), access(node, "x", mode))
     s.call(GraphEdge(1, 1, 2))
     (race,) = s.call(GraphLaunch(1, 1, executable=1))
     assert (race.previous.node, race.current.node) == (2, 3)
@@ -95,9 +95,9 @@ def test_launches_of_one_executable_are_ordered_and_of_two_are_not() -> None:
 
 def test_accesses_of_nodes_are_recorded_with_each_launch() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.LAUNCH, "first"))
-    s.call(GraphNode(1, 2, Work.COPY), access(2, "x", READ))
-    s.call(GraphNode(1, 3, Work.LAUNCH, "last"))
+    s.call(GraphNode(1, 1, NodeType.LAUNCH, "first"))
+    s.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", READ))
+    s.call(GraphNode(1, 3, NodeType.LAUNCH, "last"))
     s.call(GraphEdge(1, 1, 2))
     accesses = [access(1, "x", WRITE), access(3, "x", WRITE)]
     (race,) = s.call(GraphLaunch(1, 1, executable=1), *accesses)
@@ -111,8 +111,8 @@ def test_accesses_of_nodes_are_recorded_with_each_launch() -> None:
 def test_recorded_accesses_of_node_replace_assumed_ones() -> None:
     s = Scene()
     for node in (1, 2):
-        assumed = access(node, "x", READ | WRITE, Known.ASSUMED)
-        s.call(GraphNode(1, node, Work.LAUNCH, "k"), assumed)
+        assumed = access(node, "x", READ | WRITE, Precision.ASSUMED)
+        s.call(GraphNode(1, node, NodeType.LAUNCH, "k"), assumed)
     s.copy(2, "x", "z")
     done = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
     (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *done)
@@ -125,12 +125,12 @@ def test_recorded_accesses_of_node_replace_assumed_ones() -> None:
 
 def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
+    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED))
     launch, graph_launch = Launch(2, "k", pending=True), GraphLaunch(1, 1, 1, pending=1)
     s.feed(
         [
-            *(Event(fact, seq=50, context=1) for fact in (launch, Accessed())),
-            *(Event(fact, seq=51, context=1) for fact in (graph_launch, Accessed(1))),
+            *(Event(body, seq=50, context=1) for body in (launch, Accessed())),
+            *(Event(body, seq=51, context=1) for body in (graph_launch, Accessed(1))),
         ]
     )
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (2, 0)
@@ -138,7 +138,7 @@ def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:
 
 def test_accesses_of_one_graph_launch_do_not_apply_to_another() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
+    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED))
     s.copy(2, "x", "z")
     assert s.call(GraphLaunch(1, 1, executable=1, pending=1), Accessed(1)) == []
     assert len(s.call(GraphLaunch(1, 1, executable=1))) == 1
@@ -147,14 +147,14 @@ def test_accesses_of_one_graph_launch_do_not_apply_to_another() -> None:
 
 def test_node_with_lost_accesses_is_not_exact() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.LAUNCH, "k"))
+    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"))
     s.call(GraphLaunch(1, 1, 1, pending=1), access(1, "x", WRITE), Accessed(1, exact=False))
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
 
 
 def test_accesses_of_another_call_are_not_attributed_to_the_launch() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", WRITE, Known.ASSUMED))
+    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", WRITE, Precision.ASSUMED))
     s.feed([Event(GraphLaunch(1, 1, 1), seq=50, context=1), Event(Accessed(1), seq=51, context=1)])
     assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
 
@@ -162,18 +162,18 @@ def test_accesses_of_another_call_are_not_attributed_to_the_launch() -> None:
 def test_accesses_of_nodes_may_span_batches() -> None:
     s = Scene()
     for node in (1, 2):
-        s.call(GraphNode(1, node, Work.LAUNCH, "k"))
-    facts = [GraphLaunch(1, 1, 1, pending=2)]
+        s.call(GraphNode(1, node, NodeType.LAUNCH, "k"))
+    bodies = [GraphLaunch(1, 1, 1, pending=2)]
     for node in (1, 2):
-        facts += [*[access(node, "x", WRITE)] * 9000, Accessed(node)]
-    (race,) = s.call(*facts)
+        bodies += [*[access(node, "x", WRITE)] * 9000, Accessed(node)]
+    (race,) = s.call(*bodies)
     assert (race.previous.node, race.current.node) == (1, 2)
     assert s.engine.coverage.launches_exact == 2
 
 
 def test_pointer_arguments_of_graph_kernels_are_checked() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.LAUNCH, "k"), access(1, "x", READ | WRITE, Known.ASSUMED))
+    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED))
     s.copy(2, "x", "y")
     (race,) = s.call(GraphLaunch(1, 1, executable=1))
     assert race.confidence is Confidence.LIKELY
@@ -181,7 +181,7 @@ def test_pointer_arguments_of_graph_kernels_are_checked() -> None:
 
 def test_use_of_graph_memory_unordered_with_its_free_node_races() -> None:
     s = Scene()
-    for node, work in ((1, Work.ALLOC), (2, Work.LAUNCH), (3, Work.FREE)):
+    for node, work in ((1, NodeType.ALLOC), (2, NodeType.LAUNCH), (3, NodeType.FREE)):
         s.call(GraphNode(1, node, work), access(node, "x", WRITE))
     s.call(GraphEdge(1, 1, 2))
     s.call(GraphEdge(1, 1, 3))
@@ -204,11 +204,11 @@ def test_graph_with_a_cycle_is_tolerated() -> None:
 
 def test_changed_node_makes_its_new_accesses_in_later_launches() -> None:
     s = Scene()
-    s.call(GraphNode(1, 1, Work.COPY), access(1, "x", WRITE))
-    s.call(GraphNode(1, 2, Work.COPY), access(2, "y", WRITE))
+    s.call(GraphNode(1, 1, NodeType.COPY), access(1, "x", WRITE))
+    s.call(GraphNode(1, 2, NodeType.COPY), access(2, "y", WRITE))
     s.call(GraphEdge(1, 1, 2))
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    s.call(GraphNode(1, 2, Work.COPY), access(2, "x", WRITE))
+    s.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", WRITE))
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    (race,) = s.call(Launch(2, "k"), Access(place("x"), place("x") + SIZE, READ, Known.EXACT))
+    (race,) = s.call(Launch(2, "k"), Access(place("x"), place("x") + SIZE, READ, Precision.EXACT))
     assert (race.previous.graph, race.previous.node) == (1, 2)

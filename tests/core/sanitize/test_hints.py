@@ -27,10 +27,10 @@ from cudakit.core.sanitize import hints
 from cudakit.core.sanitize.hints import FRAMEWORKS, remedies
 from cudakit.core.sanitize.races import Operation, RaceKind, Sync, SyncKind
 from cudakit.document import Frame
-from cudakit.trace.kinds import Kind, Known, Mode
+from cudakit.trace.kinds import AccessMode, EventKind, Precision
 
-READ = Mode.READ
-seen = partial(kernel, known=Known.EXACT)
+READ = AccessMode.READ
+seen = partial(kernel, known=Precision.EXACT)
 
 
 @pytest.mark.parametrize(
@@ -45,33 +45,33 @@ seen = partial(kernel, known=Known.EXACT)
         ),
         (
             RaceKind.WRITE_AFTER_READ,
-            work(Kind.FILL, stream=OTHER),
+            work(EventKind.FILL, stream=OTHER),
             seen("add"),
             "the fill on stream 9 overwrites 1.00 KiB that kernel add on the legacy default stream "
             "may still be reading",
         ),
         (
             RaceKind.WRITE_AFTER_WRITE,
-            work(Kind.FILL, stream=OTHER),
+            work(EventKind.FILL, stream=OTHER),
             work(),
             "the fill on stream 9 writes 1.00 KiB that the copy on stream 7 may still be writing",
         ),
         (
             RaceKind.USE_BEFORE_ALLOCATION,
             seen("add"),
-            work(Kind.ALLOC),
+            work(EventKind.ALLOC),
             "kernel add on the legacy default stream uses 1.00 KiB while the allocation on stream 7 "
             "may still be pending",
         ),
         (
             RaceKind.USE_AFTER_FREE,
             seen("add"),
-            work(Kind.FREE),
+            work(EventKind.FREE),
             "kernel add on the legacy default stream uses 1.00 KiB that the free on stream 7 has freed",
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            work(Kind.FREE),
+            work(EventKind.FREE),
             seen("add"),
             "the free on stream 7 releases 1.00 KiB that kernel add on the legacy default stream may "
             "still be using",
@@ -131,7 +131,7 @@ def test_sentence_names_operations_streams_and_bytes(
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            work(Kind.FREE),
+            work(EventKind.FREE),
             kernel(),
             "record an event on the legacy default stream after the kernel (train.py:44) and make "
             "stream 7 wait for it before the free (loader.py:31), or free the memory on the legacy "
@@ -140,7 +140,7 @@ def test_sentence_names_operations_streams_and_bytes(
         (
             RaceKind.USE_AFTER_FREE,
             kernel(),
-            work(Kind.FREE),
+            work(EventKind.FREE),
             "free the memory after its last use: move the free (loader.py:31) after the kernel "
             "(train.py:44)",
         ),
@@ -161,7 +161,7 @@ def test_sentence_names_operations_streams_and_bytes(
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            work(Kind.FREE, stream=0, site=0),
+            work(EventKind.FREE, stream=0, site=0),
             kernel("add", site=0),
             "make the host wait for the legacy default stream, or for an event recorded there after "
             "kernel add, before the host frees the memory",
@@ -276,13 +276,13 @@ def test_stream_constants_match_the_stream_table() -> None:
         (
             RaceKind.REUSE,
             kernel(),
-            work(mode=Mode.READ),
+            work(mode=AccessMode.READ),
             "torch: tensor.record_stream(a) before the tensor is dropped, where a is stream 7",
         ),
         (
             RaceKind.USE_AFTER_FREE,
             kernel(),
-            work(Kind.FREE),
+            work(EventKind.FREE),
             "torch: tensor.record_stream(a) before the tensor is dropped, where a is the legacy "
             "default stream",
         ),

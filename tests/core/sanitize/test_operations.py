@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.sanitize.operations import Allocations
 from cudakit.core.sanitize.races import Allocation, RaceKind
-from cudakit.trace.kinds import Direction, HostMemory, How, Layer
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, HostMemory
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 10)), max_size=20))
@@ -24,7 +24,7 @@ def test_address_belongs_to_the_latest_overlapping_allocation(
     for seq, (adds, address, size) in enumerate(calls):
         gone = {owners[at] for at in range(address, address + size) if at in owners}
         if adds:
-            new = Allocation(address, size, How.SYNC, site=0, seq=seq)
+            new = Allocation(address, size, AllocationKind.SYNC, site=0, seq=seq)
             table.add(new)
         else:
             gone = {one for one in set(owners.values()) if one.address == address}
@@ -36,8 +36,10 @@ def test_address_belongs_to_the_latest_overlapping_allocation(
         assert [table.at(at) for at in range(45)] == [owners.get(at) for at in range(45)]
 
 
-@pytest.mark.parametrize("how", [How.SYNC, How.PINNED])
-def test_synchronous_free_waits_for_the_context_and_allocation_does_not(how: How) -> None:
+@pytest.mark.parametrize("how", [AllocationKind.SYNC, AllocationKind.PINNED])
+def test_synchronous_free_waits_for_the_context_and_allocation_does_not(
+    how: AllocationKind,
+) -> None:
     s = Scene(NON_BLOCKING, NON_BLOCKING)
     s.create(3, context=2)
     s.alloc("x", how)
@@ -52,9 +54,9 @@ def test_synchronous_free_waits_for_the_context_and_allocation_does_not(how: How
 
 def test_use_before_stream_ordered_allocation_races() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     assert s.W(1, "x") == []
-    s.alloc("y", How.STREAM_ORDERED, 1)
+    s.alloc("y", AllocationKind.STREAM_ORDERED, 1)
     (race,) = s.W(2, "y")
     assert race.kind is RaceKind.USE_BEFORE_ALLOCATION
     assert race.previous.kind.name == "ALLOC"
@@ -62,7 +64,7 @@ def test_use_before_stream_ordered_allocation_races() -> None:
 
 def test_event_orders_allocation_before_use_in_another_stream() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.record(1, 1)
     s.wait(2, 1)
     assert s.W(2, "x") == []
@@ -70,19 +72,19 @@ def test_event_orders_allocation_before_use_in_another_stream() -> None:
 
 def test_free_before_use_of_another_stream_completes_races() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.record(1, 1)
     s.wait(2, 1)
     s.R(2, "x")
-    (race,) = s.free("x", How.STREAM_ORDERED, 1)
+    (race,) = s.free("x", AllocationKind.STREAM_ORDERED, 1)
     assert race.kind is RaceKind.USE_AFTER_FREE
     assert (race.current.kind.name, race.previous.stream) == ("FREE", 2)
 
 
 def test_use_after_stream_ordered_free_races_in_any_order() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
-    s.free("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    s.free("x", AllocationKind.STREAM_ORDERED, 1)
     (race,) = s.W(1, "x")
     assert race.kind is RaceKind.USE_AFTER_FREE
     assert s.W(1, "x") == []  # already reported
@@ -92,17 +94,17 @@ def test_use_after_stream_ordered_free_races_in_any_order() -> None:
 
 def test_reallocation_is_ordered_after_free() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.W(1, "x", "y")
-    s.free("x", How.STREAM_ORDERED, 1)
-    assert s.alloc("x", How.STREAM_ORDERED, 2) == []
+    s.free("x", AllocationKind.STREAM_ORDERED, 1)
+    assert s.alloc("x", AllocationKind.STREAM_ORDERED, 2) == []
     assert s.W(2, "x", "y") == []
 
 
 def test_free_races_with_each_stream_that_uses_the_memory() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
-    s.free("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    s.free("x", AllocationKind.STREAM_ORDERED, 1)
     for stream in (1, 2, 3):
         (race,) = s.W(stream, "x")
         assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
@@ -110,16 +112,16 @@ def test_free_races_with_each_stream_that_uses_the_memory() -> None:
 
 def test_use_after_free_does_not_race_with_the_next_owner() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
-    s.free("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    s.free("x", AllocationKind.STREAM_ORDERED, 1)
     assert len(s.W(2, "x")) == 1
-    s.alloc("x", How.STREAM_ORDERED, 3)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 3)
     assert s.W(3, "x") == []
 
 
 def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
     s = Scene()
-    s.alloc("x", How.STREAM_ORDERED, 1)
+    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.W(1, "x", "y")
     s.free("x")
     assert s.W(2, "y") == []
@@ -127,21 +129,21 @@ def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
 
 def test_pool_free_orders_nothing() -> None:
     s = Scene()
-    s.alloc("x", layer=Layer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x", "y")
-    s.free("x", layer=Layer.POOL)
-    s.alloc("x", layer=Layer.POOL)
+    s.free("x", layer=AllocationLayer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     assert len(s.W(2, "y")) == 1
 
 
 def test_event_query_orders_reuse_of_a_block() -> None:
     s = Scene()
-    s.alloc("x", layer=Layer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x")
-    s.free("x", layer=Layer.POOL)
+    s.free("x", layer=AllocationLayer.POOL)
     s.record(1, 1)
     s.event_query(1)
-    s.alloc("x", layer=Layer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     assert s.W(2, "x") == []
 
 
@@ -221,14 +223,14 @@ def test_two_copies_to_the_same_host_memory_race() -> None:
 @pytest.mark.parametrize(
     ("how", "asynchronous", "is_done"),
     [
-        (How.PINNED, False, True),
-        (How.MANAGED, False, True),
-        (How.PINNED, True, False),
-        (How.SYNC, False, False),
+        (AllocationKind.PINNED, False, True),
+        (AllocationKind.MANAGED, False, True),
+        (AllocationKind.PINNED, True, False),
+        (AllocationKind.SYNC, False, False),
     ],
 )
 def test_host_waits_for_synchronous_fill_of_host_memory(
-    how: How, asynchronous: bool, is_done: bool
+    how: AllocationKind, asynchronous: bool, is_done: bool
 ) -> None:
     s = Scene()
     s.alloc("x", how)

@@ -13,7 +13,7 @@ from core.sanitize.trace_scene import (
 
 from cudakit.core.sanitize.ordering import UNKNOWN_WORD
 from cudakit.trace.events import CaptureBegin, CaptureEnd, Gap, HostCall, Memop
-from cudakit.trace.kinds import Flag, Phase
+from cudakit.trace.kinds import HostCallPhase, MemopType
 
 
 def test_work_of_one_stream_is_ordered() -> None:
@@ -205,10 +205,10 @@ def test_captured_work_does_not_run() -> None:
 def test_host_function_is_ordered_within_its_stream() -> None:
     s = Scene(strict_threads=True)
     s.W(1, "x", thread=1)
-    s.call(HostCall(1, Phase.BEGIN), thread=2)
+    s.call(HostCall(1, HostCallPhase.BEGIN), thread=2)
     s.W(3, "x", "y", thread=2)
     s.sync(3, thread=2)
-    s.call(HostCall(1, Phase.END), thread=2)
+    s.call(HostCall(1, HostCallPhase.END), thread=2)
     assert s.W(1, "y", thread=1) == []
     assert len(s.W(4, "y", thread=1)) == 1
 
@@ -216,9 +216,9 @@ def test_host_function_is_ordered_within_its_stream() -> None:
 def test_memory_word_wait_is_ordered_after_its_write() -> None:
     s = Scene()
     s.W(1, "x")
-    s.call(Memop(1, 0x42, Flag.WRITE))
+    s.call(Memop(1, 0x42, MemopType.WRITE))
     s.W(1, "y")
-    s.call(Memop(2, 0x42, Flag.WAIT))
+    s.call(Memop(2, 0x42, MemopType.WAIT))
     assert s.R(2, "x") == []
     assert len(s.R(2, "y")) == 1
 
@@ -226,7 +226,7 @@ def test_memory_word_wait_is_ordered_after_its_write() -> None:
 def test_wait_for_unwritten_word_makes_no_race_and_is_counted_as_gap() -> None:
     s = Scene()
     s.W(1, "x")
-    s.call(Memop(2, 0x42, Flag.WAIT))
+    s.call(Memop(2, 0x42, MemopType.WAIT))
     assert s.R(2, "x") == []
     assert s.engine.gaps == {UNKNOWN_WORD: 1}
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.reorder_buffer import ReorderBuffer, reordered
-from cudakit.trace.events import Access, Accessed, Event, Fact, Fill, GraphLaunch, Launch
-from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, GraphLaunch, Launch
+from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.layout import Records, pack, unpack
 
-READ, WRITE = Mode.READ, Mode.WRITE
+READ, WRITE = AccessMode.READ, AccessMode.WRITE
 LAUNCH = Launch(1, "", pending=True)
 STRINGS = ("",)
 
@@ -21,21 +21,23 @@ STRINGS = ("",)
 class Call:
     """A call with the facts written at once and later; some of the latter may be missing."""
 
-    facts: Sequence[Fact]
-    late: Sequence[Fact] = ()
+    bodies: Sequence[EventBody]
+    late: Sequence[EventBody] = ()
     complete: bool = True
 
     @property
     def has_exact_accesses(self) -> bool:
         return Accessed(exact=True) in self.late
 
-    def reordered(self) -> Iterator[Fact]:
+    def reordered(self) -> Iterator[EventBody]:
         """Yield the facts as the buffer must return them: exact accesses replace assumed ones."""
-        for fact in (*self.facts, *self.late):
+        for body in (*self.bodies, *self.late):
             if not (
-                isinstance(fact, Access) and fact.known >= Known.ASSUMED and self.has_exact_accesses
+                isinstance(body, Access)
+                and body.known >= Precision.ASSUMED
+                and self.has_exact_accesses
             ):
-                yield fact
+                yield body
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ def events_of(found: Records) -> list[Event]:
     return list(unpack(found, STRINGS))
 
 
-def accesses(*known: Known) -> st.SearchStrategy[list[Access]]:
+def accesses(*known: Precision) -> st.SearchStrategy[list[Access]]:
     made = st.builds(
         Access, st.integers(0, 99), st.just(100), st.just(WRITE), st.sampled_from(known)
     )
@@ -68,8 +70,8 @@ def accesses(*known: Known) -> st.SearchStrategy[list[Access]]:
 
 @st.composite
 def launches(draw: st.DrawFn) -> Call:
-    assumed = draw(accesses(Known.ASSUMED, Known.UNCERTAIN))
-    done = draw(accesses(Known.EXACT, Known.SUMMARY))
+    assumed = draw(accesses(Precision.ASSUMED, Precision.UNCERTAIN))
+    done = draw(accesses(Precision.EXACT, Precision.SUMMARY))
     if draw(st.booleans()):
         return Call([LAUNCH, *assumed], [*done, Accessed(exact=draw(st.booleans()))])
     return Call([LAUNCH, *assumed], done, complete=False)
@@ -77,28 +79,28 @@ def launches(draw: st.DrawFn) -> Call:
 
 @st.composite
 def graph_launches(draw: st.DrawFn) -> Call:
-    nodes = draw(st.lists(accesses(Known.EXACT), min_size=1, max_size=3))
+    nodes = draw(st.lists(accesses(Precision.EXACT), min_size=1, max_size=3))
     count = draw(st.integers(0, len(nodes)))
-    late: list[Fact] = []
+    late: list[EventBody] = []
     for node, done in enumerate(nodes[:count], start=1):
         late += [*done, Accessed(node, draw(st.booleans()))]
-    launch = [GraphLaunch(1, 1, 1, pending=len(nodes)), *draw(accesses(Known.ASSUMED))]
+    launch = [GraphLaunch(1, 1, 1, pending=len(nodes)), *draw(accesses(Precision.ASSUMED))]
     return Call(launch, late, complete=count == len(nodes))
 
 
 def calls() -> st.SearchStrategy[Call]:
     at_once = st.just(Call([Fill(1, 0, 8)])) | st.builds(
-        lambda some: Call([Launch(1, ""), *some]), accesses(Known.ASSUMED, Known.EXACT)
+        lambda some: Call([Launch(1, ""), *some]), accesses(Precision.ASSUMED, Precision.EXACT)
     )
     return at_once | launches() | graph_launches()
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> WrittenTrace:
-    trace, late = WrittenTrace(), list[tuple[int, Sequence[Fact]]]()
+    trace, late = WrittenTrace(), list[tuple[int, Sequence[EventBody]]]()
     for seq, call in enumerate(draw(st.lists(calls(), max_size=12)), start=1):
-        trace.events += [Event(fact, seq) for fact in call.facts]
-        trace.expected += [Event(fact, seq) for fact in call.reordered()]
+        trace.events += [Event(body, seq) for body in call.bodies]
+        trace.expected += [Event(body, seq) for body in call.reordered()]
         trace.never_read += not call.complete
         if call.late:
             late.append((seq, call.late))
@@ -110,14 +112,14 @@ def traces(draw: st.DrawFn) -> WrittenTrace:
 
 
 def _write_some(
-    draw: st.DrawFn, trace: WrittenTrace, late: list[tuple[int, Sequence[Fact]]]
+    draw: st.DrawFn, trace: WrittenTrace, late: list[tuple[int, Sequence[EventBody]]]
 ) -> None:
     """Write some of the late facts of one call, in their order."""
-    seq, facts = late.pop(draw(st.integers(0, len(late) - 1)))
-    count = draw(st.integers(1, len(facts)))
-    trace.events += [Event(fact, seq) for fact in facts[:count]]
-    if facts[count:]:
-        late.append((seq, facts[count:]))
+    seq, bodies = late.pop(draw(st.integers(0, len(late) - 1)))
+    count = draw(st.integers(1, len(bodies)))
+    trace.events += [Event(body, seq) for body in bodies[:count]]
+    if bodies[count:]:
+        late.append((seq, bodies[count:]))
 
 
 def batches(data: st.DataObject, found: Records) -> list[Records]:
@@ -157,15 +159,15 @@ def test_held_records_are_bounded_and_only_late_accesses_are_lost(
 
     assert [event.seq for event in found] == sorted(event.seq for event in found)
     # Launches that were given up keep their assumed accesses; no other record is lost.
-    whole = [event for event in found if not isinstance(event.fact, Access | Accessed)]
-    assert whole == [e for e in trace.expected if not isinstance(e.fact, Access | Accessed)]
+    whole = [event for event in found if not isinstance(event.body, Access | Accessed)]
+    assert whole == [e for e in trace.expected if not isinstance(e.body, Access | Accessed)]
     assert buffer.never_read >= trace.never_read
     assert buffer.never_read or found == trace.expected
 
 
 def test_records_without_pending_launches_are_returned_unchanged() -> None:
     buffer = ReorderBuffer()
-    some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Known.ASSUMED), 1))
+    some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Precision.ASSUMED), 1))
 
     assert buffer.feed(some) is some
     assert buffer.held == 0
@@ -185,7 +187,7 @@ def test_records_after_pending_launch_are_held() -> None:
 
 def test_accesses_of_given_up_launch_are_dropped() -> None:
     buffer = ReorderBuffer(most_held=2)
-    assumed = Event(Access(0, 64, WRITE, Known.ASSUMED), 2)
+    assumed = Event(Access(0, 64, WRITE, Precision.ASSUMED), 2)
     buffer.feed(records(Event(LAUNCH, 2), assumed))
     given_up = buffer.feed(records(Event(Fill(1, 0, 8), 3), Event(LAUNCH, 4)))
 

@@ -11,19 +11,19 @@ from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.present import report as present
 from cudakit.core.sanitize.report import Report
 from cudakit.render import console
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, layout
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
 
 LOGS = Path(__file__).parents[2] / "sanitize_corpus/logs"
 ADDRESSES = {
-    Kind.ALLOC: ("address",),
-    Kind.FREE: ("address",),
-    Kind.ACCESS: ("lo", "hi"),
-    Kind.COPY: ("destination", "source"),
-    Kind.FILL: ("address",),
-    Kind.MEMOP: ("address",),
+    EventKind.ALLOC: ("address",),
+    EventKind.FREE: ("address",),
+    EventKind.ACCESS: ("lo", "hi"),
+    EventKind.COPY: ("destination", "source"),
+    EventKind.FILL: ("address",),
+    EventKind.MEMOP: ("address",),
 }
 
 

@@ -18,7 +18,7 @@ from core.sanitize.trace_scene import (
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS
 from cudakit.trace.events import Access, Copy, Fill
-from cudakit.trace.kinds import How, Known, Layer
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, Precision
 
 COUNT = 100  # rows: more than are checked one by one
 X = place("x")
@@ -111,8 +111,8 @@ def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
     (race,) = s.given(2, X + 8)
     assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.LIKELY)
     assert (race.lo, race.hi) == (X + 8, X + SIZE)
-    assert race.previous.known is Known.EXACT
-    assert race.current.known is Known.ASSUMED
+    assert race.previous.known is Precision.EXACT
+    assert race.current.known is Precision.ASSUMED
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_two_kernels_with_the_same_pointer_are_only_counted() -> None:
 def test_kernels_that_only_read_a_pointer_do_not_conflict() -> None:
     s = Scene()
     for stream in (1, 2, 3):
-        s.kernel(stream, Access(X, X + 4096, READ, Known.ASSUMED))
+        s.kernel(stream, Access(X, X + 4096, READ, Precision.ASSUMED))
     assert s.R(4, "x") == []
     assert s.engine.coverage.suspected == 0
     assert {race.previous.stream for race in s.W(5, "x")} == {1, 2, 3, 4}
@@ -179,10 +179,10 @@ def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
 
 @pytest.mark.parametrize(
     ("known", "partly"),
-    [(Known.MERGED, Confidence.POSSIBLE), (Known.SUMMARY, Confidence.LIKELY)],
+    [(Precision.MERGED, Confidence.POSSIBLE), (Precision.SUMMARY, Confidence.LIKELY)],
 )
 def test_race_with_merged_ranges_or_whole_tensor_is_certain_only_if_all_bytes_are_accessed(
-    known: Known, partly: Confidence
+    known: Precision, partly: Confidence
 ) -> None:
     for lo, hi, confidence in (
         (X, X + 8, Confidence.CERTAIN),
@@ -198,7 +198,7 @@ def test_race_with_merged_ranges_or_whole_tensor_is_certain_only_if_all_bytes_ar
 
 def test_merged_ranges_and_strided_rows_race_only_possibly() -> None:
     s = Scene(report_possible=True)
-    s.kernel(1, Access(X, X + 32 * COUNT, WRITE, Known.MERGED))
+    s.kernel(1, Access(X, X + 32 * COUNT, WRITE, Precision.MERGED))
     (race,) = s.kernel(2, column(1, READ))
     assert race.confidence is Confidence.POSSIBLE
 
@@ -239,10 +239,10 @@ def test_race_does_not_hide_races_with_other_streams_or_bytes() -> None:
 def test_pool_free_keeps_accesses_and_reuse_is_named() -> None:
     s = Scene()
     s.alloc("x", size=1 << 20)
-    s.alloc("x", layer=Layer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x")
-    s.free("x", layer=Layer.POOL)
-    s.alloc("x", layer=Layer.POOL)
+    s.free("x", layer=AllocationLayer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     (race,) = s.W(2, "x")
     assert race.kind is RaceKind.REUSE
     assert race.allocation is not None
@@ -251,7 +251,7 @@ def test_pool_free_keeps_accesses_and_reuse_is_named() -> None:
 
 def test_race_within_one_pool_block_is_not_named_reuse() -> None:
     s = Scene()
-    s.alloc("x", layer=Layer.POOL)
+    s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x")
     (race,) = s.W(2, "x")
     assert race.kind is RaceKind.WRITE_AFTER_WRITE
@@ -259,11 +259,11 @@ def test_race_within_one_pool_block_is_not_named_reuse() -> None:
 
 def test_race_names_the_allocation_that_contains_its_bytes() -> None:
     s = Scene()
-    s.alloc(X, how=How.MANAGED, size=1 << 20)
+    s.alloc(X, how=AllocationKind.MANAGED, size=1 << 20)
     s.W(1, X + 64)
     (race,) = s.W(2, X + 64)
     assert race.allocation is not None
-    assert (race.allocation.address, race.allocation.how) == (X, How.MANAGED)
+    assert (race.allocation.address, race.allocation.how) == (X, AllocationKind.MANAGED)
 
 
 def test_reallocated_memory_has_no_earlier_accesses() -> None:
@@ -272,8 +272,8 @@ def test_reallocated_memory_has_no_earlier_accesses() -> None:
     s.W(1, "x")
     s.given(1, "x")
     s.kernel(1, column(2))
-    s.free("x", How.VIRTUAL, size=4096)
-    s.alloc("x", How.VIRTUAL)
+    s.free("x", AllocationKind.VIRTUAL, size=4096)
+    s.alloc("x", AllocationKind.VIRTUAL)
     assert s.W(2, "x") == []
 
 
@@ -334,12 +334,12 @@ def test_oldest_accesses_outside_allocations_are_removed() -> None:
 
 def test_uncertain_pointer_is_checked_only_for_possible_races() -> None:
     s = Scene()
-    s.given(1, "x", known=Known.UNCERTAIN)
+    s.given(1, "x", known=Precision.UNCERTAIN)
     assert s.W(2, "x") == []
-    assert s.given(1, "x", known=Known.UNCERTAIN) == []
+    assert s.given(1, "x", known=Precision.UNCERTAIN) == []
     assert s.engine.coverage.accesses_uncertain == 2
 
     s = Scene(report_possible=True)
-    s.given(1, "x", known=Known.UNCERTAIN)
+    s.given(1, "x", known=Precision.UNCERTAIN)
     (race,) = s.W(2, "x")
     assert race.confidence is Confidence.POSSIBLE

@@ -13,10 +13,10 @@ from cudakit.trace.events import (
     ContextSync,
     Copy,
     Event,
+    EventBody,
     EventQueryOk,
     EventRecord,
     EventSync,
-    Fact,
     Fill,
     Free,
     Launch,
@@ -26,10 +26,17 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import Direction, HostMemory, How, Known, Mode, StreamFlag
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    Direction,
+    HostMemory,
+    Precision,
+    StreamFlag,
+)
 from cudakit.trace.layout import pack
 
-READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
+READ, WRITE, ATOMIC = AccessMode.READ, AccessMode.WRITE, AccessMode.ATOMIC
 LEGACY, BLOCKING = StreamFlag.LEGACY, StreamFlag.BLOCKING
 NON_BLOCKING, PER_THREAD = StreamFlag.NON_BLOCKING, StreamFlag.PER_THREAD
 
@@ -57,12 +64,12 @@ class Scene:
         for number, flag in enumerate(streams or [NON_BLOCKING] * 10, 1):
             self.call(StreamCreate(number, flag))
 
-    def call(self, *facts: Fact, **where: Any) -> list[Race]:
+    def call(self, *bodies: EventBody, **where: Any) -> list[Race]:
         """Record one call with its facts."""
         self.seq += 1
         events = [
-            Event(fact, **{"seq": self.seq, "site": self.seq, **self.where, **where})
-            for fact in facts
+            Event(body, **{"seq": self.seq, "site": self.seq, **self.where, **where})
+            for body in bodies
         ]
         return self.feed(events)
 
@@ -83,7 +90,7 @@ class Scene:
         return self.touch(stream, buffers, READ | WRITE | ATOMIC, size)
 
     def touch(
-        self, stream: int, buffers: Iterable[str | int], mode: Mode, size: int, **where: Any
+        self, stream: int, buffers: Iterable[str | int], mode: AccessMode, size: int, **where: Any
     ) -> list[Race]:
         los = [place(buffer) for buffer in buffers]
         return self.kernel(stream, *(Access(lo, lo + size, mode) for lo in los), **where)
@@ -93,7 +100,7 @@ class Scene:
         stream: int,
         *pointers: int | str,
         end: int = 0,
-        known: Known = Known.ASSUMED,
+        known: Precision = Precision.ASSUMED,
         **where: Any,
     ) -> list[Race]:
         """Launch a kernel whose accesses are assumed from its pointer arguments."""
@@ -140,7 +147,7 @@ class Scene:
         asynchronous: bool = True,
         **where: Any,
     ) -> list[Race]:
-        fact = Copy(
+        body = Copy(
             stream,
             place(to),
             place(source),
@@ -149,19 +156,27 @@ class Scene:
             host=host,
             asynchronous=asynchronous,
         )
-        return self.call(fact, **where)
+        return self.call(body, **where)
 
     def fill(self, stream: int, buffer: str | int, *, asynchronous: bool = True) -> list[Race]:
         return self.call(Fill(stream, place(buffer), SIZE, asynchronous=asynchronous))
 
     def alloc(
-        self, buffer: str | int, how: How = How.SYNC, stream: int = 0, **options: Any
+        self,
+        buffer: str | int,
+        how: AllocationKind = AllocationKind.SYNC,
+        stream: int = 0,
+        **options: Any,
     ) -> list[Race]:
         size = options.pop("size", SIZE)
         return self.call(Alloc(place(buffer), size, how, stream, **options))
 
     def free(
-        self, buffer: str | int, how: How = How.SYNC, stream: int = 0, **options: Any
+        self,
+        buffer: str | int,
+        how: AllocationKind = AllocationKind.SYNC,
+        stream: int = 0,
+        **options: Any,
     ) -> list[Race]:
         size = options.pop("size", SIZE)
         return self.call(Free(place(buffer), size, how, stream, **options))

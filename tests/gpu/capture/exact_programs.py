@@ -6,11 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu.capture.recorded import facts, recorded
+from gpu.capture.recorded import event_bodies, recorded
 from gpu.capture.test_machine_code import Image
 
 from cudakit.trace.events import Access, Accessed, Event, Gap, GraphLaunch, Launch
-from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.kinds import AccessMode, Precision
 
 PATCHES = ((90, b"a patch"),)
 # Operation codes of machine code.
@@ -41,7 +41,7 @@ held = []
 def set_accesses(*each, result=0):
     all = (Touch * len(each))(*each)
     held.append(all)
-    cuda.will_touch(all, len(all), result)
+    cuda.set_next_accesses(all, len(all), result)
 
 def read(address, size=4, *, stride=0, count=1):
     return Touch(address, stride, count, size, READ)
@@ -71,31 +71,33 @@ class RecordedLaunch:
 
     pending: int
     assumed: list[Access] = field(default_factory=list)
-    accesses: list[tuple[int, int, Mode, int]] = field(default_factory=list)  # from, to, how, node
-    known: set[Known] = field(default_factory=set)
+    accesses: list[tuple[int, int, AccessMode, int]] = field(
+        default_factory=list
+    )  # from, to, how, node
+    known: set[Precision] = field(default_factory=set)
     ended_nodes: list[tuple[int, bool]] = field(default_factory=list)  # node, exact
 
 
 def recorded_launches(events: list[Event]) -> list[RecordedLaunch]:
     """Return the accesses of each launch, of kernels and graphs, in order."""
     launches = {
-        e.seq: RecordedLaunch(e.fact.pending)
+        e.seq: RecordedLaunch(e.body.pending)
         for e in events
-        if isinstance(e.fact, Launch | GraphLaunch)
+        if isinstance(e.body, Launch | GraphLaunch)
     }
     for event in events:
-        fact, of = event.fact, launches.get(event.seq)
-        if isinstance(fact, Accessed):
+        body, of = event.body, launches.get(event.seq)
+        if isinstance(body, Accessed):
             assert of, "every ACCESSED record belongs to a recorded launch"
-            of.ended_nodes.append((fact.node, fact.exact))
-        elif isinstance(fact, Access) and of and fact.known >= Known.ASSUMED:
-            of.assumed.append(fact)
-        elif isinstance(fact, Access) and of:
-            assert all(node != fact.node for node, _ in of.ended_nodes), (
+            of.ended_nodes.append((body.node, body.exact))
+        elif isinstance(body, Access) and of and body.known >= Precision.ASSUMED:
+            of.assumed.append(body)
+        elif isinstance(body, Access) and of:
+            assert all(node != body.node for node, _ in of.ended_nodes), (
                 "no access follows the ACCESSED record of its node"
             )
-            of.accesses.append((fact.lo, fact.hi, fact.mode, fact.node))
-            of.known.add(fact.known)
+            of.accesses.append((body.lo, body.hi, body.mode, body.node))
+            of.known.add(body.known)
     for one in launches.values():
         assert len(one.ended_nodes) == one.pending, "each pending kernel has one ACCESSED record"
     return list(launches.values())
@@ -104,7 +106,7 @@ def recorded_launches(events: list[Event]) -> list[RecordedLaunch]:
 def gaps(events: list[Event]) -> dict[str, int]:
     """Count the gaps by their text."""
     counts: dict[str, int] = defaultdict(int)
-    for gap in facts(events, Gap):
+    for gap in event_bodies(events, Gap):
         counts[gap.what] += gap.count
     return dict(counts)
 

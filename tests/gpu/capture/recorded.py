@@ -117,6 +117,6 @@ def build_library(directory: Path) -> Path:
     return library
 
 
-def facts(events: list[Event], kind: type) -> Iterator[object]:
-    """Yield the facts of one kind."""
-    return (event.fact for event in events if isinstance(event.fact, kind))
+def event_bodies(events: list[Event], kind: type) -> Iterator[object]:
+    """Yield the bodies of the events of one kind."""
+    return (event.body for event in events if isinstance(event.body, kind))

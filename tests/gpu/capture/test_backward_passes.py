@@ -14,7 +14,7 @@ from run.programs import RECORDING, supervised
 
 from cudakit.core.sanitize.names import BACKWARD_FRAME
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
 
 pytest.importorskip("cudakit.gpu.capture._frames", reason="the frame reader was not built")
@@ -50,7 +50,7 @@ from pathlib import Path
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.gpu.capture.preflight import Ready
 from cudakit.gpu.capture.recording import begin
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 
 library, places, taken = sys.argv[1], SearchPaths.of_this_process(), []
 ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
@@ -62,7 +62,7 @@ def stacks(process=None):
             [frame.function for frame in batch.stacks[site]]
             for batch in taken if batch.process == (process or os.getpid())
             for kind, site in zip(batch.records["kind"].tolist(), batch.records["site"].tolist())
-            if kind == Kind.LAUNCH
+            if kind == EventKind.LAUNCH
         ]
 """
 
@@ -186,7 +186,7 @@ for thread in threads:
 found = set()
 with recording.drained():
     for batch in taken:
-        launches = view(batch.records[batch.records["kind"] == Kind.LAUNCH], Kind.LAUNCH)
+        launches = view(batch.records[batch.records["kind"] == EventKind.LAUNCH], EventKind.LAUNCH)
         for name, site in zip(launches["name"].tolist(), launches["site"].tolist()):
             callers = {frame.function for frame in batch.stacks[site]} & {"left", "right"}
             found.add((batch.strings[name], *callers))
@@ -216,12 +216,12 @@ tracker, names = RangeTracker(), []
 for batch in taken:
     innermost = tracker.follow(batch.records)
     for kind, at in zip(batch.records["kind"], innermost if innermost is not None else ()):
-        if kind == Kind.LAUNCH:
+        if kind == EventKind.LAUNCH:
             names.append([batch.strings[one.name] for one in at or ()])
 assert names == [["backward", "step 1"], [], []], names
 pushed, popped = (
-    sum(event.fact.kind == kind and event.thread != os.getpid() for event in events)
-    for kind in (Kind.RANGE_PUSH, Kind.RANGE_POP)
+    sum(event.body.kind == kind and event.thread != os.getpid() for event in events)
+    for kind in (EventKind.RANGE_PUSH, EventKind.RANGE_POP)
 )
 assert pushed == popped == 2, (pushed, popped)
 """,
@@ -256,7 +256,7 @@ with recording.drained():
     for batch in taken:
         innermost = tracker.follow(batch.records)
         for kind, at in zip(batch.records["kind"], innermost if innermost is not None else ()):
-            if kind == Kind.LAUNCH:
+            if kind == EventKind.LAUNCH:
                 names.append([batch.strings[one.name] for one in at or ()])
 assert names == [[], ["step"]], names
 """,
@@ -416,7 +416,7 @@ assert sys.meta_path == before
 def launch_stacks(batches: list[Batch]) -> Iterator[list[str]]:
     for batch in batches:
         for kind, site in zip(batch.records["kind"], batch.records["site"], strict=True):
-            if kind == Kind.LAUNCH:
+            if kind == EventKind.LAUNCH:
                 yield [frame.function for frame in batch.stacks[int(site)]]
 
 

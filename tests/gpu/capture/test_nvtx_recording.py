@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.trace.events import Fact, Mark, RangePop, RangePush
+from cudakit.trace.events import EventBody, Mark, RangePop, RangePush
 from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
 
@@ -34,8 +34,8 @@ import nvtx
 """
 
 
-def recorded(spool: Path, program: str, *arguments: str) -> list[list[Fact]]:
-    """Run a program, and return the facts of each of its processes."""
+def recorded(spool: Path, program: str, *arguments: str) -> list[list[EventBody]]:
+    """Run a program, and return the bodies of each of its processes."""
     done = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", BEGIN + program, str(spool), *arguments],
         capture_output=True,
@@ -44,16 +44,16 @@ def recorded(spool: Path, program: str, *arguments: str) -> list[list[Fact]]:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return [list(facts) for facts in _by_process(spool).values()]
+    return [list(bodies) for bodies in _by_process(spool).values()]
 
 
-def _by_process(spool: Path) -> dict[int, Iterator[Fact]]:
-    facts: dict[int, list[Fact]] = {}
+def _by_process(spool: Path) -> dict[int, Iterator[EventBody]]:
+    bodies: dict[int, list[EventBody]] = {}
     with Spool(spool) as opened:
         for batch in opened.batches():
-            new = [event.fact for event in unpack(batch.records, batch.strings)]
-            facts.setdefault(batch.process, []).extend(new)
-    return {process: iter(each) for process, each in facts.items()}
+            new = [event.body for event in unpack(batch.records, batch.strings)]
+            bodies.setdefault(batch.process, []).extend(new)
+    return {process: iter(each) for process, each in bodies.items()}
 
 
 def test_ranges_and_marks_of_nvtx_package_are_recorded(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ for number in range(100):
 for number in range(100):
     nvtx.pop_range()
 """
-    (facts,) = recorded(tmp_path, program)
-    assert facts == [RangePush(str(number)) for number in range(100)] + [RangePop()] * 100
+    (bodies,) = recorded(tmp_path, program)
+    assert bodies == [RangePush(str(number)) for number in range(100)] + [RangePop()] * 100
 
 
 def test_nothing_is_recorded_after_stop(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ for number in range(65600):
     nvtx.mark(f"step {number}")
 nvtx.mark("step 7")
 """
-    (facts,) = recorded(tmp_path, program)
-    assert facts[65535] == Mark("step 65535")
-    assert set(facts[65536:-1]) == {Mark("(range with one of too many names)")}
-    assert facts[-1] == Mark("step 7")
+    (bodies,) = recorded(tmp_path, program)
+    assert bodies[65535] == Mark("step 65535")
+    assert set(bodies[65536:-1]) == {Mark("(range with one of too many names)")}
+    assert bodies[-1] == Mark("step 7")
 
 
 @pytest.mark.skipif(not (HEADERS and shutil.which("cc")), reason="needs NVTX's headers and cc")
@@ -201,7 +201,7 @@ client = ctypes.CDLL(sys.argv[2])
 assert client.call_all() == 0
 assert client.call_all() == 0
 """
-    ((*facts,),) = recorded(spool, program, str(client))
+    ((*bodies,),) = recorded(spool, program, str(client))
     default = [
         Mark("ascii"), Mark("wide é漢😀"), Mark("event"),
         RangePush("ascii"), RangePush("wide é漢😀"), RangePush("wide event ½"), RangePush(""),
@@ -213,9 +213,9 @@ assert client.call_all() == 0
     ]  # fmt: skip
     started = ("ascii", "wide é漢😀", "event")
 
-    def numbered(first: int) -> list[Fact]:
+    def numbered(first: int) -> list[EventBody]:
         begun = [RangePush(name, number=first + at) for at, name in enumerate(started)]
         begun.append(RangePush("event", "domain", number=first + 3))
         return [*begun, *(RangePop(number=first + at) for at in range(4))]
 
-    assert facts == [*default, *numbered(1), *in_domain, *default, *numbered(5), *in_domain]
+    assert bodies == [*default, *numbered(1), *in_domain, *default, *numbered(5), *in_domain]

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from gpu.capture.recorded import build_library, facts, recorded, recorded_processes
+from gpu.capture.recorded import build_library, event_bodies, recorded, recorded_processes
 
 from cudakit.trace.events import (
     Access,
@@ -29,20 +29,20 @@ from cudakit.trace.events import (
     StreamWait,
 )
 from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
     Direction,
+    EventKind,
+    HostCallPhase,
     HostMemory,
-    How,
-    Kind,
-    Known,
-    Mode,
-    Phase,
+    NodeType,
+    Precision,
     StreamFlag,
-    Work,
 )
 from cudakit.trace.layout import layout
 from cudakit.trace.spool import Spool
 
-READ_WRITE = Mode.READ | Mode.WRITE
+READ_WRITE = AccessMode.READ | AccessMode.WRITE
 
 
 @pytest.fixture(scope="session")
@@ -54,16 +54,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_record_layout_equals_trace_layout() -> None:
     recorder = importlib.import_module("cudakit.gpu.capture._recorder")
     kinds = {
-        "memory": Kind.ALLOC, "launch": Kind.LAUNCH, "access": Kind.ACCESS, "copy": Kind.COPY,
-        "fill": Kind.FILL, "stream_create": Kind.STREAM_CREATE, "event": Kind.EVENT_RECORD,
-        "node": Kind.GRAPH_NODE, "edge": Kind.GRAPH_EDGE, "graph_launch": Kind.GRAPH_LAUNCH,
-        "memop": Kind.MEMOP, "host_call": Kind.HOST_CALL, "gap": Kind.GAP,
-        "accessed": Kind.ACCESSED, "arenas": Kind.ARENAS, "range": Kind.RANGE_PUSH,
-        "range_pop": Kind.RANGE_POP,
+        "memory": EventKind.ALLOC, "launch": EventKind.LAUNCH, "access": EventKind.ACCESS,
+        "copy": EventKind.COPY, "fill": EventKind.FILL, "stream_create": EventKind.STREAM_CREATE,
+        "event": EventKind.EVENT_RECORD,
+        "node": EventKind.GRAPH_NODE, "edge": EventKind.GRAPH_EDGE, "graph_launch": EventKind.GRAPH_LAUNCH,
+        "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
+        "accessed": EventKind.ACCESSED, "arenas": EventKind.ARENAS,
+        "range": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")
-        fields = layout(kinds[part] if part else Kind.ALLOC).fields
+        fields = layout(kinds[part] if part else EventKind.ALLOC).fields
         assert fields is not None
         assert fields[field][1] == offset, name
 
@@ -71,12 +72,12 @@ def test_record_layout_equals_trace_layout() -> None:
 def test_streams_have_ids_and_blocking_flags(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.make_stream(CONTEXT, OTHER, 0)
-cuda.use_thread_stream(CONTEXT, P(0x4000))
-cuda.drop_stream(CONTEXT, OTHER)
+cuda.create_per_thread_stream(CONTEXT, P(0x4000))
+cuda.destroy_stream(CONTEXT, OTHER)
 cuda.make_stream(CONTEXT, OTHER, 1)
 """
     events = recorded(tmp_path, library, program)
-    made = [(each.stream, each.flag) for each in facts(events, StreamCreate)]
+    made = [(each.stream, each.flag) for each in event_bodies(events, StreamCreate)]
     assert made == [
         (1, StreamFlag.NON_BLOCKING),  # the driver's own, of the context that is being made
         (2, StreamFlag.LEGACY),
@@ -85,8 +86,8 @@ cuda.make_stream(CONTEXT, OTHER, 1)
         (5, StreamFlag.PER_THREAD),
         (6, StreamFlag.NON_BLOCKING),  # the handle came again, the number did not
     ]
-    assert [each.stream for each in facts(events, StreamDestroy)] == [4]
-    assert {event.device for event in events if isinstance(event.fact, StreamDestroy)} == {3}
+    assert [each.stream for each in event_bodies(events, StreamDestroy)] == [4]
+    assert {event.device for event in events if isinstance(event.body, StreamDestroy)} == {3}
 
 
 def test_pointer_arguments_are_accesses(library: Path, tmp_path: Path) -> None:
@@ -102,12 +103,12 @@ parameters = (P * 3)(*(ctypes.addressof(each) for each in (first, second, inner)
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
 """
     events = recorded(tmp_path, library, program)
-    assert list(facts(events, Launch)) == [Launch(3, "saxpy", (2, 3, 4), (32, 1, 1))]
-    assert list(facts(events, Access)) == [
-        Access(0x10080, 0x11000, READ_WRITE, Known.ASSUMED),
-        Access(0x20010, 0x21000, READ_WRITE, Known.ASSUMED),
+    assert list(event_bodies(events, Launch)) == [Launch(3, "saxpy", (2, 3, 4), (32, 1, 1))]
+    assert list(event_bodies(events, Access)) == [
+        Access(0x10080, 0x11000, READ_WRITE, Precision.ASSUMED),
+        Access(0x20010, 0x21000, READ_WRITE, Precision.ASSUMED),
     ]
-    calls = {event.seq for event in events if isinstance(event.fact, Launch | Access)}
+    calls = {event.seq for event in events if isinstance(event.body, Launch | Access)}
     assert len(calls) == 1
 
 
@@ -122,9 +123,9 @@ parameters = (P * 2)(ctypes.addressof(table), ctypes.addressof(again))
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
 """
     events = recorded(tmp_path, library, program)
-    assert [(each.lo, each.known) for each in facts(events, Access)] == [
-        (0x10010, Known.ASSUMED),  # it is given a second time, beside the table
-        (0x10020, Known.UNCERTAIN),
+    assert [(each.lo, each.known) for each in event_bodies(events, Access)] == [
+        (0x10010, Precision.ASSUMED),  # it is given a second time, beside the table
+        (0x10020, Precision.UNCERTAIN),
     ]
 
 
@@ -138,7 +139,7 @@ extra = (P * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), None, extra)
 """
     events = recorded(tmp_path, library, program)
-    assert [each.lo for each in facts(events, Access)] == [0x10020]
+    assert [each.lo for each in event_bodies(events, Access)] == [0x10020]
 
 
 def test_pointer_to_freed_memory_is_ignored(library: Path, tmp_path: Path) -> None:
@@ -149,8 +150,8 @@ kernel = Kernel(b"k", 1, (0,), (8,))
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
 """
     events = recorded(tmp_path, library, program)
-    assert list(facts(events, Access)) == []
-    assert list(facts(events, Free)) == [Free(0x10000, 0x1000, How.SYNC)]
+    assert list(event_bodies(events, Access)) == []
+    assert list(event_bodies(events, Free)) == [Free(0x10000, 0x1000, AllocationKind.SYNC)]
 
 
 def test_kernel_handle_is_queried_again_after_module_unload(library: Path, tmp_path: Path) -> None:
@@ -163,8 +164,8 @@ kernel.name, kernel.parameters, kernel.sizes[0] = b"one", 1, 8
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
 """
     events = recorded(tmp_path, library, program)
-    assert [each.name for each in facts(events, Launch)] == ["none", "one"]
-    assert len(list(facts(events, Access))) == 1
+    assert [each.name for each in event_bodies(events, Launch)] == ["none", "one"]
+    assert len(list(event_bodies(events, Access))) == 1
 
 
 def test_memory_records_kind_of_allocation_and_free(library: Path, tmp_path: Path) -> None:
@@ -180,18 +181,18 @@ memory(FREE, 0x50000, 0x100, context=None)
 memory(FREE, 0x30000, 0x100, context=None)
 """
     events = recorded(tmp_path, library, program)
-    assert [(each.how, each.stream) for each in facts(events, Alloc)] == [
-        (How.SYNC, 0),
-        (How.MANAGED, 0),
-        (How.VIRTUAL, 0),
-        (How.PINNED, 0),
-        (How.STREAM_ORDERED, 3),
-        (How.STREAM_ORDERED, 3),
+    assert [(each.how, each.stream) for each in event_bodies(events, Alloc)] == [
+        (AllocationKind.SYNC, 0),
+        (AllocationKind.MANAGED, 0),
+        (AllocationKind.VIRTUAL, 0),
+        (AllocationKind.PINNED, 0),
+        (AllocationKind.STREAM_ORDERED, 3),
+        (AllocationKind.STREAM_ORDERED, 3),
     ]
-    assert [(each.how, each.stream) for each in facts(events, Free)] == [
-        (How.STREAM_ORDERED, 3),
-        (How.SYNC, 0),  # cuMemFree waits
-        (How.VIRTUAL, 0),
+    assert [(each.how, each.stream) for each in event_bodies(events, Free)] == [
+        (AllocationKind.STREAM_ORDERED, 3),
+        (AllocationKind.SYNC, 0),  # cuMemFree waits
+        (AllocationKind.VIRTUAL, 0),
     ]
 
 
@@ -202,7 +203,7 @@ box = (U * 6)(16, 2, 3, 32, 64, 5)  # bytes, rows, slices, pitches, rows from sl
 cuda.copy_rows(CONTEXT, STREAM, U(0x10000), U(0x40000), box, 2)
 """
     events = recorded(tmp_path, library, program)
-    copies = list(facts(events, Copy))
+    copies = list(event_bodies(events, Copy))
     assert copies[0] == Copy(
         3, 0x10000, 0x40000, 16, 2, 64, 32, Direction.HOST_TO_DEVICE, HostMemory.PINNED
     )
@@ -215,7 +216,7 @@ cuda.copy_rows(CONTEXT, STREAM, U(0x10000), U(0x40000), box, 2)
 
 def test_fill_size_is_in_bytes(library: Path, tmp_path: Path) -> None:
     events = recorded(tmp_path, library, "cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 4)")
-    assert list(facts(events, Fill)) == [Fill(3, 0x10000, 40)]
+    assert list(event_bodies(events, Fill)) == [Fill(3, 0x10000, 40)]
 
 
 def test_synchronisation_is_recorded_if_calls_succeed(library: Path, tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ cuda.event(RECORD, E, CONTEXT, STREAM)
 """
     events = recorded(tmp_path, library, program)
     kinds = (EventRecord, StreamWait, EventQueryOk, EventSync, StreamSync)
-    assert [event.fact for event in events if isinstance(event.fact, kinds)] == [
+    assert [event.body for event in events if isinstance(event.body, kinds)] == [
         EventRecord(1, 3),
         StreamWait(2, 1),
         EventQueryOk(1),
@@ -247,16 +248,18 @@ cuda.event(RECORD, E, CONTEXT, STREAM)
 def test_host_function_is_recorded_when_stream_reaches_it(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.call_host(None)
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 cuda.call_host(STREAM)
 cuda.call_host(None)
-cuda.resume(STREAM)
+cuda.stop_deferring(STREAM)
 """
     events = recorded(tmp_path, library, program)
-    assert list(facts(events, HostCall)) == [
-        HostCall(stream, phase) for stream in (2, 2, 3) for phase in (Phase.BEGIN, Phase.END)
+    assert list(event_bodies(events, HostCall)) == [
+        HostCall(stream, phase)
+        for stream in (2, 2, 3)
+        for phase in (HostCallPhase.BEGIN, HostCallPhase.END)
     ]
-    assert list(facts(events, Gap)) == []
+    assert list(event_bodies(events, Gap)) == []
 
 
 GRAPHS = """
@@ -292,18 +295,18 @@ cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 0)
 cuda.launch_graph(CONTEXT, LEGACY, EXECUTABLE, 0)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
-    assert list(facts(events, GraphNode)) == [
-        GraphNode(1, 1, Work.FILL),
-        GraphNode(1, 2, Work.FILL),
+    assert list(event_bodies(events, GraphNode)) == [
+        GraphNode(1, 1, NodeType.FILL),
+        GraphNode(1, 2, NodeType.FILL),
     ]
-    assert list(facts(events, Access)) == [
-        Access(0x10000, 0x10010, Mode.WRITE, node=1),
-        Access(0x10010, 0x10020, Mode.WRITE, node=2),
+    assert list(event_bodies(events, Access)) == [
+        Access(0x10000, 0x10010, AccessMode.WRITE, node=1),
+        Access(0x10010, 0x10020, AccessMode.WRITE, node=2),
     ]
-    assert list(facts(events, GraphEdge)) == [GraphEdge(1, 1, 2)]
-    assert list(facts(events, GraphLaunch)) == [GraphLaunch(3, 1, 1), GraphLaunch(2, 1, 1)]
-    assert list(facts(events, Copy)) == []  # the copies of nodes are the nodes'
-    assert list(facts(events, Gap)) == []
+    assert list(event_bodies(events, GraphEdge)) == [GraphEdge(1, 1, 2)]
+    assert list(event_bodies(events, GraphLaunch)) == [GraphLaunch(3, 1, 1), GraphLaunch(2, 1, 1)]
+    assert list(event_bodies(events, Copy)) == []  # the copies of nodes are the nodes'
+    assert list(event_bodies(events, Gap)) == []
 
 
 def test_child_graph_is_between_two_nodes(library: Path, tmp_path: Path) -> None:
@@ -315,7 +318,7 @@ outer = graph([fill_node(0x30000, 16), outer_node, fill_node(0x40000, 16)], [(0,
 cuda.instantiate(ctypes.byref(outer), EXECUTABLE)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
-    edges = {(each.before, each.after) for each in facts(events, GraphEdge)}
+    edges = {(each.before, each.after) for each in event_bodies(events, GraphEdge)}
     # 1 fill, 2 begin and 3 end of the inner graph, 4 and 5 its nodes, 6 fill
     assert edges == {(1, 2), (2, 3), (2, 4), (2, 5), (4, 3), (5, 3), (3, 6)}
 
@@ -327,7 +330,7 @@ cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 1)
 cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
-    assert [each.what for each in facts(events, Gap)] == [
+    assert [each.what for each in event_bodies(events, Gap)] == [
         "graph launch with a different number of kernels than instantiated",
         "graph launch whose instantiation was not recorded",
     ]
@@ -336,7 +339,7 @@ cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
 def test_records_survive_process_death(library: Path, tmp_path: Path) -> None:
     program = "cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 4)\nos.kill(os.getpid(), 9)"
     events = recorded(tmp_path, library, program, status=-9)
-    assert len(list(facts(events, Fill))) == 1
+    assert len(list(event_bodies(events, Fill))) == 1
 
 
 def test_forked_child_has_own_trace(library: Path, tmp_path: Path) -> None:
@@ -351,7 +354,7 @@ os.waitpid(child, 0)
 cuda.fill(CONTEXT, STREAM, U(0x30000), U(30), 1)
 """
     processes = recorded_processes(tmp_path, library, program)
-    fills = sorted([each.address for each in facts(events, Fill)] for events in processes)
+    fills = sorted([each.address for each in event_bodies(events, Fill)] for events in processes)
     assert fills == [[0x10000, 0x30000], [0x20000]]
 
 
@@ -376,7 +379,7 @@ cuda.launch_often(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000, 0x101
 """
     events = recorded(tmp_path, library, program)
     assert len(list(tmp_path.glob("*.trace"))) > 1
-    assert len(list(facts(events, Launch))) == 30000
+    assert len(list(event_bodies(events, Launch))) == 30000
     assert [event.seq for event in events] == sorted(event.seq for event in events)
 
 
@@ -398,7 +401,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 for _ in range(60_000):
     cuda.fill(CONTEXT, STREAM, U(0x10000), U(10), 1)
 """
-    assert len(list(facts(recorded(tmp_path, library, program), Fill))) == 60_000
+    assert len(list(event_bodies(recorded(tmp_path, library, program), Fill))) == 60_000
     assert min(file.stat().st_size for file in tmp_path.glob("*.trace")) == 1 << 20
 
 

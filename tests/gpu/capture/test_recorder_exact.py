@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpu.capture.exact_programs import BEGIN, PATCHES, gaps, recorded_launches, run
-from gpu.capture.recorded import build_library, facts, recorded, recorded_processes
+from gpu.capture.recorded import build_library, event_bodies, recorded, recorded_processes
 
 from cudakit.trace.events import (
     Accessed,
@@ -18,7 +18,7 @@ from cudakit.trace.events import (
     StreamDestroy,
     StreamSync,
 )
-from cudakit.trace.kinds import Known, Mode
+from cudakit.trace.kinds import AccessMode, Precision
 
 ARENA_FULL = "launch with lost accesses: arena full"
 
@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def position(events: list[Event], kind: type) -> int:
-    return next(i for i, event in enumerate(events) if isinstance(event.fact, kind))
+    return next(i for i, event in enumerate(events) if isinstance(event.body, kind))
 
 
 # --- kernels ----------------------------------------------------------------------------------------
@@ -38,32 +38,32 @@ def position(events: list[Event], kind: type) -> int:
 def test_accesses_of_launch_are_exact_after_synchronise(library: Path, tmp_path: Path) -> None:
     program = """
 import time
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(read(0x100000, 4, stride=4, count=100), write(0x100201, 1), write(0x100204, 16))
 time.sleep(0.03)  # longer than the interval between polls
 wait()
-cuda.resume(STREAM)
+cuda.stop_deferring(STREAM)
 launch(read(0x100010))
 """
     events = run(tmp_path, library, program)
     first, second = recorded_launches(events)
     assert first.accesses == [
-        (0x100000, 0x100190, Mode.READ, 0),
-        (0x100201, 0x100202, Mode.WRITE, 0),
-        (0x100204, 0x100214, Mode.WRITE, 0),
+        (0x100000, 0x100190, AccessMode.READ, 0),
+        (0x100201, 0x100202, AccessMode.WRITE, 0),
+        (0x100204, 0x100214, AccessMode.WRITE, 0),
     ]
-    assert (first.pending, first.known, first.ended_nodes) == (1, {Known.EXACT}, [(0, True)])
+    assert (first.pending, first.known, first.ended_nodes) == (1, {Precision.EXACT}, [(0, True)])
     assert [(each.lo, each.hi) for each in first.assumed] == [(0x100000, 0x200000)]
-    assert second.accesses == [(0x100010, 0x100014, Mode.READ, 0)]
-    at = [i for i, event in enumerate(events) if isinstance(event.fact, Accessed)]
+    assert second.accesses == [(0x100010, 0x100014, AccessMode.READ, 0)]
+    at = [i for i, event in enumerate(events) if isinstance(event.body, Accessed)]
     assert position(events, StreamSync) < at[0] < len(events) - 1
     assert gaps(events) == {}
 
 
 def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     """Return the positions of each launch and of its accesses in a trace."""
-    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.fact, Accessed)}
-    begins = [i for i, event in enumerate(events) if isinstance(event.fact, Launch)]
+    ends = {event.seq: i for i, event in enumerate(events) if isinstance(event.body, Accessed)}
+    begins = [i for i, event in enumerate(events) if isinstance(event.body, Launch)]
     assert len(ends) == len(begins)
     return begins, [ends[events[i].seq] for i in begins]
 
@@ -105,24 +105,24 @@ wait()
 """
     (one,) = recorded_launches(run(tmp_path, library, program))
     assert one.accesses == [
-        (0x100000, 0x1CFF80, Mode.READ, 0),
-        (0x200000, 0x200000 + (299 << 16) + 4, Mode.WRITE, 0),
+        (0x100000, 0x1CFF80, AccessMode.READ, 0),
+        (0x200000, 0x200000 + (299 << 16) + 4, AccessMode.WRITE, 0),
     ]
-    assert one.known == {Known.EXACT}
+    assert one.known == {Precision.EXACT}
 
 
 def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:
     events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
     assert [each.accesses for each in recorded_launches(events)] == [
-        [(0x100000, 0x100004, Mode.WRITE, 0)],
-        [(0x100000, 0x100004, Mode.READ, 0)],
+        [(0x100000, 0x100004, AccessMode.WRITE, 0)],
+        [(0x100000, 0x100004, AccessMode.READ, 0)],
     ]
     assert gaps(events) == {}
 
 
 def test_unfinished_launch_at_end_is_not_exact(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
 launch(write(0x200000), stream=LEGACY)
 """
@@ -135,19 +135,19 @@ def test_stream_without_wait_is_read_by_marker(library: Path, tmp_path: Path) ->
     program = """
 import time
 cuda.make_stream(CONTEXT, OTHER, 1)
-cuda.hold(STREAM); cuda.hold(OTHER)
+cuda.defer_work(STREAM); cuda.defer_work(OTHER)
 launch(write(0x100000), stream=STREAM)
 launch(write(0x100004), stream=OTHER)
 time.sleep(0.03)
 wait(STREAM)  # says nothing about the other stream, whose marker is behind its kernel
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
-cuda.resume(OTHER)
+cuda.stop_deferring(OTHER)
 time.sleep(0.03)
 wait(STREAM)
 cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
 """
     events = run(tmp_path, library, program)
-    names = [type(event.fact).__name__ for event in events]
+    names = [type(event.body).__name__ for event in events]
     first, second = (i for i, name in enumerate(names) if name == "Fill")
     assert "Accessed" not in names[:first]
     assert names[first:second].count("Accessed") == 2
@@ -162,13 +162,13 @@ import threading, time
 def elsewhere(*arguments):
     thread = threading.Thread(target=launch, args=arguments)
     thread.start(); thread.join()
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
-cuda.synchronize_but(CONTEXT, STREAM, 0)  # the wait has ended, but its callback has not come yet
+cuda.synchronize_in_two_steps(CONTEXT, STREAM, 0)  # the wait has ended, but its callback has not come yet
 elsewhere(write(0x100004))
 time.sleep(0.03)
-cuda.synchronize_but(CONTEXT, STREAM, 1)
-cuda.resume(STREAM)
+cuda.synchronize_in_two_steps(CONTEXT, STREAM, 1)
+cuda.stop_deferring(STREAM)
 """
     events = run(tmp_path, library, program)
     assert [each.accesses[0][0] for each in recorded_launches(events)] == [0x100000, 0x100004]
@@ -208,7 +208,7 @@ for i in range(3000):
 """
     events = run(tmp_path, library, program)
     assert [one.accesses for one in recorded_launches(events)] == [
-        [(0x100000 + i * 4, 0x100004 + i * 4, Mode.WRITE, 0)] for i in range(3000)
+        [(0x100000 + i * 4, 0x100004 + i * 4, AccessMode.WRITE, 0)] for i in range(3000)
     ]
 
 
@@ -220,7 +220,7 @@ launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
     first, second = recorded_launches(events := run(tmp_path, library, program))
     assert first.ended_nodes == [(0, True)]
     lo, hi, mode, _ = second.accesses[0]
-    assert (lo, mode, second.ended_nodes) == (1 << 32, Mode.READ, [(0, False)])
+    assert (lo, mode, second.ended_nodes) == (1 << 32, AccessMode.READ, [(0, False)])
     assert hi < (1 << 32) + (35000 << 17), "the rest was lost"
     assert len(second.assumed) == 1
     assert gaps(events) == {ARENA_FULL: 1}
@@ -262,13 +262,13 @@ for _ in range(3):
     for _ in range(300):
         launch(write(0x100000))
 """
-    sizes = [arenas.size_bytes for arenas in facts(run(tmp_path, library, program), Arenas)]
+    sizes = [arenas.size_bytes for arenas in event_bodies(run(tmp_path, library, program), Arenas)]
     assert least <= max(sizes) <= most
 
 
 def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:
     program = """
-ctypes.c_int.in_dll(cuda, "memory_refused").value = 1
+ctypes.c_int.in_dll(cuda, "refuse_memory").value = 1
 launch(write(0x100000))
 launch(write(0x100000))
 """
@@ -292,14 +292,14 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
     events = run(tmp_path, library, program)
     other, failed = recorded_launches(events)
     assert (failed.accesses, failed.ended_nodes) == ([], [(0, True)])
-    assert other.accesses == [(0x100004, 0x100008, Mode.WRITE, 0)]
-    assert type(events[-1].fact).__name__ != "Accessed", "read at the wait, not at the end"
+    assert other.accesses == [(0x100004, 0x100008, AccessMode.WRITE, 0)]
+    assert type(events[-1].body).__name__ != "Accessed", "read at the wait, not at the end"
 
 
 # --- modules and contexts -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", ["", "ctypes.c_int.in_dll(cuda, 'memory_refused').value = 1"])
+@pytest.mark.parametrize("change", ["", "ctypes.c_int.in_dll(cuda, 'refuse_memory').value = 1"])
 def test_every_launch_in_patched_context_has_user_data(
     library: Path, tmp_path: Path, change: str
 ) -> None:
@@ -307,20 +307,20 @@ def test_every_launch_in_patched_context_has_user_data(
 {change}
 launch(write(0x100000))
 launch(write(0x100000), kernel=textures)
-ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
+ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1
 load_module(P(0x5001))
 launch(write(0x100000))
-assert not ctypes.c_int.in_dll(cuda, "times_unset").value
+assert not ctypes.c_int.in_dll(cuda, "launches_without_user_data").value
 """
     run(tmp_path, library, program)
 
 
 def test_unpatchable_module_is_assumed(library: Path, tmp_path: Path) -> None:
     program = """
-ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
+ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1
 load_module(P(0x5001))
 launch(write(0x100000))
-ctypes.c_int.in_dll(cuda, "patches_refused").value = 0
+ctypes.c_int.in_dll(cuda, "refuse_patches").value = 0
 cuda.load_module(CONTEXT, P(0x5002), b"no machine code", ctypes.c_size_t(15))
 launch(write(0x100000))
 load_module(P(0x5001))  # the handle is reused
@@ -364,23 +364,23 @@ def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None
     program = begin + BEGIN + "launch(write(0x100000))"
     events = recorded(tmp_path, library, program, patches=PATCHES)
     assert [(one.pending, len(one.assumed)) for one in recorded_launches(events)] == [(0, 1)]
-    assert list(facts(events, Arenas)) == []
+    assert list(event_bodies(events, Arenas)) == []
     assert gaps(events) == {"context without device patch: accesses inferred from arguments": 1}
 
 
 def test_stream_and_context_may_be_destroyed_with_work(library: Path, tmp_path: Path) -> None:
     program = """
 import time
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
-cuda.drop_stream(CONTEXT, STREAM)
+cuda.destroy_stream(CONTEXT, STREAM)
 cuda.make_stream(CONTEXT, STREAM, 1)  # the handle is reused
 launch(write(0x100004))
 time.sleep(0.03)
 wait()  # waits for the second stream
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
-cuda.resume(None)
-cuda.drop_context(CONTEXT, 3)
+cuda.stop_deferring(None)
+cuda.destroy_context(CONTEXT, 3)
 cuda.make_context(CONTEXT, 3)
 cuda.make_stream(CONTEXT, STREAM, 1)
 load_module()
@@ -388,11 +388,11 @@ launch(write(0x100008))
 """
     events = run(tmp_path, library, program)
     assert [one.accesses for one in recorded_launches(events)] == [
-        [(at, at + 4, Mode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
+        [(at, at + 4, AccessMode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
     ]
     assert position(events, Fill) < position(events, Accessed)
     assert all(one.ended_nodes == [(0, True)] for one in recorded_launches(events))
-    sizes = [each.size_bytes for each in facts(events, Arenas)]
+    sizes = [each.size_bytes for each in event_bodies(events, Arenas)]
     assert sizes[0] > 0
     assert sizes[-1] == 0, "the end gives everything back"
     assert sizes.count(0) == 2
@@ -407,7 +407,7 @@ for i in range(40):
     cuda.make_stream(context, stream, 1)
     load_module(P(0x5000), context)
     launch(write(0x100000 + i * 4), stream=stream, context=context)
-    cuda.drop_context(context, 0)
+    cuda.destroy_context(context, 0)
 """
     events = run(tmp_path, library, program)
     assert [one.accesses[0][0] for one in recorded_launches(events)] == [
@@ -418,17 +418,17 @@ for i in range(40):
 def test_own_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
-cuda.drop_own_stream(CONTEXT)
+cuda.destroy_recorder_stream(CONTEXT)
 """
     events = run(tmp_path, library, program)
-    assert len(list(facts(events, StreamCreate))) == 3
-    assert list(facts(events, StreamDestroy)) == []
+    assert len(list(event_bodies(events, StreamCreate))) == 3
+    assert list(event_bodies(events, StreamDestroy)) == []
     assert recorded_launches(events)[0].ended_nodes == [(0, True)]
 
 
 def test_forked_child_does_not_record_launches_of_parent(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
 if not (child := os.fork()):
     sys.exit(0)
@@ -440,7 +440,7 @@ if not (child := os.fork()):
     launch(write(0x300000), stream=OTHER)
     sys.exit(0)
 os.waitpid(child, 0)
-cuda.resume(STREAM)
+cuda.stop_deferring(STREAM)
 """
     processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
     did = sorted([one.accesses[0][0] for one in recorded_launches(events)] for events in processes)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from gpu.capture.exact_programs import gaps, recorded_launches, run
-from gpu.capture.recorded import build_library, facts
+from gpu.capture.recorded import build_library, event_bodies
 
 from cudakit.trace.events import Access, Event, GraphNode
-from cudakit.trace.kinds import Known, Mode, Work
+from cudakit.trace.kinds import AccessMode, NodeType, Precision
 
 MAPS = Path(__file__).parents[2] / "data/tensor_maps.json"
 
@@ -54,7 +54,7 @@ def test_graph_nodes_are_distinguished_in_every_launch(
     library: Path, tmp_path: Path, in_line: int
 ) -> None:
     program = f"""
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 three = graph(plain, plain, plain)
 for i in range(4):
     launch(read(0x100000 + i * 64))
@@ -64,16 +64,18 @@ wait()
     events = run(tmp_path, library, GRAPHS + program)
     for i, (kernel, graph) in enumerate(zip(*[iter(recorded_launches(events))] * 2, strict=True)):
         at = 0x100004 + i * 64
-        assert kernel.accesses == [(at - 4, at, Mode.READ, 0)]
+        assert kernel.accesses == [(at - 4, at, AccessMode.READ, 0)]
         assert graph.pending == 3
-        assert graph.accesses == [(at + n * 8, at + n * 8 + 4, Mode.WRITE, n + 1) for n in range(3)]
+        assert graph.accesses == [
+            (at + n * 8, at + n * 8 + 4, AccessMode.WRITE, n + 1) for n in range(3)
+        ]
         assert graph.ended_nodes == [(n + 1, True) for n in range(3)]
     assert gaps(events) == {}
 
 
 def test_alternating_graph_launches_are_distinguished(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 one, other = graph(plain, plain), graph(plain, executable=OTHER_EXECUTABLE)
 for i in range(3):
     launch_graph(one, write(0x100000), write(0x100008), first_grid=50)
@@ -116,11 +118,11 @@ launch_graph(one, write(0x100020), first_grid=2000)
     events = run(tmp_path, library, GRAPHS + program)
     more, fewer = recorded_launches(events)
     assert more.accesses == [
-        (0x100000, 0x100004, Mode.WRITE, 1),
-        (0x100008, 0x10000C, Mode.WRITE, 2),
+        (0x100000, 0x100004, AccessMode.WRITE, 1),
+        (0x100008, 0x10000C, AccessMode.WRITE, 2),
     ]
     assert more.ended_nodes == [(1, True), (2, True)]
-    assert fewer.accesses == [(0x100020, 0x100024, Mode.WRITE, 1)]
+    assert fewer.accesses == [(0x100020, 0x100024, AccessMode.WRITE, 1)]
     assert sorted(fewer.ended_nodes) == [(0, False), (1, True)]
     assert gaps(events) == {"graph launch with a different number of kernels than instantiated": 2}
 
@@ -135,8 +137,8 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
     events = run(tmp_path, library, GRAPHS + program)
     failed, other = recorded_launches(events)
     assert failed.accesses == []
-    assert other.accesses == [(0x100010, 0x100014, Mode.WRITE, 0)]
-    assert "Fill" in {type(event.fact).__name__ for event in events}, "no node's, but a fill"
+    assert other.accesses == [(0x100010, 0x100014, AccessMode.WRITE, 0)]
+    assert "Fill" in {type(event.body).__name__ for event in events}, "no node's, but a fill"
 
 
 def test_unreported_node_is_not_exact_and_others_are(library: Path, tmp_path: Path) -> None:
@@ -148,8 +150,8 @@ launch_graph(two, write(0x100000), write(0x100008))
     (one,) = recorded_launches(events)
     assert sorted(one.ended_nodes) == [(1, False), (2, True)]
     assert one.accesses == [
-        (0x100000, 0x100004, Mode.WRITE, 1),
-        (0x100008, 0x10000C, Mode.WRITE, 2),
+        (0x100000, 0x100004, AccessMode.WRITE, 1),
+        (0x100008, 0x10000C, AccessMode.WRITE, 2),
     ]
     assert gaps(events) == {"graph kernel inferred from arguments: texture reads": 1}
 
@@ -200,14 +202,19 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
     (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     address = a_map()["address"]
     assert isinstance(address, int)
-    written = [each for each in facts(events, Access) if each.mode == Mode.WRITE]
+    written = [each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE]
     assert written == [
         Access(
-            address + (1 << 22), address + (1 << 22) + 511 * 4112 + 1024, Mode.WRITE, Known.SUMMARY, 4112, 512
+            address + (1 << 22),
+            address + (1 << 22) + 511 * 4112 + 1024,
+            AccessMode.WRITE,
+            Precision.SUMMARY,
+            stride_bytes=4112,
+            count=512,
         )
-    ]  # fmt: skip
+    ]
     assert (one.pending, one.ended_nodes) == (1, [(0, True)])
-    assert {how for _, _, how, _ in one.accesses} == {Mode.READ, Mode.WRITE}
+    assert {how for _, _, how, _ in one.accesses} == {AccessMode.READ, AccessMode.WRITE}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def test_stores_through_unknown_map_are_not_exact(
 ) -> None:
     (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     assert one.assumed
-    assert {mode for _, _, mode, _ in one.accesses} == {Mode.READ}, "what was recorded stays"
+    assert {mode for _, _, mode, _ in one.accesses} == {AccessMode.READ}, "what was recorded stays"
     assert one.ended_nodes == [(0, False)]
     assert gaps(events) == {"launch with lost accesses: store through an unknown tensor map": 1}
 
@@ -239,8 +246,10 @@ def test_reduced_tensor_is_accessed_atomically(library: Path, tmp_path: Path) ->
     program = "launch_stores(a_map_at(ADDRESS), kernel=reduces)"
     (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     assert one.ended_nodes == [(0, True)]
-    assert {mode for _, _, mode, _ in one.accesses} == {Mode.READ | Mode.WRITE | Mode.ATOMIC}
-    assert one.known == {Known.SUMMARY}
+    assert {mode for _, _, mode, _ in one.accesses} == {
+        AccessMode.READ | AccessMode.WRITE | AccessMode.ATOMIC
+    }
+    assert one.known == {Precision.SUMMARY}
     assert gaps(events) == {}
 
 
@@ -252,7 +261,7 @@ extended = MAP[:8] + bytes([rank]) + MAP[9:40] + (0x7FFFFFFE).to_bytes(4, "littl
 launch_stores(extended)
 """
     (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    (written,) = (each for each in facts(events, Access) if each.mode == Mode.WRITE)
+    (written,) = (each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE)
     assert (written.hi - written.lo, written.count) == (511 * 4112 + 1024, 512)
     assert one.ended_nodes == [(0, True)]
 
@@ -277,7 +286,7 @@ launch_graph(storing, nothing)
 
 
 def stored_at(events: list[Event]) -> list[int]:
-    return [each.lo for each in facts(events, Access) if each.known == Known.SUMMARY]
+    return [each.lo for each in event_bodies(events, Access) if each.known == Precision.SUMMARY]
 
 
 def test_graph_node_stores_through_its_tensor_maps(library: Path, tmp_path: Path) -> None:
@@ -364,7 +373,9 @@ WRITTEN_AT_FIRST = [(0x100100, 64), (0x100200, 64)]
 
 
 def written_by_nodes(events: list[Event]) -> list[tuple[int, int]]:
-    written = (each for each in facts(events, Access) if each.mode == Mode.WRITE and each.node)
+    written = (
+        each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE and each.node
+    )
     return [(each.lo, each.hi - each.lo) for each in written]
 
 
@@ -377,8 +388,8 @@ change(563, fill, ctypes.addressof(new_fill) + Node.fill.offset)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
     assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, (0x100500, 32), (0x100600, 16)]
-    nodes = [(each.graph, each.node, each.work) for each in facts(events, GraphNode)]
-    assert nodes == [(1, 1, Work.COPY), (1, 2, Work.FILL)] * 2
+    nodes = [(each.graph, each.node, each.work) for each in event_bodies(events, GraphNode)]
+    assert nodes == [(1, 1, NodeType.COPY), (1, 2, NodeType.FILL)] * 2
     assert gaps(events) == {}
 
 
@@ -424,6 +435,6 @@ change(586, parent, ctypes.addressof(other), OTHER_EXECUTABLE)
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
     new = [(0x100500, 32), (0x100600, 16)]
     assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, *WRITTEN_AT_FIRST, *new]
-    changed = [(each.graph, each.node) for each in facts(events, GraphNode)][-2:]
+    changed = [(each.graph, each.node) for each in event_bodies(events, GraphNode)][-2:]
     assert changed == [(2, 3), (2, 4)]
     assert gaps(events) == {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from cudakit.gpu.capture.recording import CudaRecording, Recording
 from cudakit.trace.events import Event, Free
-from cudakit.trace.log import Clock
+from cudakit.trace.trace_file import Clock
 from cudakit.trace.spool import SpoolWriter
 
 taken = []
@@ -118,7 +118,7 @@ from cudakit.errors import CudakitError
 from cudakit.gpu.capture.recording import begin
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.gpu.capture.preflight import Ready, Refusal
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 
 library, places, recorded = sys.argv[1], SearchPaths.of_this_process(), []
 ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
@@ -152,7 +152,7 @@ def test_recorder_records_own_process(library: Path) -> None:
         """
 with recording.drained():
     kinds = [kind for batch in recorded for kind in batch.records["kind"].tolist()]
-    assert kinds.count(Kind.FILL) == 1
+    assert kinds.count(EventKind.FILL) == 1
     assert {batch.process for batch in recorded} == {os.getpid()}
     assert not any(batch.simulated for batch in recorded)
 assert recording.cuda.accesses == "arguments" and not recording.cuda.notes

@@ -25,7 +25,7 @@ from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.algorithms import algorithms
 from cudakit.trace.events import Access, Alloc, Event, Free, GraphNode, Launch
-from cudakit.trace.kinds import Mode
+from cudakit.trace.kinds import AccessMode
 from cudakit.units import Unavailable
 
 USUAL = GemmSettings()
@@ -67,17 +67,17 @@ def test_gemm_is_traced_as_launch_with_accesses() -> None:
     plan.enqueue(where, LEGACY)
     bench.gpu.close()
 
-    facts = [event.fact for event in trace[begin:]]
-    assert facts == [
+    bodies = [event.body for event in trace[begin:]]
+    assert bodies == [
         Launch(LEGACY, "sim_gemm_bf16_tn", (2, 1, 1), (256, 1, 1)),
-        Access(where.bias, where.bias + 96, Mode.READ),
-        _columns(where.a, 64, 2 * 48, Mode.READ),
-        _columns(where.b, 64, 2 * 32, Mode.READ),
-        _columns(where.d, 48, 2 * 32, Mode.WRITE),
+        Access(where.bias, where.bias + 96, AccessMode.READ),
+        _columns(where.a, 64, 2 * 48, AccessMode.READ),
+        _columns(where.b, 64, 2 * 32, AccessMode.READ),
+        _columns(where.d, 48, 2 * 32, AccessMode.WRITE),
     ]
 
 
-def _columns(ptr: Ptr, rows: int, count: int, mode: Mode) -> Access:
+def _columns(ptr: Ptr, rows: int, count: int, mode: AccessMode) -> Access:
     step = 2 * (rows + 8)
     end = ptr + step * (count - 1) + 2 * rows
     return Access(ptr, end, mode, stride_bytes=step, count=count)
@@ -94,7 +94,7 @@ def test_captured_gemm_is_named_node() -> None:
     bench.gpu.capture_end(stream)
     bench.gpu.close()
 
-    nodes = [event.fact for event in trace if isinstance(event.fact, GraphNode)]
+    nodes = [event.body for event in trace if isinstance(event.body, GraphNode)]
     assert [node.name for node in nodes] == ["sim_gemm_fp32_tn"]
 
 
@@ -110,9 +110,9 @@ def test_workspace_is_device_memory() -> None:
     sim.blas().prepare(gemm, USUAL, split(gemm)).close()
     sim.close()
 
-    facts = [event.fact for event in trace if isinstance(event.fact, Alloc | Free)]
-    assert [type(fact) for fact in facts] == [Alloc, Free]
-    assert {fact.size_bytes for fact in facts} == {split(gemm).workspace_bytes}
+    bodies = [event.body for event in trace if isinstance(event.body, Alloc | Free)]
+    assert [type(body) for body in bodies] == [Alloc, Free]
+    assert {body.size_bytes for body in bodies} == {split(gemm).workspace_bytes}
 
 
 @pytest.mark.parametrize(("streams", "expected"), [(1, 0), (2, 1)])

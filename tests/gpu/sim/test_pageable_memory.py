@@ -56,7 +56,7 @@ def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
     gpu.copy(other, host, SMALL, LEGACY)
     gpu.host_free(host)
 
-    facts = [event.fact for event in trace[begin:]]
+    facts = [event.body for event in trace[begin:]]
     assert [(fact.direction, fact.host) for fact in facts if isinstance(fact, Copy)] == [
         (Direction.HOST_TO_DEVICE, HostMemory.PAGEABLE),
         (Direction.DEVICE_TO_HOST, HostMemory.PAGEABLE),

@@ -60,11 +60,11 @@ def test_peer_allocation_is_traced_on_peer() -> None:
     gpu.peer_free(1, there)
 
     alloc, copy, free = trace[begin:]
-    assert (alloc.fact, alloc.device, alloc.context) == (Alloc(there, SIZE), 1, 2)
-    assert (free.fact, free.device) == (Free(there, SIZE), 1)
+    assert (alloc.body, alloc.device, alloc.context) == (Alloc(there, SIZE), 1, 2)
+    assert (free.body, free.device) == (Free(there, SIZE), 1)
     assert copy.device == 0
-    assert isinstance(copy.fact, Copy)
-    assert (copy.fact.direction, copy.fact.host) == (
+    assert isinstance(copy.body, Copy)
+    assert (copy.body.direction, copy.body.host) == (
         Direction.DEVICE_TO_DEVICE,
         HostMemory.NONE,
     )

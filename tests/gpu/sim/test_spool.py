@@ -13,10 +13,10 @@ from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.recorder import PROCESS_VARIABLE, SPOOL_VARIABLE, attach_to_spool
 from cudakit.trace.events import Event
-from cudakit.trace.kinds import Kind
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import unpack
-from cudakit.trace.log import Stack
 from cudakit.trace.spool import Spool
+from cudakit.trace.trace_file import Stack
 
 PROGRAM = """
 from cudakit.gpu.sim import Sim
@@ -67,22 +67,22 @@ def read(directory: Path) -> list[tuple[Event, Stack]]:
         ]
 
 
-def kinds(directory: Path) -> list[Kind]:
-    return [event.fact.kind for event, _ in read(directory)]
+def kinds(directory: Path) -> list[EventKind]:
+    return [event.body.kind for event, _ in read(directory)]
 
 
 def test_device_of_traced_program_writes_to_spool(tmp_path: Path) -> None:
     done = run(PROGRAM, {SPOOL_VARIABLE: str(tmp_path)})
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert kinds(tmp_path).count(Kind.ALLOC) == 3
-    assert kinds(tmp_path).count(Kind.FILL) == 3
+    assert kinds(tmp_path).count(EventKind.ALLOC) == 3
+    assert kinds(tmp_path).count(EventKind.FILL) == 3
 
 
 def test_event_has_call_stack(tmp_path: Path) -> None:
     run(PROGRAM, {SPOOL_VARIABLE: str(tmp_path)})
 
-    stacks = {stack for event, stack in read(tmp_path) if event.fact.kind is Kind.ALLOC}
+    stacks = {stack for event, stack in read(tmp_path) if event.body.kind is EventKind.ALLOC}
     (stack,) = stacks
     assert [(frame.function, frame.file, frame.line) for frame in stack] == [
         ("step", "<string>", 5),
@@ -94,7 +94,7 @@ def test_pending_work_is_traced_at_exit(tmp_path: Path) -> None:
     done = run(LAUNCHES, {SPOOL_VARIABLE: str(tmp_path)})
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert kinds(tmp_path).count(Kind.LAUNCH) == kinds(tmp_path).count(Kind.ACCESS) == 100
+    assert kinds(tmp_path).count(EventKind.LAUNCH) == kinds(tmp_path).count(EventKind.ACCESS) == 100
 
 
 def test_events_before_sigkill_are_kept(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_events_before_sigkill_are_kept(tmp_path: Path) -> None:
 
     run(PROGRAM + end, {SPOOL_VARIABLE: str(tmp_path)})
 
-    assert kinds(tmp_path).count(Kind.FILL) == 3
+    assert kinds(tmp_path).count(EventKind.FILL) == 3
 
 
 def test_untraced_process_writes_no_spool(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_device_opened_by_name_is_traced(tmp_path: Path, monkeypatch: pytest.Mon
     gpu.close()
 
     found = read(tmp_path)
-    assert found[-1][0].fact.kind is Kind.FILL
+    assert found[-1][0].body.kind is EventKind.FILL
     assert found[-1][1][0].file == __file__

@@ -18,10 +18,10 @@ from cudakit.trace.events import (
     ContextSync,
     Copy,
     Event,
+    EventBody,
     EventQueryOk,
     EventRecord,
     EventSync,
-    Fact,
     Fill,
     Free,
     GraphEdge,
@@ -34,14 +34,21 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import Direction, HostMemory, How, Mode, StreamFlag, Work
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    Direction,
+    HostMemory,
+    NodeType,
+    StreamFlag,
+)
 from cudakit.trace.layout import unpack
-from cudakit.trace.log import Clock, Frame, Reader, Writer
+from cudakit.trace.trace_file import Clock, Frame, TraceReader, TraceWriter
 
-READ, WRITE = Mode.READ, Mode.WRITE
+READ, WRITE = AccessMode.READ, AccessMode.WRITE
 
 
-def facts_of(use: Callable[[SimBench], object], **options: int) -> list[Fact]:
+def bodies_of(use: Callable[[SimBench], object], **options: int) -> list[EventBody]:
     """Return the trace facts of a use of a device, without earlier ones."""
     trace: list[Event] = []
     desk = SimBench(sink=trace.append, **options)
@@ -49,7 +56,7 @@ def facts_of(use: Callable[[SimBench], object], **options: int) -> list[Fact]:
     begin = len(trace)
     use(desk)
     desk.gpu.close()
-    return [event.fact for event in trace[begin:]]
+    return [event.body for event in trace[begin:]]
 
 
 def test_allocations_and_frees_are_traced() -> None:
@@ -63,13 +70,13 @@ def test_allocations_and_frees_are_traced() -> None:
         gpu.map(base, backing, page)
         gpu.unmap(base, page)
 
-    told = [fact for fact in facts_of(use) if isinstance(fact, (Alloc, Free))]
+    told = [body for body in bodies_of(use) if isinstance(body, (Alloc, Free))]
 
     expected = [
-        (100, How.SYNC, 0),
-        (200, How.STREAM_ORDERED, 3),
-        (300, How.PINNED, 0),
-        (2 << 20, How.VIRTUAL, 0),
+        (100, AllocationKind.SYNC, 0),
+        (200, AllocationKind.STREAM_ORDERED, 3),
+        (300, AllocationKind.PINNED, 0),
+        (2 << 20, AllocationKind.VIRTUAL, 0),
     ]
     assert [(a.size_bytes, a.how, a.stream) for a in told[::2]] == expected
     assert [(f.size_bytes, f.how, f.stream) for f in told[1::2]] == expected
@@ -90,7 +97,7 @@ def test_stream_and_event_calls_are_traced() -> None:
         gpu.sync()
         gpu.destroy_stream(first)
 
-    assert facts_of(use) == [
+    assert bodies_of(use) == [
         StreamCreate(3, StreamFlag.BLOCKING),
         StreamCreate(4, StreamFlag.NON_BLOCKING, -1),
         EventRecord(event=1, stream=3),
@@ -112,11 +119,11 @@ def test_unsuccessful_query_is_not_traced() -> None:
         assert not desk.gpu.query_event(event)
         assert not desk.gpu.query_stream(LEGACY)
 
-    assert [type(fact) for fact in facts_of(use)] == [Launch, EventRecord]
+    assert [type(body) for body in bodies_of(use)] == [Launch, EventRecord]
 
 
 def test_wait_for_unrecorded_event_is_not_traced() -> None:
-    assert facts_of(lambda desk: desk.gpu.wait(LEGACY, desk.gpu.event())) == []
+    assert bodies_of(lambda desk: desk.gpu.wait(LEGACY, desk.gpu.event())) == []
 
 
 def test_elapsed_is_traced_as_query_of_both_events() -> None:
@@ -127,7 +134,7 @@ def test_elapsed_is_traced_as_query_of_both_events() -> None:
         desk.gpu.sync()
         desk.gpu.elapsed(*events)
 
-    assert facts_of(use)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
+    assert bodies_of(use)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
 
 
 def test_copies_and_fills_are_traced_with_ranges() -> None:
@@ -142,7 +149,7 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
         gpu.copy(other, device, 8, LEGACY)
         gpu.fill(other, 1, 3, LEGACY)
 
-    told = facts_of(use)[3:]
+    told = bodies_of(use)[3:]
 
     device, other, pinned = places
     host, back = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
@@ -165,7 +172,7 @@ def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
     desk.gpu.sync()
 
     told = trace[begin:]
-    assert [event.fact for event in told] == [
+    assert [event.body for event in told] == [
         Launch(stream=1, name="mix", grid=ONE, block=ONE),
         Access(x, x + 4, READ | WRITE),
         Access(y, y + 4, READ),
@@ -182,7 +189,7 @@ def test_strided_access_is_traced_with_stride() -> None:
         table.append(desk.ints(6))
         desk.launch("column", table[0], np.int32(3), np.int32(2), np.int32(1))
 
-    (access,) = (fact for fact in facts_of(use) if isinstance(fact, Access))
+    (access,) = (body for body in bodies_of(use) if isinstance(body, Access))
 
     assert access == Access(table[0], table[0] + 20, WRITE, stride_bytes=8, count=3)
 
@@ -197,9 +204,9 @@ def test_per_thread_default_streams_have_own_numbers() -> None:
     desk.gpu.close()
 
     launches = [
-        (event.fact.stream, event.thread) for event in trace if isinstance(event.fact, Launch)
+        (event.body.stream, event.thread) for event in trace if isinstance(event.body, Launch)
     ]
-    created = [event.fact for event in trace if isinstance(event.fact, StreamCreate)]
+    created = [event.body for event in trace if isinstance(event.body, StreamCreate)]
     assert launches == [(3, 1), (4, 2), (3, 1)]
     assert created == [
         StreamCreate(1, StreamFlag.LEGACY),
@@ -224,19 +231,19 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
         desk.store(x, 3, first)
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(first)), first)
 
-    told = facts_of(use)[5:]
+    told = bodies_of(use)[5:]
 
-    (fill,) = (fact for fact in told if isinstance(fact, Access) and fact.node == 2)
+    (fill,) = (body for body in told if isinstance(body, Access) and body.node == 2)
     x = fill.lo
     assert told == [
         CaptureBegin(graph=1, stream=3),
-        GraphNode(1, 1, Work.LAUNCH, "store"),
-        GraphNode(1, 2, Work.FILL),
+        GraphNode(1, 1, NodeType.LAUNCH, "store"),
+        GraphNode(1, 2, NodeType.FILL),
         Access(x, x + 4, WRITE, node=2),
         GraphEdge(1, before=1, after=2),
-        GraphNode(1, 3, Work.LAUNCH, "store"),
+        GraphNode(1, 3, NodeType.LAUNCH, "store"),
         GraphEdge(1, before=1, after=3),
-        GraphNode(1, 4, Work.LAUNCH, "store"),
+        GraphNode(1, 4, NodeType.LAUNCH, "store"),
         GraphEdge(1, before=3, after=4),
         GraphEdge(1, before=2, after=4),
         CaptureEnd(graph=1, stream=3),
@@ -260,7 +267,7 @@ def test_graph_launched_into_capture_is_inlined() -> None:
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(stream)), stream)
         assert desk.read(x) == [(2 * 32 + 1) * 32 + 3]
 
-    edges = [fact for fact in facts_of(use) if isinstance(fact, GraphEdge)]
+    edges = [body for body in bodies_of(use) if isinstance(body, GraphEdge)]
 
     assert edges == [GraphEdge(2, 1, 2), GraphEdge(2, 2, 3)]
 
@@ -280,7 +287,7 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     trace: list[Event] = []
     frame = Frame("step", "train.py", 7)
-    with Writer(path, clock=Clock.VIRTUAL) as writer:
+    with TraceWriter(path, clock=Clock.VIRTUAL) as writer:
 
         def sink(event: Event) -> None:
             writer.write(event)
@@ -290,7 +297,7 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
         desk.mix(desk.ints(), desk.ints(), 1, LEGACY)
         desk.gpu.close()
 
-    with Reader(path) as reader:
+    with TraceReader(path) as reader:
         found = [event for batch in reader.batches() for event in unpack(batch, reader.strings)]
         assert reader.stacks[found[-1].site] == (frame,)
     assert found == trace
@@ -301,4 +308,4 @@ def test_failed_launch_is_traced() -> None:
         desk.store(Ptr(0), 1)
         desk.gpu.query_stream(LEGACY)
 
-    assert facts_of(use) == [Launch(1, "store")]
+    assert bodies_of(use) == [Launch(1, "store")]

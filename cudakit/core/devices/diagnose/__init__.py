@@ -16,7 +16,7 @@ from cudakit.core.devices.diagnose.check import (
     Status,
     overall_status,
 )
-from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES, checks_by_id
+from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES, checks_by_id, id_ranges
 from cudakit.core.devices.diagnose.driver import (
     cuda_text,
     driver_cuda,
@@ -113,7 +113,7 @@ def find_check(name: str) -> Check:
     if check is None:
         raise UsageError(
             f"no check {name!r}",
-            hint=f"ids are {min(by_id)} to {max(by_id)}; cudakit doctor --all lists the checks",
+            hint=f"ids are {id_ranges()}; cudakit doctor --all lists the checks",
         )
     return check
 

@@ -84,3 +84,14 @@ def checks_by_id() -> dict[str, Check]:
     """Return all checks by id."""
     groups = (*THEMES.values(), *SELF_TEST.values())
     return {check.id: check for group in groups for check in group}
+
+
+def id_ranges() -> str:
+    """Return the ids of all checks as ranges: ``CK001 to CK037, CK041 to CK044``."""
+    ranges: list[list[int]] = []
+    for number in sorted(int(name.removeprefix("CK")) for name in checks_by_id()):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return ", ".join(f"CK{numbers[0]:03} to CK{numbers[-1]:03}" for numbers in ranges)

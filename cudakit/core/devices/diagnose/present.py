@@ -14,6 +14,7 @@ from cudakit.core.devices.diagnose.check import (
     Status,
     count_of,
 )
+from cudakit.core.devices.diagnose.checks import SELF_TEST
 from cudakit.document import (
     Bytes,
     Column,
@@ -49,6 +50,8 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
         nodes += _variables_section(result.variables)
     else:
         nodes += _variables_line(result.variables)
+    if not (show_all or selected):
+        nodes += _self_test_line(result)
     return Document(_title(result), (*nodes, _summary(result, show_all=show_all or selected)))
 
 
@@ -135,6 +138,14 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
         ]
         if checks:
             yield Section(theme, (*passed, *_unknown(checks)))
+
+
+def _self_test_line(result: DoctorResult) -> Iterator[Node]:
+    """Yield why the self-test did not run, if ``--deep`` asked for it."""
+    steps = [check for check in result.checks if check.theme in SELF_TEST]
+    if steps and all(check.status is Status.UNKNOWN for check in steps):
+        reasons = dict.fromkeys(check.summary for check in steps)
+        yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
 
 
 def _unknown(checks: Sequence[CheckResult]) -> Iterator[Node]:

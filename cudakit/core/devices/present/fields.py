@@ -116,13 +116,18 @@ def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
 
 
 def listing(fields: Iterable[FieldInfo]) -> Document:
-    """Return the list of fields with their meaning."""
-    names = (Column("field"), Column("unit"), Column("meaning"), Column("source"))
-    rows = tuple(
-        (Text(field.name), Text(field.unit), Text(field.description), Text(field.source))
-        for field in fields
-    )
-    return Document("Fields of a device", (Table(names, rows),))
+    """Return the fields by group, each with its meaning, unit and source."""
+    groups: dict[str, list[tuple[str, Value]]] = {}
+    for field in fields:
+        unit = f", in {field.unit}" if field.unit not in ("", "bool") else ""
+        meaning = Text(f"{field.description}{unit} ({field.source})")
+        groups.setdefault(field.group, []).append((field.name, meaning))
+    sections = (Section(_heading(name), (Facts(tuple(rows)),)) for name, rows in groups.items())
+    return Document("Fields of a device", tuple(sections))
+
+
+def _heading(group: str) -> str:
+    return f"{group[:1].upper()}{group[1:]}"  # not capitalize(), which would change "MIG"
 
 
 def _is_number(field: FieldInfo) -> bool:
@@ -185,7 +190,7 @@ def properties(device: Device) -> Section:
             )
     return Section(
         label(device),
-        tuple(Section(group.capitalize(), (Facts(tuple(rows)),)) for group, rows in groups.items()),
+        tuple(Section(_heading(group), (Facts(tuple(rows)),)) for group, rows in groups.items()),
     )
 
 

@@ -19,7 +19,7 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.trace.kinds import How, Known
+from cudakit.trace.kinds import AllocationKind, Precision
 from cudakit.units import Unavailable, format_bytes, format_count
 
 MEANINGS: Final = {
@@ -36,20 +36,20 @@ MEANINGS: Final = {
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
 _KNOWN: Final = {
-    Known.EXACT: "exact",
-    Known.MERGED: "known as merged ranges, since the exact ones were too many",
-    Known.SUMMARY: "a store to some part of the tensor",
-    Known.ASSUMED: "assumed from a pointer argument",
-    Known.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
+    Precision.EXACT: "exact",
+    Precision.MERGED: "known as merged ranges, since the exact ones were too many",
+    Precision.SUMMARY: "a store to some part of the tensor",
+    Precision.ASSUMED: "assumed from a pointer argument",
+    Precision.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
 
 _HOW: Final = {
-    How.SYNC: "device memory",
-    How.STREAM_ORDERED: "stream-ordered device memory",
-    How.VIRTUAL: "device memory mapped into a reserved address range",
-    How.PINNED: "pinned host memory",
-    How.MANAGED: "managed memory",
-    How.GRAPH: "allocated by a graph node",
+    AllocationKind.SYNC: "device memory",
+    AllocationKind.STREAM_ORDERED: "stream-ordered device memory",
+    AllocationKind.VIRTUAL: "device memory mapped into a reserved address range",
+    AllocationKind.PINNED: "pinned host memory",
+    AllocationKind.MANAGED: "managed memory",
+    AllocationKind.GRAPH: "allocated by a graph node",
 }
 
 
@@ -69,7 +69,7 @@ def describe_access(side: Side, memory: Memory | None) -> str:
     does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
     if side.operation in ("allocation", "free") or not does:
         return f"{size} at {at}"
-    if side.known >= Known.ASSUMED:
+    if side.known >= Precision.ASSUMED:
         return f"receives a pointer to {at}; may {' and '.join(does)} up to {size} from there"
     atomically = " atomically" if side.atomic else ""
     return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
@@ -77,7 +77,7 @@ def describe_access(side: Side, memory: Memory | None) -> str:
 
 def describe_precision(race: FoundRace) -> str:
     """Return the precision of both accesses."""
-    if race.previous.known is race.current.known is Known.EXACT:
+    if race.previous.known is race.current.known is Precision.EXACT:
         return "both accesses are exact"
     return (
         f"the earlier access is {_KNOWN[race.previous.known]}, "

@@ -39,21 +39,21 @@ from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.suppressions import parse
 from cudakit.document import Columns, Document, Note, Section, View
 from cudakit.render import console, html, sarif
-from cudakit.trace.kinds import Kind, Mode
+from cudakit.trace.kinds import AccessMode, EventKind
 
 CERTAIN = Confidence.CERTAIN
 
 OVERWRITTEN = race(
     RaceKind.WRITE_AFTER_READ,
     confidence=CERTAIN,
-    current=work(Kind.FILL, seq=240, stream=OTHER),
-    previous=work(mode=Mode.READ, seq=230, site=STEP),
+    current=work(EventKind.FILL, seq=240, stream=OTHER),
+    previous=work(mode=AccessMode.READ, seq=230, site=STEP),
     allocation=None,
     last_sync=None,
 )
 FREED = race(
     RaceKind.USE_AFTER_FREE,
-    current=work(Kind.FREE, seq=300, stream=OWN),
+    current=work(EventKind.FREE, seq=300, stream=OWN),
     previous=kernel("triton_poi_fused_add_0"),
     last_sync=Sync(SyncKind.HOST, 90, WAIT, 90, WAIT),
 )
@@ -67,13 +67,13 @@ IN_A_GRAPH = race(
 REUSED = race(
     RaceKind.REUSE,
     current=kernel(stream=OWN),
-    previous=work(mode=Mode.READ),
+    previous=work(mode=AccessMode.READ),
     last_sync=Sync(SyncKind.DEFAULT_STREAM, 90, WAIT, 91, WAIT),
 )
 ON_THE_HOST = race(
     RaceKind.HOST,
     confidence=CERTAIN,
-    current=work(seq=130, stream=0, mode=Mode.READ, site=WAIT),
+    current=work(seq=130, stream=0, mode=AccessMode.READ, site=WAIT),
 )
 
 

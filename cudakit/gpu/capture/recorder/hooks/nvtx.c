@@ -87,7 +87,7 @@ void nvtx_enable(bool enable)
 
 static bool is_recording(void)
 {
-    return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE) && !this_thread.in_own_call;
+    return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE) && !this_thread.in_recorder_call;
 }
 
 /* --- texts -------------------------------------------------------------------------------------- */

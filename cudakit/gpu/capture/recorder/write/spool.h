@@ -1,6 +1,6 @@
 /* The trace of this process: segments in memory-mapped files, so that written records survive any process death.
  *
- * The format is that of ``cudakit/trace/log.py``, in files ``PID-NNNNNN.trace``; the last word of the header is
+ * The format is that of ``cudakit/trace/trace_file.py``, in files ``PID-NNNNNN.trace``; the last word of the header is
  * the end of the valid data. The lock is held in all calls.
  */
 #ifndef CK_SPOOL_H
@@ -41,7 +41,7 @@ typedef struct {
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth);
 
 /* Return the number of records lost because no file could be written, and set ``why`` to the errno. */
-uint64_t spool_lost(int *why);
+uint64_t spool_lost(int *error_number);
 
 /* Return the number of records written. */
 uint64_t spool_written(void);

@@ -1,0 +1,316 @@
+"""Write and read trace files. A program appends to its file while it runs; a truncated file can be read.
+
+The file begins with a header of 32 bytes: ``cudakit\\n``, the version of the format, the size of a record,
+the clock (``Clock``), four zero bytes, and in eight bytes the end of the written part. That number is 0 if
+the written part ends with the file; a memory-mapped file is larger than its written part. Blocks follow, each
+after a header of 16 bytes: a tag of four letters, the number of items, the size in bytes. All numbers are
+little-endian.
+
+* ``text``: strings in UTF-8, each after its length in bytes. They continue the string table, in which index 0
+  is the empty string.
+* ``stak``: Python call stacks, innermost frame first: the number of frames, then for each frame the string
+  indices of function and file, and the line. They continue the stack table, in which index 0 is the unknown
+  stack.
+* ``rcds``: records (``layout.RECORD``). The strings and stacks that they refer to are in earlier blocks.
+
+A trace may continue in another file, whose blocks continue the same string and stack tables.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cudakit.errors import InputError
+from cudakit.trace.events import Event
+from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid, pack
+
+VERSION = 1
+MAGIC = b"cudakit\n"
+
+_HEADER = struct.Struct("<8s3I4xQ")
+_END = struct.Struct("<Q")  # end of the written part, the last field of the header
+_END_OFFSET = _HEADER.size - _END.size
+_BLOCK = struct.Struct("<4sIQ")
+_COUNT = struct.Struct("<I")
+_FRAME = struct.Struct("<3I")
+
+# Number of records that are written at once. A larger block is cheaper per record, but a crash loses more.
+_RECORDS_PER_BLOCK = 512
+# Number of bytes that the reader reads with one system call.
+_WINDOW_BYTES = 1 << 20
+
+
+class Clock(IntEnum):
+    """The clock of the times in a trace."""
+
+    MONOTONIC = 1  # CLOCK_MONOTONIC of the host
+    VIRTUAL = 2  # simulated time since a simulated device was created
+
+
+class Frame(NamedTuple):
+    """A frame of a Python call stack; ``line`` is 0 if it is unknown."""
+
+    function: str
+    file: str
+    line: int
+
+
+Stack: TypeAlias = tuple[Frame, ...]
+
+
+class TraceWriter:
+    """Writes events to a new file; usable as a sink: ``Sim(sink=writer.write)``."""
+
+    def __init__(self, path: Path, *, clock: Clock) -> None:
+        self._clock = clock
+        self._file = self._new_file(path)
+        self._events: list[Event] = []
+        self._strings: dict[str, int] = {"": 0}
+        self._stacks: dict[Stack, int] = {(): 0}
+        self._new_strings: list[bytes] = []
+        self._new_stacks: list[bytes] = []
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, event: Event) -> None:
+        """Append an event. The next ``flush`` writes it; a full block of events is flushed automatically."""
+        self._events.append(event)
+        if len(self._events) >= _RECORDS_PER_BLOCK:
+            self.flush()
+
+    def stack(self, stack: Stack) -> int:
+        """Return the index of a call stack (innermost frame first) in the stack table, for ``Event.site``."""
+        index = self._stacks.get(stack)
+        if index is None:
+            index = self._stacks[stack] = len(self._stacks)
+            self._new_stacks.append(self._packed_stack(stack))
+        return index
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the open file."""
+        return self._file.tell()
+
+    def continue_in(self, path: Path) -> None:
+        """Continue the trace in another new file; strings and stacks keep their indices."""
+        self.close()
+        self._file = self._new_file(path)
+
+    def start_over(self, path: Path) -> None:
+        """Begin another trace in a forked process, and drop the events that the parent has yet to write.
+
+        All strings and stacks are written again, so that their indices stay valid.
+        """
+        self._file.close()
+        self._events.clear()
+        self._new_strings = [_packed_text(text) for text in self._strings if text]
+        self._new_stacks = [self._packed_stack(stack) for stack in self._stacks if stack]
+        self._file = self._new_file(path)
+
+    def flush(self) -> None:
+        """Write the events appended so far."""
+        records = pack(self._events, self._string_index)
+        self._write_block(b"text", self._new_strings)
+        self._write_block(b"stak", self._new_stacks)
+        self._write_block(b"rcds", [record.tobytes() for record in records])
+        for written_items in (self._events, self._new_strings, self._new_stacks):
+            written_items.clear()
+
+    def close(self, *, flush: bool = True) -> None:
+        """Write all events, unless ``flush`` is false, and close the file."""
+        if not self._file.closed:
+            if flush:
+                self.flush()
+            self._file.close()
+
+    def _new_file(self, path: Path) -> BinaryIO:
+        file = path.open("xb", buffering=0)
+        file.write(_HEADER.pack(MAGIC, VERSION, RECORD_BYTES, self._clock, 0))
+        return file
+
+    def _string_index(self, text: str) -> int:
+        """Return the index of a string in the string table, which is extended if necessary."""
+        index = self._strings.get(text)
+        if index is None:
+            index = self._strings[text] = len(self._strings)
+            self._new_strings.append(_packed_text(text))
+        return index
+
+    def _packed_stack(self, stack: Stack) -> bytes:
+        frames = (
+            _FRAME.pack(
+                self._string_index(frame.function), self._string_index(frame.file), frame.line
+            )
+            for frame in stack
+        )
+        return _COUNT.pack(len(stack)) + b"".join(frames)
+
+    def _write_block(self, tag: bytes, items: Sequence[bytes]) -> None:
+        if items:
+            content = b"".join(items)
+            unwritten = _BLOCK.pack(tag, len(items), len(content)) + content
+            block_start = self._file.tell()
+            try:
+                while unwritten:  # one call may write only a part
+                    unwritten = unwritten[self._file.write(unwritten) :]
+            except OSError:
+                # Remove the incomplete block, so that the whole file stays readable.
+                self._file.truncate(block_start)
+                raise
+
+
+class TraceReader:
+    """Reads a trace file, also while the program writes it, and also a truncated one.
+
+    ``previous`` is the reader of the file that this file continues; both share string and stack tables.
+    Raises InputError if the file is not a trace, or has another version.
+    """
+
+    def __init__(self, path: Path, *, previous: TraceReader | None = None) -> None:
+        self._path = path
+        # The file is unbuffered, because a buffer would read beyond the end of the written part.
+        self._file = path.open("rb", buffering=0)
+        try:
+            self.clock = self._read_header()
+        except InputError:
+            self._file.close()
+            raise
+        self.strings: list[str] = previous.strings if previous else [""]
+        self.stacks: list[Stack] = previous.stacks if previous else [()]
+        self._unread_records = 0  # number of records in the current block that were not read yet
+        self._position = self._written_end = _HEADER.size
+        self._window = b""  # bytes of the file from `_window_start` on, read with one call
+        self._window_start = 0
+
+    def __enter__(self) -> TraceReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def batches(self, *, records: int = 65536) -> Iterator[Records]:
+        """Yield the records written since the last call, in batches of at most ``records``.
+
+        ``strings`` and ``stacks`` contain all strings and stacks that a batch refers to.
+        """
+        self._written_end = self._find_written_end()
+        while content := self._read_records(records):
+            batch = np.frombuffer(content, RECORD)
+            if reason := find_invalid(batch, len(self.strings)):
+                raise InputError(f"{self._path} is damaged: {reason}")
+            yield batch
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the file ends within a block. Valid after all records were read."""
+        return self._unread_records > 0 or self._position < self._find_written_end()
+
+    def _read_header(self) -> Clock:
+        header = self._file.read(_HEADER.size)
+        if len(header) < _HEADER.size or not header.startswith(MAGIC):
+            raise InputError(f"{self._path} is not a trace of cudakit")
+        _, version, record_bytes, clock, _ = _HEADER.unpack(header)
+        if (version, record_bytes) != (VERSION, RECORD_BYTES):
+            raise InputError(
+                f"{self._path} is a trace of version {version}; this cudakit reads {VERSION}",
+                hint="read it with the cudakit that wrote it",
+            )
+        if clock not in set(Clock):
+            raise InputError(f"{self._path} is damaged: there is no clock {clock}")
+        return Clock(clock)
+
+    def _read_records(self, most: int) -> bytes:
+        """Read at most ``most`` records; return their bytes."""
+        chunks: list[bytes] = []
+        while most and (self._unread_records or self._find_records_block()):
+            complete = (self._written_end - self._position) // RECORD_BYTES
+            count = min(most, self._unread_records, complete)
+            if not count:
+                break
+            chunks.append(self._read_bytes(count * RECORD_BYTES))
+            self._unread_records -= count
+            most -= count
+        return b"".join(chunks)
+
+    def _find_records_block(self) -> bool:
+        """Read the blocks before the next block of records; return False if none was written yet."""
+        while self._written_end - self._position >= _BLOCK.size:
+            tag, count, size_bytes = _BLOCK.unpack(self._read_bytes(_BLOCK.size))
+            if tag == b"rcds":
+                self._unread_records = count
+                return True
+            if self._written_end - self._position < size_bytes:  # the block is incomplete
+                self._position -= _BLOCK.size
+                return False
+            self._read_table(tag, count, self._read_bytes(size_bytes))
+        return False
+
+    def _read_bytes(self, size_bytes: int) -> bytes:
+        """Return the next bytes of the written part."""
+        offset = self._position - self._window_start
+        if offset + size_bytes > len(self._window):
+            window_bytes = max(size_bytes, min(self._written_end - self._position, _WINDOW_BYTES))
+            self._window = os.pread(self._file.fileno(), window_bytes, self._position)
+            self._window_start, offset = self._position, 0
+        self._position += size_bytes
+        return self._window[offset : offset + size_bytes]
+
+    def _read_table(self, tag: bytes, count: int, content: bytes) -> None:
+        """Extend the string or the stack table by the content of a block."""
+        try:
+            if tag == b"text":
+                self.strings += _unpack_strings(content, count)
+            elif tag == b"stak":
+                self.stacks += _unpack_stacks(content, count, self.strings)
+            else:
+                raise InputError(f"{self._path} is damaged: there is no block {tag!r}")
+        except (struct.error, IndexError) as error:
+            raise InputError(
+                f"{self._path} is damaged: its string or stack table cannot be read"
+            ) from error
+
+    def _find_written_end(self) -> int:
+        """Return the end of the written part, which grows while the program runs."""
+        size_bytes = os.fstat(self._file.fileno()).st_size
+        (written_end,) = _END.unpack(os.pread(self._file.fileno(), _END.size, _END_OFFSET))
+        return min(written_end, size_bytes) if written_end else size_bytes
+
+
+def _packed_text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogateescape")
+    return _COUNT.pack(len(encoded)) + encoded
+
+
+def _unpack_strings(content: bytes, count: int) -> Iterator[str]:
+    offset = 0
+    for _ in range(count):
+        (length,) = _COUNT.unpack_from(content, offset)
+        offset += _COUNT.size + length
+        if offset > len(content):
+            raise IndexError("a string ends beyond its table")
+        yield content[offset - length : offset].decode("utf-8", "surrogateescape")
+
+
+def _unpack_stacks(content: bytes, count: int, strings: Sequence[str]) -> Iterator[Stack]:
+    offset = 0
+    for _ in range(count):
+        (depth,) = _COUNT.unpack_from(content, offset)
+        offset += _COUNT.size
+        end = offset + depth * _FRAME.size
+        frames = (_FRAME.unpack_from(content, start) for start in range(offset, end, _FRAME.size))
+        yield tuple(Frame(strings[name], strings[file], line) for name, file, line in frames)
+        offset = end

@@ -1,0 +1,189 @@
+"""Provoke failures of known causes on a GPU, and check the cause and the settings that memviz reports.
+
+    python scripts/check_oom.py                          # all programs, one at a time
+    python scripts/check_oom.py 'kept_*' --jobs 3        # programs by name; starts overlap, work does not
+    python scripts/check_oom.py --gpus 2 --json FILE
+
+Each program of scripts/oom_programs.py and examples/memory runs out of memory under `cudakit run --memory`.
+The first cause in the report of memviz must be the program's. Each recommended setting is then tried: the
+program must end without an error. Exits with 1 if fewer than nine of ten causes are right, or if a
+recommended setting does not help. --keep FOLDER keeps the snapshots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 120
+NEEDED_SHARE = 0.9
+
+# The cause of each program, by its id in the JSON of memviz.
+CAUSES = {
+    "kv_cache": "growth",
+    "retained_graph": "retained",
+    "varying_lengths": "fragmentation",
+    "kept_outputs": "retained",
+    "hidden_state_with_graph": "retained",
+    "kept_exceptions": "retained",
+    "hooks_keep_activations": "retained",
+    "graph_for_every_shape": "retained",
+    "gradients_of_every_step": "retained",
+    "longer_sequences": "growth",
+    "search_for_batch_size": "growth",
+    "evaluation_batch": "one_off_peak",
+    "attention_of_long_prompt": "one_off_peak",
+    "copy_for_checkpoint": "one_off_peak",
+    "first_optimizer_step": "one_off_peak",
+    "all_distances": "request_too_large",
+    "fraction_of_process": "process_limit",
+    "another_process": "other_processes",
+    "cupy_beside_torch": "other_processes",
+    "small_results_between_activations": "fragmentation",
+    "blocks_of_another_stream": "fragmentation",
+    "replay_buffer_of_varying_sizes": "fragmentation",
+}
+
+
+@dataclass
+class Outcome:
+    """The failure of a program, and the report of memviz about it."""
+
+    program: str
+    expected: str
+    cause: str = ""
+    sentence: str = ""
+    # For each recommended setting: whether the program ended without an error.
+    settings: dict[str, bool] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return not self.error and self.cause == self.expected
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments."""
+    return subprocess.run(
+        [sys.executable, "-P", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def check(program: str, folder: Path, environment: dict[str, str]) -> Outcome:
+    """Run a program until it fails, analyze its snapshot, and try the recommended settings."""
+    outcome = Outcome(program, CAUSES[program])
+    snapshot = folder / f"{program}.pkl.gz"
+    program_command = [str(ROOT / "scripts/oom_programs.py"), program]
+    try:
+        recording = ["-m", "cudakit", "run", "--memory", "-q", "-f", "--snapshot", str(snapshot)]
+        ended = run([*recording, *program_command], environment)
+        if "OutOfMemoryError" not in ended.stderr:
+            outcome.error = f"no OutOfMemoryError: {ended.stdout[-200:]}{ended.stderr[-400:]}"
+            return outcome
+        report = run(["-m", "cudakit", "memviz", str(snapshot), "--json"], environment)
+        failure = last_failure(json.loads(report.stdout))
+        outcome.cause, outcome.sentence = failure["causes"][0]["id"], failure["sentence"]
+        for setting in recommended_settings(failure):
+            tried = run(program_command, environment | {"PYTORCH_CUDA_ALLOC_CONF": setting})
+            outcome.settings[setting] = tried.returncode == 0
+    except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError, LookupError) as error:
+        outcome.error = f"{type(error).__name__}: {error}"[:400]
+    return outcome
+
+
+def last_failure(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the last failed allocation of a report."""
+    failures = [oom for device in report["devices"] for oom in device["ooms"]]
+    return dict(failures[-1])
+
+
+def recommended_settings(failure: dict[str, Any]) -> list[str]:
+    """Return the settings whose replay let the failed request succeed."""
+    replays = failure["replays"]
+    return [replay["settings"] for replay in replays if replay["helps"] and replay["settings"]]
+
+
+def environments(gpus: int) -> list[dict[str, str]]:
+    """Return an environment for each GPU; a lock lets one program at a time use it."""
+    return [
+        dict(os.environ)
+        | {
+            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "OOM_PROGRAMS_LOCK": str(Path(tempfile.gettempdir()) / f"cudakit-oom-{gpu}.lock"),
+        }
+        for gpu in range(gpus)
+    ]
+
+
+def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> list[Outcome]:
+    """Check programs, several at a time on each GPU."""
+    places = environments(gpus)
+    with ThreadPoolExecutor(jobs * gpus) as pool:
+        return list(
+            pool.map(
+                lambda item: check(item[1], folder, places[item[0] % gpus]), enumerate(programs)
+            )
+        )
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print a line for each program and return the exit code."""
+    for outcome in outcomes:
+        mark = "ok   " if outcome.is_right else "WRONG"
+        print(
+            f"{mark} {outcome.program:34} {outcome.expected:18} {outcome.error or outcome.sentence}"
+        )
+        if not outcome.is_right and outcome.cause:
+            print(f"      memviz: {outcome.cause}")
+        for setting, helped in outcome.settings.items():
+            print(f"      {setting}: {'the program ended' if helped else 'FAILED AGAIN'}")
+    right = sum(outcome.is_right for outcome in outcomes)
+    tried = [helped for outcome in outcomes for helped in outcome.settings.values()]
+    print(f"{right} of {len(outcomes)} causes right; {sum(tried)} of {len(tried)} settings helped")
+    return 0 if right >= NEEDED_SHARE * len(outcomes) and all(tried) else 1
+
+
+def main() -> int:
+    """Check the programs that the command line names, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=["*"], help="programs, also as patterns")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time for each GPU")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path)
+    options = parser.parse_args()
+    chosen = [p for p in CAUSES if any(fnmatch.fnmatch(p, name) for name in options.names)]
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="cudakit-oom-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        outcomes = check_all(chosen, folder, options.gpus, options.jobs)
+    finally:
+        if options.keep is None:
+            shutil.rmtree(folder)
+    if options.json:
+        options.json.write_text(
+            json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
+        )
+    return report(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
