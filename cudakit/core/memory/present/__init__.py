@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cudakit.core.memory.present import call_sites, segments, summary
+from cudakit.core.memory.present import call_sites, segments, steps, summary
 from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
@@ -45,6 +45,8 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield Section(
         "Memory", tuple(node for node in (summary.totals(device), summary.curves(device)) if node)
     )
+    if len(device.steps.peaks) > 1:
+        yield Section("Peak per step", tuple(steps.step_peaks(device, top)))
     when = moment_name(device)
     yield Section(
         f"Memory by call site {when}",

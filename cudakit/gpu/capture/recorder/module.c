@@ -1,4 +1,4 @@
-/* The Python module of the recorder. It uses the stable ABI: one build works on every CPython. */
+/* The Python module of the recorder. It uses the stable ABI, so that one build works with every version of CPython. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -23,16 +23,16 @@ static PyObject *raise_error(const char *error)
 }
 
 PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
-                        "Record what CUDA and NVTX do into a directory, until stop().\n\n"
-                        "library is the path of libsanitizer-public.so; if it is empty, CUDA is not\n"
-                        "recorded and may have been used before. walker is the address that\n"
-                        "of _frames.walker. patches are pairs of a compute capability, such as 90,\n"
-                        "and the bytes of its patch: with them, kernels report what they access.\n"
-                        "Call it before CUDA and NVTX are used. Returns None, or the path of another\n"
-                        "library that NVTX_INJECTION64_PATH names: then NVTX is not recorded. Raises\n"
-                        "RuntimeError.");
+                        "Record the CUDA and NVTX calls of this process into the directory spool, until\n"
+                        "stop().\n\n"
+                        "library is the path of libsanitizer-public.so; if it is empty, CUDA calls are not\n"
+                        "recorded. walker is the value of _frames.walker, or 0: then records have no call\n"
+                        "stacks. patches are pairs of a compute capability, such as 90, and the bytes of\n"
+                        "the device patch for it: patched kernels report their accesses. Call it before\n"
+                        "CUDA and NVTX are used. Returns None, or the path of another library that\n"
+                        "NVTX_INJECTION64_PATH names: then NVTX is not recorded. Raises RuntimeError.");
 
-/* Add the patches of a sequence of (capability, image) pairs; on failure return -1 with an exception set. */
+/* Add the patches of a sequence of (capability, image) pairs. Return 0, or -1 with an exception set. */
 static int add_patches(PyObject *patches)
 {
     Py_ssize_t count = patches ? PySequence_Size(patches) : 0;
@@ -84,7 +84,7 @@ static PyObject *stop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for all launches so far, and write what they accessed.");
+PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for all launches so far, and write their accesses to the trace.");
 
 static PyObject *read_all(PyObject *self, PyObject *unused)
 {
@@ -96,8 +96,8 @@ static PyObject *read_all(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(finish_doc, "finish()\n--\n\n"
-                         "Write what kernels accessed so far, while CUDA still works; later kernels are not\n"
-                         "recorded. For the end of the program.");
+                         "Write the accesses of all kernels so far, while CUDA still works. Accesses of\n"
+                         "later kernels are not recorded. To be called at the end of the program.");
 
 static PyObject *finish(PyObject *self, PyObject *unused)
 {
@@ -109,7 +109,7 @@ static PyObject *finish(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(check_doc, "check(library)\n--\n\n"
-                        "Check whether a process can be recorded: subscribe, then unsubscribe at once.\n\n"
+                        "Check that this process can be recorded: subscribe, and unsubscribe at once.\n\n"
                         "Raises RuntimeError.");
 
 static PyObject *check(PyObject *self, PyObject *args)
@@ -126,7 +126,7 @@ static PyObject *check(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(counts_doc,
-             "counts()\n--\n\nReturn the numbers of records written and lost, and the errno of the loss.");
+             "counts()\n--\n\nReturn the numbers of written and lost records, and the errno of the last loss.");
 
 static PyObject *counts(PyObject *self, PyObject *unused)
 {
@@ -138,8 +138,8 @@ static PyObject *counts(PyObject *self, PyObject *unused)
 
 /* --- backward passes -------------------------------------------------------------------------- */
 
-/* Return whether the calling thread already works for a backward pass, by ``current_task``, torch's function that
- * returns the number of that pass, or -1. */
+/* Return whether the calling thread already runs a part of a backward pass. ``current_task`` is torch's function that
+ * returns the number of the pass that the thread works for, or -1. */
 static bool is_in_backward(PyObject *current_task)
 {
     PyObject *pass_number = current_task == Py_None ? NULL : PyObject_CallNoArgs(current_task);
@@ -149,7 +149,8 @@ static bool is_in_backward(PyObject *current_task)
     return is_running;
 }
 
-/* A nested pass is a part of the outer one, and its work counts as work of the outer one. */
+/* Call torch's function that runs a backward pass, and register the pass meanwhile. A nested pass is not registered:
+ * its work counts as work of the outer pass. */
 static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
     backward_pass *pass = is_in_backward(PyTuple_GetItem(self, 1)) ? NULL : backward_begin();
@@ -159,12 +160,15 @@ static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keyword_
 }
 
 static PyMethodDef RUN_BACKWARD = {"_engine_run_backward", (PyCFunction)(void (*)(void))run_backward,
-                                   METH_VARARGS | METH_KEYWORDS, "Run a backward pass, as torch does."};
+                                   METH_VARARGS | METH_KEYWORDS,
+                                   "Run a backward pass by torch's function, with its call stack registered."};
 
-PyDoc_STRVAR(with_call_site_doc, "with_call_site(run_backward, current_task=None)\n--\n\n"
-                                 "Return a function that does the same as run_backward, which runs a backward\n"
-                                 "pass of torch. Work of autograd's threads gets the call stack of its caller.\n"
-                                 "current_task returns the pass that the calling thread works for, or -1.");
+PyDoc_STRVAR(with_call_site_doc,
+             "with_call_site(run_backward, current_task=None)\n--\n\n"
+             "Return a function that calls run_backward, torch's function that runs a backward\n"
+             "pass. Until it returns, work of autograd's threads gets the call stack of its\n"
+             "caller. current_task is a function that returns the number of the backward\n"
+             "pass that the calling thread works for, or -1.");
 
 static PyObject *with_call_site(PyObject *self, PyObject *args)
 {
@@ -252,7 +256,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(Sanitizer_EventData, context) \
     X(Sanitizer_EventData, hStream)
 
-/* One line per kind of record. */
+/* The fields of each kind of record, at least one line per kind. */
 /* clang-format off */
 #define RECORD_FIELDS(X) \
     X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) X(record, site) \
@@ -280,7 +284,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, gap.what) X(record, gap.count)
 /* clang-format on */
 
-/* Set all[structure][field] = offset; on failure return -1 with an exception set. */
+/* Set offset_dicts[structure][field] = offset. Return 0, or -1 with an exception set. */
 static int set_offset(PyObject *offset_dicts, const char *structure, const char *field, size_t offset)
 {
     PyObject *fields = PyDict_GetItemString(offset_dicts, structure); /* borrowed reference */
@@ -299,8 +303,8 @@ static int set_offset(PyObject *offset_dicts, const char *structure, const char 
 }
 
 PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
-                          "Return the offsets of the fields that the recorder reads and writes:\n"
-                          "by structure of the Sanitizer API, and by kind under 'record'.");
+                          "Return {struct: {field: byte offset}}: the structs of the Sanitizer API that\n"
+                          "the recorder reads, and 'record', which it writes.");
 
 static PyObject *offsets(PyObject *self, PyObject *unused)
 {
@@ -329,7 +333,7 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* No slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
+/* Without slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, .m_name = "_recorder", .m_doc = "Records what CUDA does in this process.",
     .m_size = 0,           .m_methods = METHODS,

@@ -1,4 +1,4 @@
-/* Callbacks from CUDA: the subscription to the Sanitizer API, and the handlers it calls. */
+/* The subscription to callbacks of the Sanitizer API, and the handlers of these callbacks. */
 #ifndef CK_HOOKS_H
 #define CK_HOOKS_H
 
@@ -8,10 +8,11 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* Load the library and start recording; on failure return false and write the reason to ``why``. */
+/* Load the library of the Sanitizer API and start recording. On failure return false and write the reason to
+ * ``error``. */
 bool subscription_begin(const char *library, char *error, size_t error_bytes);
 
-/* Stop recording. Also runs at process exit: after the program, before the driver's own exit handlers. */
+/* Stop recording. Also runs at process exit: after the program, and before the driver's exit handlers. */
 void subscription_end(void);
 
 /* Start recording NVTX ranges without a subscription, to a spool that is open. Does nothing if already recording. */
@@ -33,8 +34,8 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
 /* Handle the creation or destruction of memory, contexts, streams and modules. */
 void on_resource(uint32_t cbid, const void *data);
 
-/* At the entry of a call that enqueues a host function: enqueue a function of our own before it, which records
- * that the stream reached this point. Calls CUDA: the lock is not held. */
+/* Enqueue a marker before a host function of the program: a host function of the recorder, which records that the
+ * stream has reached this point. Called at the entry of the program's call. Calls CUDA: the lock is not held. */
 void host_calls_enqueue_marker(CUcontext context, CUstream stream);
 
 #endif

@@ -20,7 +20,7 @@
 static Sanitizer_SubscriberHandle subscriber;
 static bool is_subscribed, is_tracing; /* is_tracing: NVTX ranges are recorded */
 
-/* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
+/* Subscribed callbacks, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
 static const struct {
     int domain;
     uint32_t cbid;
@@ -51,7 +51,7 @@ static const struct {
     {DOMAIN_EVENTS, 0},
 };
 
-/* Also subscribed when there is a device patch. */
+/* Callbacks that are subscribed only with a device patch. */
 static const struct {
     int domain;
     uint32_t cbid;
@@ -60,7 +60,7 @@ static const struct {
     {DOMAIN_LAUNCH, LAUNCH_END},
 };
 
-/* cuCtxSynchronize_v2, of CUDA 13.0: every supported library knows it. */
+/* Callback id of cuCtxSynchronize_v2, a function of CUDA 13.0, which every supported library can report. */
 #define NEWEST_KNOWN_CBID 800
 
 static const uint32_t SUBSCRIBED_CBIDS[] = {
@@ -69,6 +69,7 @@ static const uint32_t SUBSCRIBED_CBIDS[] = {
 #undef X
 };
 
+/* Load the library and look up its functions. On failure return false and write the reason to ``error``. */
 static bool load_sanitizer_library(const char *path, char *error, size_t error_bytes)
 {
     static const char *const NAMES[] = {
@@ -105,6 +106,7 @@ static bool load_sanitizer_library(const char *path, char *error, size_t error_b
     return true;
 }
 
+/* Write the failed call and its result to ``error``. */
 static void format_error(const char *failed_call, int result, char *error, size_t error_bytes)
 {
     const char *description = NULL;
@@ -112,6 +114,7 @@ static void format_error(const char *failed_call, int result, char *error, size_
     snprintf(error, error_bytes, "%s: %s (%d)", failed_call, description ? description : "unknown result", result);
 }
 
+/* Subscribe all callbacks. Return 0, or the result code of the first failure. */
 static int enable_callbacks(void)
 {
     int failed = 0;
@@ -122,8 +125,8 @@ static int enable_callbacks(void)
     for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
          i++)
         failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
-    /* A library rejects functions that are newer than itself; a driver that matches the library does not
-     * have them either. */
+    /* A library rejects the ids of functions that are newer than the library. A driver of the same release does not
+     * have these functions either, so the error is ignored. */
     for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !failed; i++) {
         int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, SUBSCRIBED_CBIDS[i]);
         failed = SUBSCRIBED_CBIDS[i] <= NEWEST_KNOWN_CBID ? result : 0;
@@ -156,8 +159,8 @@ static void after_fork_in_child(void)
     exact_clear();
 }
 
-/* Exit handlers run in reverse order of registration. Ours is registered after the library is loaded, so it
- * runs before the library's own handler, which would find subscribed contexts that no longer exist. */
+/* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
+ * it runs before the library's handler, which would otherwise access contexts that no longer exist. */
 static void register_process_handlers(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);

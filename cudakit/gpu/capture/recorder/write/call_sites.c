@@ -10,9 +10,9 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-/* The innermost frame of stacks of backward passes; core/sanitize/names.py knows it. */
+/* Name of the innermost frame in stacks of backward passes. core/sanitize/names.py has the same name. */
 #define BACKWARD_FRAME "backward pass (autograd thread)"
-#define AUTOGRAD_THREAD "pt_autograd_" /* begins the names of autograd's threads, which torch sets */
+#define AUTOGRAD_THREAD "pt_autograd_" /* prefix of the thread names that torch gives to autograd's threads */
 #define THREAD_NAME_BYTES 16
 
 struct backward_pass {
@@ -23,7 +23,7 @@ struct backward_pass {
 };
 
 static const struct ck_walker *walker;
-static hash_table stack_ids; /* by hash */
+static hash_table stack_ids; /* ids of written stacks, by hash */
 static backward_pass *active_passes;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
@@ -41,7 +41,7 @@ void call_site_read(call_site *stack)
     stack->hash = hash ? hash : 1;
 }
 
-/* Write the frames of a stack below ``used`` frames that are there already. */
+/* Write a stack and return its id. ``frames`` already contains the ``depth`` innermost frames. */
 static uint32_t write_stack(const call_site *stack, spool_frame *frames, uint32_t depth)
 {
     for (int i = 0; i < stack->depth && depth < MAX_FRAMES; i++) {
@@ -56,6 +56,7 @@ static uint32_t write_stack(const call_site *stack, spool_frame *frames, uint32_
     return spool_stack(frames, depth);
 }
 
+/* Return the id of a stack, with a frame for the backward pass on top if ``is_backward``. */
 static uint32_t stack_id(const call_site *stack, bool is_backward)
 {
     if (stack->depth <= 0)
@@ -79,8 +80,9 @@ static bool is_autograd_thread(void)
     return !prctl(PR_GET_NAME, name) && !strncmp(name, AUTOGRAD_THREAD, strlen(AUTOGRAD_THREAD));
 }
 
-/* With several passes it is unknown which of them a thread works for. The thread that started the only one is blocked
- * in it, so the code objects of its frames are alive while the lock is held. */
+/* Return the stack id of the running backward pass, or 0. If several passes are running, the pass of a thread is
+ * unknown. If one pass is running, the thread that started it is blocked, so that the code objects of its frames are
+ * alive while the lock is held. */
 static uint32_t backward_stack_id(void)
 {
     const backward_pass *pass = active_passes;
@@ -101,6 +103,7 @@ const open_ranges *backward_ranges(bool *is_backward_thread)
     return pass->ranges;
 }
 
+/* Return whether a thread has not already started a backward pass, so that a new pass is not nested. */
 static bool starts_new_pass(pthread_t thread)
 {
     const backward_pass *pass = active_passes;
@@ -139,7 +142,7 @@ void backward_end(backward_pass *pass)
     backward_pass **link = &active_passes;
     while (*link && *link != pass)
         link = &(*link)->next_pass;
-    if (*link) { /* in a forked child it is not there */
+    if (*link) { /* the child of a fork has no registered passes */
         *link = pass->next_pass;
         ranges_end_copies();
     }

@@ -1,4 +1,5 @@
-/* The records of a trace, in the layout of ``cudakit/trace/layout.py``: 96 bytes, the common part first. */
+/* The records of a trace, in the layout of ``cudakit/trace/layout.py``, which documents each field. A record has 96
+ * bytes: 40 bytes of common fields, then the fields of its kind. Other ids refer to ids.h, graphs.h and spool.h. */
 #ifndef CK_RECORD_H
 #define CK_RECORD_H
 
@@ -120,7 +121,7 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
-        uint8_t kind_fields[56];
+        uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };
 } record;
 
