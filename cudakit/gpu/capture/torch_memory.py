@@ -9,13 +9,13 @@ from typing import Any
 
 from cudakit.errors import MissingDependency
 
-# The second is the name before torch 2.5.
-_OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
+# Names of PyTorch's function that attaches an observer: since torch 2.5, and before.
+_ATTACH_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
 @contextmanager
 def record(path: str, *, max_entries: int, stacks: str) -> Iterator[None]:
-    """Record what torch allocates on GPUs in the block; see ``cudakit.record_memory``."""
+    """Record PyTorch's GPU allocations in the block, and write a snapshot; see ``cudakit.record_memory``."""
     memory = _torch().cuda.memory
     memory._record_memory_history(stacks=stacks, max_entries=max_entries)
     try:
@@ -30,19 +30,19 @@ def record(path: str, *, max_entries: int, stacks: str) -> Iterator[None]:
 
 @contextmanager
 def _snapshot_on_out_of_memory(path: str) -> Iterator[None]:
-    torch, waiting = _torch(), True
+    torch, is_first = _torch(), True
 
     def observe(*_: int) -> None:
-        nonlocal waiting
-        if waiting:
-            waiting = False
+        nonlocal is_first
+        if is_first:
+            is_first = False
             torch.cuda.memory._dump_snapshot(path)
 
-    _observe(torch, observe)
+    _attach_out_of_memory_observer(torch, observe)
     try:
         yield
     finally:
-        waiting = False  # PyTorch has no call that removes an observer
+        is_first = False  # disables the observer, which PyTorch cannot remove
 
 
 def _torch() -> Any:
@@ -53,7 +53,7 @@ def _torch() -> Any:
     return torch
 
 
-def _observe(torch: Any, observer: Callable[..., None]) -> None:
-    names = [name for name in _OBSERVERS if hasattr(torch._C, name)]
+def _attach_out_of_memory_observer(torch: Any, observer: Callable[..., None]) -> None:
+    names = [name for name in _ATTACH_FUNCTIONS if hasattr(torch._C, name)]
     if names:
         getattr(torch._C, names[0])(observer)

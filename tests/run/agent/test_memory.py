@@ -71,7 +71,7 @@ def run(
         notify=notices.append,
         **{"PYTHONPATH": str(place / "lib"), **more},
     )
-    return done, notices
+    return done, [notice for notice in notices if notice.about is not About.MEMORY]
 
 
 def saved(place: Path) -> dict[str, str]:

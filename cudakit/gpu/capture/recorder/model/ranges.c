@@ -55,19 +55,22 @@ static uint32_t name_id(const char *name)
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-static void write_range(uint16_t kind, uint64_t thread, uint32_t name, uint32_t domain, uint64_t number)
+/* ``number``: of a range of the process, or 0. */
+static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
 {
-    record rec = record_begin(kind, 0, 0, 0);
-    if (thread)
-        rec.thread = thread;
-    if (kind == KIND_RANGE_POP) {
-        rec.range_pop.domain = domain;
-        rec.range_pop.number = number;
-    } else {
-        rec.range.name = name;
-        rec.range.domain = domain;
-        rec.range.number = number; /* 0 in a mark */
-    }
+    record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
+    rec.range_push.name = name;
+    rec.range_push.domain = domain;
+    rec.range_push.number = number;
+    rec.range_push.is_copy = is_copy;
+    record_append(&rec);
+}
+
+static void write_pop(uint32_t domain, uint64_t number)
+{
+    record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
+    rec.range_pop.domain = domain;
+    rec.range_pop.number = number;
     record_append(&rec);
 }
 
@@ -90,7 +93,7 @@ int range_push(const char *name, const char *domain)
     pthread_mutex_lock(&recorder_lock);
     uint32_t name_number = name_id(name), domain_number = name_id(domain);
     const int depth = depth_in_domain(open, domain_number);
-    write_range(KIND_RANGE_PUSH, 0, name_number, domain_number, 0);
+    write_push(name_number, domain_number, 0, false);
     if (open->count < MAX_OPEN_RANGES) {
         open->ranges[open->count].name = name_number;
         open->ranges[open->count].domain = domain_number;
@@ -124,7 +127,7 @@ int range_pop(const char *domain)
     const bool is_open = remove_range(&this_thread.open_ranges, domain_number);
     const int depth = is_open ? depth_in_domain(&this_thread.open_ranges, domain_number) : -1;
     if (is_open)
-        write_range(KIND_RANGE_POP, 0, 0, domain_number, 0);
+        write_pop(domain_number, 0);
     pthread_mutex_unlock(&recorder_lock);
     return depth;
 }
@@ -133,7 +136,7 @@ uint64_t range_start(const char *name, const char *domain)
 {
     pthread_mutex_lock(&recorder_lock);
     const uint64_t number = ++last_start;
-    write_range(KIND_RANGE_PUSH, 0, name_id(name), name_id(domain), number);
+    write_push(name_id(name), name_id(domain), number, false);
     pthread_mutex_unlock(&recorder_lock);
     return number;
 }
@@ -142,14 +145,17 @@ void range_end(uint64_t number)
 {
     pthread_mutex_lock(&recorder_lock);
     if (number && number <= last_start)
-        write_range(KIND_RANGE_POP, 0, 0, 0, number);
+        write_pop(0, number);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void range_mark(const char *name, const char *domain)
 {
     pthread_mutex_lock(&recorder_lock);
-    write_range(KIND_MARK, 0, name_id(name), name_id(domain), 0);
+    record rec = record_begin(KIND_MARK, 0, 0, 0);
+    rec.mark.name = name_id(name);
+    rec.mark.domain = name_id(domain);
+    record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -170,7 +176,16 @@ void ranges_copy_to_backward_thread(void)
         copies.ranges = *open;
     copies.threads[copies.thread_count++] = this_thread.id;
     for (uint32_t i = 0; i < stored_ranges(&copies.ranges); i++)
-        write_range(KIND_RANGE_PUSH, 0, copies.ranges.ranges[i].name, copies.ranges.ranges[i].domain, 0);
+        write_push(copies.ranges.ranges[i].name, copies.ranges.ranges[i].domain, 0, true);
+}
+
+static void write_copy_end(uint64_t thread, uint32_t domain)
+{
+    record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
+    rec.thread = thread;
+    rec.range_pop.domain = domain;
+    rec.range_pop.is_copy = true;
+    record_append(&rec);
 }
 
 void ranges_end_copies(void)
@@ -178,7 +193,7 @@ void ranges_end_copies(void)
     copies.generation++;
     for (size_t i = 0; i < copies.thread_count; i++)
         for (uint32_t j = stored_ranges(&copies.ranges); j-- > 0;)
-            write_range(KIND_RANGE_POP, copies.threads[i], 0, copies.ranges.ranges[j].domain, 0);
+            write_copy_end(copies.threads[i], copies.ranges.ranges[j].domain);
     copies.thread_count = 0;
 }
 

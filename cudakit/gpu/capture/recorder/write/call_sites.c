@@ -25,6 +25,7 @@ struct backward_pass {
 static const struct ck_walker *walker;
 static hash_table stack_ids; /* ids of written stacks, by hash */
 static backward_pass *active_passes;
+static bool ranges_are_recorded;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
 {
@@ -33,10 +34,19 @@ void call_sites_set_walker(const struct ck_walker *new_walker)
 
 void call_site_read(call_site *stack)
 {
+    call_site_of_caller(stack, 0);
+}
+
+void call_site_of_caller(call_site *stack, int skipped_frames)
+{
     uint64_t keys[MAX_FRAMES];
     stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
+    int skipped = skipped_frames < stack->depth ? skipped_frames : stack->depth;
+    stack->depth -= skipped;
+    memmove(stack->code, stack->code + skipped, (size_t)stack->depth * sizeof *stack->code);
+    memmove(stack->offset, stack->offset + skipped, (size_t)stack->depth * sizeof *stack->offset);
     uint64_t hash = 0;
-    for (int i = 0; i < stack->depth; i++)
+    for (int i = skipped; i < skipped + stack->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
     stack->hash = hash ? hash : 1;
 }
@@ -103,6 +113,23 @@ const open_ranges *backward_ranges(bool *is_backward_thread)
     return pass->ranges;
 }
 
+void backward_record_ranges(void)
+{
+    ranges_are_recorded = true;
+}
+
+/* Record the begin or the end of a pass that the calling thread started. The lock is held. */
+static void record_range(uint16_t kind, const backward_pass *pass)
+{
+    if (!ranges_are_recorded)
+        return;
+    record rec = record_begin(kind, 0, 0, stack_id(&pass->start_stack, false));
+    if (kind == KIND_RANGE_PUSH)
+        rec.range_push.name = spool_text("backward pass");
+    *(kind == KIND_RANGE_PUSH ? &rec.range_push.domain : &rec.range_pop.domain) = spool_text("cudakit");
+    record_append(&rec);
+}
+
 /* Return whether a thread has not already started a backward pass, so that a new pass is not nested. */
 static bool starts_new_pass(pthread_t thread)
 {
@@ -126,6 +153,7 @@ backward_pass *backward_begin(void)
         ranges_end_copies();
         pass->next_pass = active_passes;
         active_passes = pass;
+        record_range(KIND_RANGE_PUSH, pass);
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_new)
@@ -145,6 +173,7 @@ void backward_end(backward_pass *pass)
     if (*link) { /* the child of a fork has no registered passes */
         *link = pass->next_pass;
         ranges_end_copies();
+        record_range(KIND_RANGE_POP, pass);
     }
     pthread_mutex_unlock(&recorder_lock);
     free(pass);

@@ -268,7 +268,7 @@ uint32_t spool_text(const char *text)
 bool spool_has_text(const char *text)
 {
     const size_t length = strnlen(text, TEXT_LIMIT);
-    return !length || table_get(&known_strings, hash_of(text, length));
+    return !length || hash_table_get(&string_ids, hash_of(text, length));
 }
 
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
