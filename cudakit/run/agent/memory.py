@@ -31,6 +31,19 @@ _MOST_EVENTS = 200_000
 _OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
+def _device_memory(torch: "Any") -> "dict[str, list[float]]":
+    """Return the memory of each device in bytes, and the fraction of it that this process may use.
+
+    gpu/capture/torch_memory.py has the same.
+    """
+    cuda = torch.cuda
+    devices = range(cuda.device_count())
+    facts = {"device_total_bytes": [cuda.get_device_properties(i).total_memory for i in devices]}
+    if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7
+        facts["memory_fraction"] = [cuda.memory.get_per_process_memory_fraction(i) for i in devices]
+    return facts
+
+
 def _do_nothing() -> None:
     pass
 
@@ -109,13 +122,23 @@ class History:
         path = f"{stem}{suffix}{extension}"
         partial = f"{path}.part"
         try:
-            self._torch.cuda.memory._dump_snapshot(partial)
+            self._write(partial)
             os.replace(partial, path)
         except BaseException:
             if os.path.exists(partial):
                 os.unlink(partial)
             raise
         self._spool.report("snapshots", path)
+
+    def _write(self, path: str) -> None:
+        """Write a snapshot with the memory and the limit of each device in its settings."""
+        import pickle
+
+        snapshot = self._torch.cuda.memory._snapshot()
+        settings = snapshot.setdefault("allocator_settings", {})
+        self._spool.attempt(lambda: settings.update(_device_memory(self._torch)))
+        with open(path, "wb") as file:
+            pickle.dump(snapshot, file)
 
     def _claim_path(self) -> None:
         """Choose the path of this process, which no other process of the run has, and report it."""
