@@ -86,7 +86,9 @@ def in_range(ranges: Sequence[NamedRange]) -> str:
     """Return the innermost NVTX ranges: ``, in range 'step 7 / backward'``; empty without any."""
     if not ranges:
         return ""
-    names = [cut(named.name, MAX_RANGE_NAME_LENGTH) or "unnamed" for named in ranges[-MAX_SHOWN_RANGES:]]
+    names = [
+        cut(named.name, MAX_RANGE_NAME_LENGTH) or "unnamed" for named in ranges[-MAX_SHOWN_RANGES:]
+    ]
     outer_names = ["…"] if len(ranges) > MAX_SHOWN_RANGES else []
     return f", in range '{' / '.join(outer_names + names)}'"
 
