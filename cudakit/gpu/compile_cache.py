@@ -71,7 +71,9 @@ def _file_name(key: str) -> str:
 def _check_owner(file: int, file_type: int) -> None:
     """Raise PermissionError unless an open file has this type, and only this user can write it."""
     status = os.fstat(file)
-    is_private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_private = status.st_uid == os.geteuid() and not status.st_mode & (
+        stat.S_IWGRP | stat.S_IWOTH
+    )
     if stat.S_IFMT(status.st_mode) != file_type or not is_private:
         raise PermissionError("another user can have written this")
 
