@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 def load_snapshot(path: Path) -> Snapshot:
     """Read a memory snapshot into columns. Nothing in the file is executed.
 
-    Raises SnapshotError if the file is not a memory snapshot.
+    Raises SnapshotError if the file is not a memory snapshot, or needs more time or memory than a snapshot of
+    its size can.
 
     >>> snapshot = load_snapshot("examples/oom.pkl.gz")
     >>> len(snapshot.devices[0].events)
     7713
     """
     from cudakit.core.memory.load import load
+    from cudakit.gpu.host_memory import available_host_memory
 
-    return load(fspath(path))
+    return load(fspath(path), available_host_memory())
 
 
 def memviz(

@@ -291,13 +291,13 @@ def _replay(
 
 
 def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
-    from cudakit.core.memory.load import load
+    from cudakit.api.memory import load_snapshot
 
     snapshots = []
     with progress_line(quiet=quiet) as progress:
         for number, file in enumerate(files):
             progress(f"reading {file}", number / len(files))
-            snapshots.append(load(file))
+            snapshots.append(load_snapshot(file))
     return snapshots
 
 

@@ -10,8 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cudakit.gpu.capture.installed import is_recorder
+
 # The only directory added to the program's PYTHONPATH; it contains sitecustomize.py and nothing else.
 AGENT = Path(__file__).parent / "agent" / "path"
+# The library that NVTX loads at its first call.
+_NVTX_TOOL = "NVTX_INJECTION64_PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
 def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of an outer supervisor: a program has only one."""
     rest = {name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")}
+    if is_recorder(rest.get(_NVTX_TOOL, "")):  # set by the recorder of the outer program
+        del rest[_NVTX_TOOL]
     if "PYTHONPATH" in rest:
         entries = rest["PYTHONPATH"].split(os.pathsep)
         rest["PYTHONPATH"] = os.pathsep.join(path for path in entries if path != str(AGENT))

@@ -65,13 +65,15 @@ def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> Memory
 def _start(recorder: Any, directory: Path, library: str, walker: int, notes: list[str]) -> str:
     """Start the recorder; return the library that it uses, empty if it records no calls of CUDA."""
     try:
-        recorder.start(str(directory), library, walker, [], True)
+        nvtx_tool = recorder.start(str(directory), library, walker, [], True)
     except RuntimeError as error:
         if not library:
             raise
         notes.append(f"allocations from the driver are not recorded: {error}")
-        recorder.start(str(directory), "", walker, [], True)
-        return ""
+        library = ""
+        nvtx_tool = recorder.start(str(directory), library, walker, [], True)
+    if nvtx_tool:
+        notes.append(f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}")
     return library
 
 
