@@ -29,10 +29,7 @@ def moment_name(device: DeviceMemory) -> str:
 
 
 def pool_name(pool: tuple[int, int]) -> str:
-    """Return the name of a pool: (0, 0) is the default pool, (n, 0) a graph's, (0, n) a MemPool's.
-
-    Pools of other libraries than PyTorch have the name of the library.
-    """
+    """Return the name of a pool: the default pool, that of a graph (n, 0), a MemPool (0, n), or a library."""
     if pool == (0, 0):
         return "default"
     if pool in POOL_NAMES:
