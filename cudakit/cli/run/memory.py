@@ -151,7 +151,7 @@ class MemoryMonitor:
         several = len(self._processes) > 1 and process
         prefix = f"process {process}: " if several else ""
         passed = find_limit_passed(snapshot, self._limit_bytes)
-        return [f"{prefix}{_sentence(each, self._limit_bytes)}" for each in passed]
+        return [f"{prefix}{_sentence(limit, self._limit_bytes)}" for limit in passed]
 
 
 def _sentence(passed: LimitPassed, limit_bytes: int) -> str:
@@ -185,9 +185,9 @@ def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> di
     from cudakit.gpu.capture.preflight import Ready, preflight
     from cudakit.gpu.cuda.current import device_count
 
-    found = preflight(python)
-    if isinstance(found, Ready):
-        return found.settings()
+    outcome = preflight(python)
+    if isinstance(outcome, Ready):
+        return outcome.settings()
     paths = SearchPaths.of_this_process()
     try:
         recorder = find_recorder(paths)
@@ -197,7 +197,7 @@ def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> di
     if device_count():
         add_note(
             "only PyTorch's memory and the pools of CuPy, Numba, RMM and JAX are recorded:"
-            f" {found.message}; {found.hint}"
+            f" {outcome.message}; {outcome.hint}"
         )
     frames = {tag: str(path) for tag, path in find_frame_readers(paths).items()}
     return {"recorder": str(recorder), "frames": frames}
