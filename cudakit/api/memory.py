@@ -75,9 +75,10 @@ def memviz_what_if(
 ) -> WhatIfResult:
     """Replay a trace with other settings: return the result of ``cudakit memviz --what-if SETTINGS --json``.
 
-    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" is the defaults. ``limit_bytes`` is the memory of
-    the device; None: the limit of the recording, if memory ran out. Raises InputError for invalid settings,
-    SnapshotError for a bad file or one without a trace, UsageError if the file lacks the device.
+    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" stands for the default settings. ``limit_bytes``
+    is the memory of the device; if it is None, and memory ran out in the recording, the limit of the
+    recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
+    a trace, UsageError if the file lacks the device.
 
     >>> result = memviz_what_if("examples/train_python.pkl.gz", "expandable_segments:True")
     >>> result.devices[0].headline
@@ -114,10 +115,10 @@ def record_memory(
 ) -> AbstractContextManager[None]:
     """Record PyTorch's memory in a ``with`` block, for ``cudakit memviz``; also a decorator.
 
-    The snapshot is written to ``path`` when the block ends, also after an exception. When memory first runs
-    out in the block, another snapshot is written before the error is raised, to a name with ``-oom``, such as
-    ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last ``max_entries``
-    events of each device; with ``stacks`` "all" also C++ frames.
+    The snapshot is written to ``path`` when the block ends, also after an exception. At the first
+    out-of-memory error in the block, another snapshot is written to a name with ``-oom``, such as
+    ``cudakit-memory-oom.pickle``, before the error is raised. Existing files are replaced. The snapshot has
+    the last ``max_entries`` events of each device. With ``stacks`` "all", call stacks also have C++ frames.
 
     Uses ``torch.cuda.memory._record_memory_history``, which has one state per process: do not nest blocks or
     call it in the block. Raises MissingDependency without PyTorch.
