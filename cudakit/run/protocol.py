@@ -10,8 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cudakit.gpu.capture.installed import is_recorder
+
 # The only directory added to the program's PYTHONPATH; it contains sitecustomize.py and nothing else.
 AGENT = Path(__file__).parent / "agent" / "path"
+# The library that NVTX loads at its first call.
+_NVTX_TOOL = "NVTX_INJECTION64_PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
     variables = {
         name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")
     }
+    if is_recorder(variables.get(_NVTX_TOOL, "")):  # the other supervisor's recorder set the variable
+        del variables[_NVTX_TOOL]
     if "PYTHONPATH" in variables:
         paths = variables["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(AGENT))

@@ -248,7 +248,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from cudakit.run.command import resolve
-from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.protocol import NoticeKind, Notice, Settings
 from cudakit.run.supervise import supervise
 supervise(resolve(["-c", sys.argv[1]]), settings=Settings(sanitize=True), consume=lambda _: False)
 """

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from cudakit.core.sanitize.races import NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
@@ -75,6 +76,21 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
             return f"stream {number} (non-blocking)"
         case _:
             return f"stream {number}"
+
+
+MAX_RANGE_NAME_LENGTH = 60
+MAX_SHOWN_RANGES = 3  # the innermost ones
+
+
+def in_range(ranges: Sequence[NamedRange]) -> str:
+    """Return the innermost NVTX ranges: ``, in range 'step 7 / backward'``; empty without any."""
+    if not ranges:
+        return ""
+    names = [
+        cut(named.name, MAX_RANGE_NAME_LENGTH) or "unnamed" for named in ranges[-MAX_SHOWN_RANGES:]
+    ]
+    outer_names = ["…"] if len(ranges) > MAX_SHOWN_RANGES else []
+    return f", in range '{' / '.join(outer_names + names)}'"
 
 
 def _without_signature(text: str) -> str:

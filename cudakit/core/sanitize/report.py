@@ -14,6 +14,7 @@ from cudakit.core.sanitize.names import (
     Demangle,
     call_site,
     call_site_index,
+    in_range,
     is_program_frame,
     short_kernel,
     stream_name,
@@ -104,6 +105,7 @@ class RaceDecoder:
             size_bytes=operation.hi - operation.lo,
             graph=operation.graph,
             node=operation.node,
+            ranges=operation.ranges,
         )
 
     def _memory(self, allocation: Allocation | None) -> Memory | None:
@@ -338,7 +340,8 @@ def _race_text(race: FoundRace) -> str:
 
 
 def _side(when: str, side: Side) -> list[str]:
-    return _with_stack(f"{when + ':':8} {side.operation} on {side.stream}", side)
+    place = in_range(side.ranges)
+    return _with_stack(f"{when + ':':8} {side.operation} on {side.stream}{place}", side)
 
 
 def _with_stack(line: str, source: Side | Memory) -> list[str]:

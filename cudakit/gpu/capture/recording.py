@@ -167,10 +167,10 @@ def _record_cuda(
     readiness = readiness or preflight(None)
     if isinstance(readiness, Ready):
         ready, note = add_device_patches(readiness, accesses, directory)
-        recorder = _start_recorder(ready, directory)
+        recorder, why_no_ranges = _start_recorder(ready, directory)
         return CudaRecording(
             accesses="exact" if ready.patches else "arguments",
-            notes=(note,) if note else (),
+            notes=tuple(filter(None, (note, why_no_ranges))),
             flush=getattr(recorder, "read", None),
         )
     if device_count():
@@ -178,21 +178,21 @@ def _record_cuda(
     return NOT_RECORDED
 
 
-def _start_recorder(ready: Ready, directory: Path) -> Any:
-    """Start the recorder and return its module."""
+def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
+    """Start the recorder; return its module, and why NVTX ranges are not recorded, if so."""
     frames = ready.frames.get(sys.implementation.cache_tag)
     walker = _load_native_module("_frames", frames).walker if frames else 0
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = _load_native_module("_recorder", ready.recorder)
     try:
-        recorder.start(str(directory), str(ready.library), walker, *([patches] if patches else []))
+        other = recorder.start(str(directory), str(ready.library), walker, patches)
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
     after_torch_import(partial(attribute_backward, recorder))
-    return recorder
+    return recorder, other and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other}"
 
 
 def _load_native_module(name: str, path: Path) -> Any:

@@ -23,17 +23,17 @@ from cudakit.render.console.text import (
 from cudakit.render.values import NOT_AVAILABLE
 from cudakit.units import Unavailable
 
-_SIDE_BY_SIDE_FROM = 116  # columns inside the margins of a terminal of 120
-_SIDE_BY_SIDE_ROWS = 4
+_SIDE_BY_SIDE_MIN_WIDTH = 116  # columns inside the margins of a terminal of 120
+_SIDE_BY_SIDE_MIN_ROWS = 4
 _GAP = 2
 _GUTTER = 6
-_MOST_CALLERS = 4
+_MAX_CALLERS = 4
 
 
 def facts_lines(facts: Facts, width: int) -> list[Text]:
     """Return the lines of labelled values, in two columns on terminals of at least 120 columns."""
     rows = facts.rows
-    if width < _SIDE_BY_SIDE_FROM or len(rows) < _SIDE_BY_SIDE_ROWS:
+    if width < _SIDE_BY_SIDE_MIN_WIDTH or len(rows) < _SIDE_BY_SIDE_MIN_ROWS:
         return _column(rows, width)
     half = (len(rows) + 1) // 2
     left = _column(rows[:half], (width - _GUTTER) // 2)
@@ -72,5 +72,5 @@ def _value_lines(value: Value, width: int) -> list[Text]:
 
 def _stack_lines(stack: Stack, width: int) -> list[Text]:
     site = stack_line(stack, width=width, with_callers=False)
-    behind = [cut(f"← {caller}", width) for caller in callers(stack)[:_MOST_CALLERS]]
-    return [site, *(Text(caller, theme.FAINT) for caller in behind)]
+    callers_of_site = [cut(f"← {caller}", width) for caller in callers(stack)[:_MAX_CALLERS]]
+    return [site, *(Text(caller, theme.FAINT) for caller in callers_of_site)]

@@ -107,16 +107,21 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
     memory_only = not settings["sanitize"]
-    options = [patches, memory_only] if memory_only else [patches] if patches else []
     try:
         _refuse_loaded_cuda(settings["library"])
-        recorder.start(settings["spool"], settings["library"], walker, *options)
+        nvtx_tool = recorder.start(
+            spool.directory, settings["library"], walker, patches, memory_only
+        )
     except RuntimeError as error:
         if not memory_only:
             raise
         spool.report("failed", f"allocations from the driver are not recorded: {error}")
         settings["library"] = ""
-        recorder.start(settings["spool"], "", walker, *options)
+        nvtx_tool = recorder.start(spool.directory, "", walker, patches, memory_only)
+    if nvtx_tool:
+        spool.report(
+            "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}"
+        )
     ranges = bool(settings["memory"])
     spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
     import atexit

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
+from cudakit.core.sanitize.names import in_range
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.result import FoundRace, Memory, Side
@@ -134,7 +135,7 @@ def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, V
 
 def _operation(side: Side) -> str:
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{side.operation}{node} on {side.stream}"
+    return f"{side.operation}{node} on {side.stream}{in_range(side.ranges)}"
 
 
 def _stack(side: Side) -> Stack:

@@ -265,6 +265,12 @@ uint32_t spool_text(const char *text)
     return string_count;
 }
 
+bool spool_has_text(const char *text)
+{
+    const size_t length = strnlen(text, TEXT_LIMIT);
+    return !length || hash_table_get(&string_ids, hash_of(text, length));
+}
+
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
 {
     uint32_t payload[1 + 3 * 256];
