@@ -61,7 +61,9 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
     variables = {
         name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")
     }
-    if is_recorder(variables.get(_NVTX_TOOL, "")):  # the other supervisor's recorder set the variable
+    if is_recorder(
+        variables.get(_NVTX_TOOL, "")
+    ):  # the other supervisor's recorder set the variable
         del variables[_NVTX_TOOL]
     if "PYTHONPATH" in variables:
         paths = variables["PYTHONPATH"].split(os.pathsep)
