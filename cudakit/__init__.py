@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         memviz as memviz,
         memviz_diff as memviz_diff,
         memviz_what_if as memviz_what_if,
-        record_memory as record_memory,
     )
     from cudakit.api.plugs import (
         cupy_allocator as cupy_allocator,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         rmm_resource as rmm_resource,
         torch_pool as torch_pool,
     )
+    from cudakit.api.record_memory import record_memory as record_memory
     from cudakit.api.sanitize import sanitize as sanitize
     from cudakit.errors import (
         CudaError as CudaError,
@@ -121,7 +121,7 @@ _MODULES = {
     "profiler": "cudakit.api",
     "push_range": "cudakit.gpu.nvtx",
     "range": "cudakit.gpu.nvtx",
-    "record_memory": "cudakit.api.memory",
+    "record_memory": "cudakit.api.record_memory",
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.gpu.cuda.current",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudakit.core.memory.result import DiffResult, MemoryResult
@@ -105,27 +104,3 @@ def new_allocator(device: ReplayDevice, settings: Settings, search_again: bool) 
     from cudakit.core.allocator.allocator import CachingAllocator
 
     return CachingAllocator(device, settings, search_again=search_again)
-
-
-def record_memory(
-    path: Path = "cudakit-memory.pickle",
-    *,
-    max_entries: int = 200_000,
-    stacks: Literal["python", "all"] = "python",
-) -> AbstractContextManager[None]:
-    """Record PyTorch's memory in a ``with`` block, for ``cudakit memviz``; also a decorator.
-
-    The snapshot is written to ``path`` when the block ends, also after an exception. At the first
-    out-of-memory error in the block, another snapshot is written to a name with ``-oom``, such as
-    ``cudakit-memory-oom.pickle``, before the error is raised. Existing files are replaced. The snapshot has
-    the last ``max_entries`` events of each device. With ``stacks`` "all", call stacks also have C++ frames.
-
-    Uses ``torch.cuda.memory._record_memory_history``, which has one state per process: do not nest blocks or
-    call it in the block. Raises MissingDependency without PyTorch.
-
-    >>> with cudakit.record_memory("step.pickle"):  # doctest: +SKIP
-    ...     train_step()
-    """
-    from cudakit.gpu.capture.torch_memory import record
-
-    return record(fspath(path), max_entries=max_entries, stacks=stacks)

@@ -204,3 +204,19 @@ def test_other_files_are_not_read_as_snapshots(
     with pytest.raises(SnapshotError):
         read_snapshot(path)
     assert capsys.readouterr().out == ""
+
+
+def test_replay_of_pytorch_leaves_out_other_memory(memory: ProcessMemory, tmp_path: Path) -> None:
+    path = tmp_path / "merged.pickle"
+    write_snapshot(built(memory, torch_snapshot()), path)
+
+    (device,) = cudakit.memviz_what_if(path, "expandable_segments:True").devices
+    assert device.recorded.peak.reserved_bytes == 2 * MIB
+
+
+def test_pool_of_a_library_is_selected_by_name(memory: ProcessMemory, tmp_path: Path) -> None:
+    path = tmp_path / "merged.pickle"
+    write_snapshot(built(memory, torch_snapshot()), path)
+
+    (device,) = cudakit.memviz(path, pool=POOL_IDS["driver"]).devices
+    assert device.end.reserved_bytes == 3 * MIB
