@@ -122,7 +122,8 @@ class History:
     def _save(self, suffix: str) -> None:
         stem, extension = os.path.splitext(self._path)
         path = f"{stem}{suffix}{extension}"
-        partial = f"{path}.part"
+        # A random name and mode "x": another user could place a symbolic link at a predictable name.
+        partial = f"{path}.{os.urandom(8).hex()}.part"
         try:
             self._write(partial)
             os.replace(partial, path)
@@ -139,7 +140,7 @@ class History:
         snapshot = self._torch.cuda.memory._snapshot()
         settings = snapshot.setdefault("allocator_settings", {})
         self._spool.attempt(lambda: settings.update(_device_memory(self._torch)))
-        with open(path, "wb") as file:
+        with open(path, "xb") as file:
             pickle.dump(snapshot, file)
 
     def _claim_path(self) -> None:

@@ -198,6 +198,18 @@ def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
     assert not list(place.glob("*.part"))
 
 
+def test_snapshot_is_not_written_through_a_symbolic_link(place: Path) -> None:
+    victim = place / "victim"
+    victim.write_text("unchanged")
+    for name in ("out.pkl", "out.pkl.part"):
+        (place / name).symlink_to(victim)
+
+    run(place, USES)
+
+    assert victim.read_text() == "unchanged"
+    assert read(place / "out.pkl")["events"] == "recorded,a"
+
+
 def test_too_old_torch_is_reported(place: Path) -> None:
     (place / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
 
