@@ -214,11 +214,15 @@ class _Writer:
             yield _block(segment.address, size, segment.requested_bytes, self.frames(segment.stack))
             return
         end = segment.address
-        for address, block in sorted(segment.blocks.items()):
+        blocks = sorted(segment.blocks.items())
+        next_addresses = [*(address for address, _ in blocks[1:]), segment.end]
+        for (address, block), next_address in zip(blocks, next_addresses, strict=True):
             if address > end:
                 yield _block(end, address - end, 0, [])
-            yield _block(address, block.size_bytes, block.requested_bytes, self.frames(block.stack))
-            end = address + block.size_bytes
+            # A pool may round less than the model: JAX and RMM round to 256 bytes.
+            size = min(block.size_bytes, next_address - address)
+            yield _block(address, size, block.requested_bytes, self.frames(block.stack))
+            end = address + size
         if segment.end > end:
             yield _block(end, segment.end - end, 0, [])
 
