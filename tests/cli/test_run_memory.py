@@ -217,7 +217,7 @@ def test_memory_that_numba_has_not_freed_yet_is_reserved_but_not_in_use(run: Run
     assert reserved(run(NUMBA + "driver.clear()\n", RANK="1").snapshot(), "numba") == MIB
 
 
-def test_several_libraries_in_one_program_are_told_apart(run: Runner) -> None:
+def test_several_libraries_in_one_program_have_separate_pools(run: Runner) -> None:
     snapshot = run(CUPY + NUMBA).snapshot()
 
     assert len(blocks(snapshot, "cupy")) == len(blocks(snapshot, "numba")) == 1

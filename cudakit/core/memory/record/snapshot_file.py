@@ -256,7 +256,7 @@ def _merged(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Merge two traces by time, and return whether old events are missing.
 
-    Where one trace lost its old events, the other is cut at the same time: a trace must be complete.
+    If one trace lost its old events, the other is cut at the same time: a trace must be complete.
     """
     if not torch or not all("time_us" in entry for entry in torch):
         return [*torch, *recorded], any(overflows)
@@ -337,7 +337,7 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
 def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
     """Give memory without a call stack that of the backward pass during which it was allocated.
 
-    Autograd's threads have no Python frames. Where two passes ran at once, the memory keeps no call stack.
+    Autograd's threads have no Python frames. If two passes ran at once, the memory keeps no call stack.
     """
     passes = _Passes(writer)
     if passes.is_empty:
