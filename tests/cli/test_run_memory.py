@@ -280,6 +280,8 @@ NVTX = f"""{CUPY}
 import nvtx
 with nvtx.annotate("step 7"), nvtx.annotate("backward", domain="mine"):
     kept = cupy.pool.malloc(8 << 20)
+nvtx.push_range("cub::DeviceScan", domain="CCCL")
+nvtx.pop_range(domain="CCCL")
 epoch = nvtx.start_range("epoch")
 small = weights()
 nvtx.end_range(epoch)

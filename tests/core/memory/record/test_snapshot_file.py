@@ -120,6 +120,20 @@ def test_merged_snapshot_has_the_totals_of_both(memory: ProcessMemory, tmp_path:
     assert not any(astuple(device.health.contradictions))
 
 
+def test_snapshot_is_not_written_through_a_symbolic_link(
+    memory: ProcessMemory, tmp_path: Path
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "merged.pickle"
+    victim.write_text("unchanged")
+    (tmp_path / "merged.pickle.part").symlink_to(victim)
+    write_snapshot(built(memory, torch_snapshot()), path)
+
+    assert victim.read_text() == "unchanged"
+    assert sorted(place.name for place in tmp_path.glob("merged.pickle*")) == [
+        "merged.pickle", "merged.pickle.part",
+    ]  # fmt: skip
+
+
 def backward(begin_ms: int, end_ms: int | None) -> NamedRange:
     end_ns = None if end_ms is None else end_ms * MS
     return NamedRange("backward pass", "cudakit", STACK, begin_ms * MS, end_ns)
