@@ -86,6 +86,11 @@ _RECORD = option_group(
         help="With --memory: the snapshot file to write.  [default: cudakit-memory.pickle]",
     ),
     option(
+        "--no-driver",
+        is_flag=True,
+        help="With --memory: use only the hooks of libraries, so that a profiler can run in the program.",
+    ),
+    option(
         "--limit",
         type=byte_size,
         metavar="SIZE",

@@ -49,6 +49,7 @@ class RunSpec:
     require_gpu: bool
     snapshot: str | None
     log: str | None
+    no_driver: bool
     limit: int | None
     fail_on: Literal["limit"] | None
     python: str | None
@@ -71,6 +72,10 @@ class RunSpec:
             raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
         if self.limit is not None and not self.memory:
             raise UsageError("--limit needs --memory", hint="add --memory, or remove --limit")
+        if self.no_driver and (self.sanitize or not self.memory):
+            raise UsageError(
+                "--no-driver needs --memory alone", hint="--sanitize records calls of the driver"
+            )
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
@@ -197,7 +202,10 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     if path:
         memory = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
         if not spec.sanitize:
-            settings = replace(settings, **recorder_settings(command.python, monitor.add_note))
+            options = recorder_settings(
+                command.python, monitor.add_note, use_driver=not spec.no_driver
+            )
+            settings = replace(settings, **options)
     return _Prepared(command, settings, monitor, memory, outputs, log)
 
 
