@@ -127,8 +127,8 @@ class _Log:
     def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
         self._path = path
         self._failure: OSError | None = None
-        self._opened = stack.enter_context(ExitStack())
-        self._writer = LogWriter(self._opened.enter_context(open_binary_file(path, force=force)))
+        self._open_file = stack.enter_context(ExitStack())
+        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
 
     def add(self, batch: Batch) -> None:
         """Append a batch."""
@@ -143,9 +143,9 @@ class _Log:
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
             raise EnvironmentUnusable(reason) from self._failure
-        names = (each.name for each in fields(Outcome))
+        names = (field.name for field in fields(Outcome))
         self._writer.finish(Outcome(**{name: getattr(result, name) for name in names}))
-        self._opened.close()
+        self._open_file.close()
         if not quiet:
             click.echo(f"Wrote {printable(self._path)}", err=True)
 
@@ -194,9 +194,9 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
-        ready, why_not = add_device_patches(ready, spec.accesses, patches)
-        if why_not:
-            monitor.add_note(why_not)
+        ready, reason = add_device_patches(ready, spec.accesses, patches)
+        if reason:
+            monitor.add_note(reason)
         settings = replace(settings, **ready.settings())
     memory = None
     if path:
@@ -211,13 +211,13 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
-    found = preflight(command.python)
-    if isinstance(found, Ready):
-        return found
+    outcome = preflight(command.python)
+    if isinstance(outcome, Ready):
+        return outcome
     if _has_device():
         if spec.on_missing == "refuse":
-            raise found.error()
-        reason = f"CUDA is not recorded: {found.message}; {found.hint}"
+            raise outcome.error()
+        reason = f"CUDA is not recorded: {outcome.message}; {outcome.hint}"
         monitor.add_note(reason, unrecorded=True)
     return None
 
