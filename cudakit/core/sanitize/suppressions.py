@@ -16,6 +16,7 @@ from cudakit.errors import UsageError
 COMMAND_LINE = "--suppress"
 
 _FORMS = "use kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
+_MAX_FILE_BYTES = 1 << 20
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 
 
@@ -77,7 +78,14 @@ def parse(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
 
 def _patterns_in_file(name: str) -> Iterator[Suppression]:
     try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        with Path(name).open("rb") as file:  # can be endless: a pipe or a device
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise UsageError(
+                f"{name} has more than {_MAX_FILE_BYTES >> 20} MiB, which is too long for suppressions",
+                hint="use a text file with one pattern per line",
+            )
+        lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
         raise UsageError(

@@ -112,6 +112,19 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
     return np.array([0, *innermost], np.int32)[index], tuple(names)
 
 
+def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[str, ...]:
+    """Return the names of the ranges that are open at an event, outermost first."""
+    if event < 0 or not snapshot.has_times:
+        return ()
+    time_us = non_decreasing(trace.events.time_us)[event]
+    ranges = _OpenRanges()
+    for annotation in _annotations_of(snapshot, trace):
+        if annotation.time_us > time_us:
+            break
+        ranges.apply(annotation)
+    return ranges.names()
+
+
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     """Return the name of the annotation that marks steps, and the moments between steps.
 
@@ -182,6 +195,10 @@ class _OpenRanges:
             self._started += 1
         elif self._numbers[annotation.name]:
             del self._names[self._numbers[annotation.name].pop()]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all open ranges, the oldest first."""
+        return tuple(self._names.values())
 
     def innermost(self) -> str:
         """Return the name of the youngest open range; "" if none is open."""

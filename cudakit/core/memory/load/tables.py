@@ -14,6 +14,9 @@ from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 
+# A call stack of a device is a row of several tables of the report.
+_ROWS_PER_STACK = 8
+
 _POOL = struct.Struct("=QQ")
 
 
@@ -64,6 +67,7 @@ class Tables:
             used = np.zeros(len(stacks), np.bool_)
             for rows in (device.events, device.segments, device.blocks):
                 used[rows.stack] = True
+            self._tree.budget.spend_rows(_ROWS_PER_STACK * int(used.sum()))
             self._tree.budget.spend_stacks(int(n_frames[used].sum()), int(n_characters[used].sum()))
 
     def codes(self, handles: Handles, code_of_word: Mapping[str, int], default: int) -> Codes:

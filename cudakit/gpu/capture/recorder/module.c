@@ -16,6 +16,8 @@
 
 #define ERROR_BYTES 1024
 
+static bool is_started; /* start() succeeded, and stop() was not called since; the GIL protects it */
+
 static PyObject *raise_error(const char *error)
 {
     PyErr_SetString(PyExc_RuntimeError, error);
@@ -66,12 +68,15 @@ static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_argumen
                                      &patches, &memory_only) ||
         add_patches(patches))
         return NULL;
+    if (is_started)
+        return raise_error("this process is being recorded already");
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
     if (!*library)
         tracing_begin();
     else if (!subscription_begin(library, memory_only, error, sizeof error))
         return raise_error(error);
+    is_started = true;
     return Py_BuildValue("z", nvtx_inject());
 }
 
@@ -80,6 +85,7 @@ PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not record
 static PyObject *stop(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
+    is_started = false;
     Py_BEGIN_ALLOW_THREADS
     subscription_end();
     Py_END_ALLOW_THREADS
