@@ -210,7 +210,9 @@ with nvtx.annotate("step 1"), nvtx.annotate("backward", domain="mine"):
     backward(nested_ranges)
 launch()
 with recording.drained():
-    events = [event for batch in taken for event in unpack(batch.records, batch.strings)]
+    events = []
+    for batch in taken:
+        events += unpack(batch.records, batch.strings)
 
 tracker, names = RangeTracker(), []
 for batch in taken:
