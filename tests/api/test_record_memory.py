@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gpu.capture.recorded import build_library
 
 import cudakit
+from cudakit.core.memory.record.snapshot_file import read_snapshot
 
 
 class Torch(SimpleNamespace):
@@ -18,9 +23,14 @@ class Torch(SimpleNamespace):
         self.observers: list[Callable[..., None]] = []
         memory = SimpleNamespace(
             _record_memory_history=lambda enabled="all", **_: self.asked.append(enabled),
-            _dump_snapshot=lambda path: Path(path).write_text(f"after {len(self.asked)} calls"),
+            _snapshot=lambda: {"segments": [], "calls": len(self.asked)},
+            get_per_process_memory_fraction=lambda device: 0.5 + device / 4,
         )
-        self.cuda = SimpleNamespace(memory=memory)
+        self.cuda = SimpleNamespace(
+            memory=memory,
+            device_count=lambda: 2,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=100 + device),
+        )
         self._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=self.observers.append)
 
     def run_out_of_memory(self) -> None:
@@ -85,8 +95,65 @@ def test_a_function_can_be_recorded_at_each_call(torch: Torch) -> None:
     assert torch.asked == ["all", None, "all", None]
 
 
-def test_without_torch_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_other_memory_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    path = tmp_path / "x.pickle"
 
-    with pytest.raises(cudakit.MissingDependency, match="torch"), cudakit.record_memory("x.pickle"):
+    with cudakit.record_memory(path) as recording:
         pass
+
+    assert recording.files == [recording.path] == [path]
+    assert read_snapshot(path)["segments"] == []
+
+
+STAND_IN = Path(__file__).parents[1] / "run" / "memory_stand_in" / "site-packages"
+PROGRAM = """
+import sys; sys.path.insert(0, sys.argv[1])
+import cudakit
+from cudakit.core.memory.record.snapshot_file import read_snapshot
+from cudakit.core.memory.record.snapshot_file import read_snapshot
+
+def sizes(snapshot):
+    return [[block["requested_size"] for block in segment["blocks"] if block["requested_size"]]
+            for segment in snapshot["segments"]]
+
+with cudakit.record_memory("first.pickle") as recording:
+    import cupy
+    first = cupy.pool.malloc(1000)
+second = cupy.pool.malloc(2000)
+with cudakit.record_memory("second.pickle"):
+    cupy.pool.free(first)
+    third = cupy.pool.malloc(3000)
+print(recording.notes, file=sys.stderr)
+first, second = (read_snapshot(recording.path.with_name(f"{name}.pickle")) for name in ("first", "second"))
+assert sizes(first) == [[1000]], first
+assert sizes(second) == [[2000, 3000]], second
+actions = [entry["action"] for entry in second["device_traces"][0]]
+assert actions == ["free_requested", "free_completed", "alloc"], actions
+"""
+
+
+def test_blocks_record_pools_of_other_libraries(tmp_path: Path) -> None:
+    library = build_library(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", PROGRAM, str(STAND_IN)],
+        cwd=tmp_path,
+        env=os.environ | {"FAKE_CUDA": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == "()\n"
+
+
+def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:  # noqa: ARG001
+    with cudakit.record_memory("step.pickle"):
+        pass
+
+    snapshot = pickle.loads(Path("step.pickle").read_bytes())  # noqa: S301
+    settings = snapshot["allocator_settings"]
+    assert settings == {"device_total_bytes": [100, 101], "memory_fraction": [0.5, 0.75]}

@@ -11,7 +11,7 @@ from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
-from cudakit.run.protocol import About, Notice
+from cudakit.run.protocol import Notice, NoticeKind
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
@@ -30,7 +30,6 @@ class Monitor:
         stop_on_first: bool,
         accept_unrecorded: bool,
     ) -> None:
-        self.snapshots: list[str] = []
         self.stopped = False
         self._enough = self._unrecorded = False
         self._failure: Exception | None = None
@@ -57,12 +56,10 @@ class Monitor:
 
     def notify(self, notice: Notice) -> None:
         """Consume a message of an agent."""
-        fails = notice.about is About.INCOMPLETE or (
-            notice.about is About.UNRECORDED and not self._accept_unrecorded
+        fails = notice.kind is NoticeKind.INCOMPLETE or (
+            notice.kind is NoticeKind.UNRECORDED and not self._accept_unrecorded
         )
-        if notice.about is About.SNAPSHOTS:
-            self.snapshots.append(notice.text)
-        elif fails:
+        if fails:
             self._incomplete[notice.text] += 1
         else:
             self.add_note(notice.text)

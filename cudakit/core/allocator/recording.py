@@ -269,10 +269,11 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 
 def save(snapshot: dict[str, Any], path: Path) -> None:
     """Write a snapshot to a file. Raises UsageError if that fails; an existing file then stays unchanged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # The name is random and the mode is "x", because another user could place a symbolic link at a known name.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 pickle.dump(snapshot, file, protocol=4)
             temporary.replace(path)
         finally:

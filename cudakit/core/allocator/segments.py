@@ -132,7 +132,7 @@ class StreamSegments:
         for unmapped in self.unmapped:
             before = unmapped.prev
             start = before if before is not None and before.free else unmapped
-            if _has_size(start, size):
+            if _has_min_size(start, size):
                 return start
         return None
 
@@ -318,7 +318,7 @@ def expandable_size(block: Block) -> int:
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _has_size(start: Block, size: int) -> bool:
+def _has_min_size(start: Block, size: int) -> bool:
     """Return whether free and unmapped blocks from ``start`` on have at least a size."""
     total = 0
     block: Block | None = start

@@ -1,8 +1,8 @@
 """The agent: starts the recording that ``cudakit run`` requested, inside the program's process.
 
-It is loaded by path into programs that may not have cudakit installed. It imports only modules that Python
-itself has already imported, not even ``__future__``: hence the quoted annotations. A failure becomes a line
-of ``PID.failed`` in the spool, and the program continues.
+This module is loaded by path into programs that may not have cudakit installed. It imports only modules that
+Python itself has already imported, so annotations are quoted instead of importing ``__future__``. A failure
+is written as a line of ``PID.failed`` in the spool, and the program continues.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 from _frozen_importlib import ModuleSpec, module_from_spec
 from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
 
-TYPE_CHECKING = False  # as in typing, which is not imported for it
+TYPE_CHECKING = False  # has the meaning of typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -20,7 +20,7 @@ SETTINGS = "CUDAKIT_AGENT"
 SPOOL = "CUDAKIT_SPOOL"
 ONLY = "CUDAKIT_SPOOL_PROCESS"
 
-# A process of multiprocessing that runs no code of the program.
+# The module of a helper process of multiprocessing, which runs no code of the program.
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
@@ -33,10 +33,12 @@ def start(directory: str) -> None:
     spool = Spool(settings["spool"])
     if not settings["follow"]:
         spool.attempt(lambda: remove_from_environment(directory))
-    if settings["sanitize"] and settings["recorder"]:
-        spool.attempt(lambda: record(settings, spool), "unrecorded")
+    recorders: list[Any] = []
+    if settings["recorder"]:
+        what = "unrecorded" if settings["sanitize"] else "failed"
+        spool.attempt(lambda: recorders.append(record(settings, spool)), what)
     if settings["memory"]:
-        spool.attempt(lambda: record_memory(settings, spool))
+        spool.attempt(lambda: record_memory(settings, spool, *recorders))
 
 
 class Spool:
@@ -49,7 +51,7 @@ class Spool:
         """Run an action; report its failure as ``what`` instead of raising it into the program."""
         try:
             action()
-        except Exception as error:  # noqa: BLE001 must not disturb the program
+        except Exception as error:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.report(what, f"{type(error).__name__}: {error}")
 
     def report(self, what: str, line: str) -> None:
@@ -62,7 +64,7 @@ class Spool:
 
 
 def parse(text: str) -> "dict[str, Any]":
-    """Parse JSON, if possible with the C part of ``json``, which imports nothing else."""
+    """Parse JSON, if possible with the C part of ``json``, which imports no other module."""
     try:
         from _json import make_scanner
 
@@ -96,31 +98,58 @@ def remove_from_environment(directory: str) -> None:
         os.environ[ONLY] = str(os.getpid())
 
 
-def record(settings: "dict[str, Any]", spool: "Spool") -> None:
-    """Start the native recorder. Raises RuntimeError if CUDA is loaded: earlier calls would be missing."""
-    if library := _mapped(b"/libcuda.so"):
-        raise RuntimeError(f"CUDA was loaded before recording could start: {library}")
+def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
+    """Start the native recorder and return it.
+
+    Raises RuntimeError if CUDA cannot be recorded. A recording of memory alone then uses the hooks of pools.
+    """
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
-    recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
-    spool.attempt(lambda: attribute_backward(recorder, spool))
+    memory_only = not settings["sanitize"]
+    try:
+        _refuse_loaded_cuda(settings["library"])
+        nvtx_tool = recorder.start(
+            spool.directory, settings["library"], walker, patches, memory_only
+        )
+    except RuntimeError as error:
+        if not memory_only:
+            raise
+        spool.report("failed", f"allocations from the driver are not recorded: {error}")
+        settings["library"] = ""
+        nvtx_tool = recorder.start(spool.directory, "", walker, patches, memory_only)
+    if nvtx_tool:
+        spool.report(
+            "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}"
+        )
+    ranges = bool(settings["memory"])
+    spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
     import atexit
 
     atexit.register(delete_if_abandoned, settings["spool"])
     if patches:
-        # Runs before the other one. Not in an exit handler of C: CUDA may be unloaded by then.
+        # This handler runs before ``delete_if_abandoned``. An exit handler in C would be too late, because
+        # CUDA may be unloaded then.
         atexit.register(recorder.finish)
-    # The recorder stops in its own C exit handler: after Python's cleanup, which is recorded too, and before
-    # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
+    # The recorder stops in an exit handler in C: after Python's cleanup, which is recorded too, and before
+    # libraries destroy their contexts, because NVIDIA's library crashes if the recording stops later.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
+    return recorder
 
 
-def attribute_backward(recorder: "Any", spool: "Spool") -> None:
+def _refuse_loaded_cuda(library: str) -> None:
+    """Raise RuntimeError if a library is to record CUDA, but CUDA is loaded: it has missed calls."""
+    if library and (loaded := _mapped(b"/libcuda.so")):
+        raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
+
+
+def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
     """Give the work of autograd's threads a call stack, once the program imports torch."""
     torch = _torch_import()
-    torch.after_torch_import(lambda: spool.attempt(lambda: torch.attribute_backward(recorder)))
+    torch.after_torch_import(
+        lambda: spool.attempt(lambda: torch.attribute_backward(recorder, ranges=ranges))
+    )
 
 
 def delete_if_abandoned(directory: str) -> None:
@@ -143,11 +172,22 @@ def delete_if_abandoned(directory: str) -> None:
         pass
 
 
-def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:
-    """Record the memory of torch if the program imports it."""
+def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = None) -> None:
+    """Record the memory of torch and, with the native recorder, of other libraries in the program."""
     memory = _module("_cudakit_memory", "memory.py")
-    history = memory.History(settings["memory"], spool, settings["supervisor"])
-    history.await_torch(_torch_import().after_torch_import)
+    imports = _torch_import()
+    history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
+    history.await_torch(imports.after_torch_import)
+    for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
+        imports.after_import(name, history.run_first_at_exit)
+    if recorder:
+        hooks = _module("_cudakit_pool_hooks", "../../gpu/capture/pool_hooks.py").PoolHooks(
+            recorder,
+            spool.attempt,
+            lambda text: spool.report("jax", text),
+            driver_is_recorded=bool(settings["library"]),
+        )
+        hooks.watch(imports.after_import)
 
 
 def _torch_import() -> "Any":
@@ -166,10 +206,10 @@ def _module(name: str, path: str) -> "Any":
 
 
 def _mapped(name: bytes) -> str:
-    """Return the path of a mapped file with this name, or an empty string."""
+    """Return the path of a mapped file whose path contains ``name``, or an empty string."""
     with open("/proc/self/maps", "rb") as maps:
-        found = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
-        return next(found, b"").decode(errors="replace")
+        paths = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
+        return next(paths, b"").decode(errors="replace")
 
 
 def _walker(frames: dict[str, str], spool: "Spool") -> int:

@@ -23,7 +23,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.engine import STRAY_ACCESS, Engine
-from cudakit.core.sanitize.races import Coverage, Race, SyncKind
+from cudakit.core.sanitize.races import Coverage, NamedRange, Race, SyncKind
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -32,11 +32,14 @@ from cudakit.trace.events import (
     Event,
     Fill,
     GraphLaunch,
+    GraphNode,
     Launch,
     Mark,
+    RangePop,
+    RangePush,
     StreamCreate,
 )
-from cudakit.trace.kinds import Precision
+from cudakit.trace.kinds import NodeType, Precision
 from cudakit.trace.layout import RECORD, Records, pack
 
 X = place("x")
@@ -250,10 +253,10 @@ def test_race_describes_both_operations() -> None:
 
 
 def races(
-    events: Sequence[Event], *, cuts: Sequence[int] = (), forgets_above: int = 1024
+    events: Sequence[Event], *, cuts: Sequence[int] = (), prune_above: int = 1024
 ) -> list[Race]:
     """Return the races of a trace that is fed in pieces; ``ends`` are the calls after the pieces."""
-    engine, strings = Engine(forgets_above=forgets_above), {"": 0}
+    engine, strings = Engine(prune_above=prune_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
     ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})
     found: list[Race] = []
@@ -298,7 +301,7 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
-    assert reported(races(events, cuts=calls, forgets_above=0)) == pairs(events)
+    assert reported(races(events, cuts=calls, prune_above=0)) == pairs(events)
 
 
 @settings(max_examples=60, deadline=None)
@@ -307,3 +310,29 @@ def test_trace_of_simulated_device_gives_the_same_races(program: Program, seed: 
     events = Run(program, seed=seed).trace
 
     assert reported(races(events)) == pairs(events)
+
+
+def test_race_has_ranges_of_both_sides() -> None:
+    s = Scene()
+    s.call(RangePush("step", "mine"))
+    s.call(RangePush("prefetch"))
+    s.W(1, "x")
+    s.call(RangePop())
+    (race,) = s.R(2, "x")
+
+    assert race.previous.ranges == (NamedRange("step", "mine"), NamedRange("prefetch", ""))
+    assert race.current.ranges == (NamedRange("step", "mine"),)
+
+
+def test_graph_nodes_have_ranges_of_graph_launch() -> None:
+    s = Scene()
+    access = Access(place("x"), place("x") + SIZE, WRITE, node=1)
+    s.call(RangePush("capture"))
+    s.call(GraphNode(1, 1, NodeType.COPY), access)
+    s.call(RangePop())
+    s.call(RangePush("replay"))
+    s.call(GraphLaunch(1, 1, executable=1))
+    s.call(RangePop())
+    (race,) = s.R(2, "x")
+
+    assert [(one.name, race.current.ranges) for one in race.previous.ranges] == [("replay", ())]

@@ -60,6 +60,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "node": EventKind.GRAPH_NODE, "edge": EventKind.GRAPH_EDGE, "graph_launch": EventKind.GRAPH_LAUNCH,
         "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
         "accessed": EventKind.ACCESSED, "arenas": EventKind.ARENAS,
+        "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")
@@ -165,6 +166,19 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
     events = recorded(tmp_path, library, program)
     assert [each.name for each in event_bodies(events, Launch)] == ["none", "one"]
     assert len(list(event_bodies(events, Access))) == 1
+
+
+def test_kernel_names_of_equal_hash_are_distinct(library: Path, tmp_path: Path) -> None:
+    # These names have the same 64-bit FNV-1a hash, which the recorder uses to find written strings.
+    program = """
+for name in (b"8yn0iYCKYHlIj4-BwPqk", b"GReLUrM4wMqfg9yzV3KQ") * 2:
+    kernel = Kernel(name, 0)
+    cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(), None)
+    cuda.unload_module()
+"""
+    events = recorded(tmp_path, library, program)
+    names = [each.name for each in event_bodies(events, Launch)]
+    assert names == ["8yn0iYCKYHlIj4-BwPqk", "GReLUrM4wMqfg9yzV3KQ"] * 2
 
 
 def test_memory_records_kind_of_allocation_and_free(library: Path, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run.programs import Outcome, supervised
 
-from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.protocol import Notice, NoticeKind, Settings
 
 # The functions of torch that the agent calls. As in torch, calls are queued until CUDA is initialized.
 TORCH = {
@@ -22,6 +24,10 @@ TORCH = {
         queued, ready = [], 0
         def _lazy_call(call):
             call() if ready == os.getpid() else queued.append(call)
+        def device_count(): return 1
+        def get_device_properties(index):
+            class properties: total_memory = 1 << 30
+            return properties
         def init():
             global ready
             ready = os.getpid()
@@ -35,8 +41,8 @@ TORCH = {
             from torch import cuda
             assert cuda.ready == os.getpid(), "CUDA is not initialized"
             events.append("recorded")
-        def _dump_snapshot(filename):
-            with open(filename, "w") as file: file.write(",".join(events))
+        def _snapshot():
+            return {"events": ",".join(events)}
         def allocate(name): events.append(name)
     """,
     "torch/_C.py": """
@@ -71,11 +77,16 @@ def run(
         notify=notices.append,
         **{"PYTHONPATH": str(place / "lib"), **more},
     )
-    return done, notices
+    return done, [notice for notice in notices if notice.kind is not NoticeKind.MEMORY]
 
 
 def saved(place: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted(place.glob("out*"))}
+    return {path.name: read(path)["events"] for path in sorted(place.glob("out*"))}
+
+
+def read(path: Path) -> dict[str, Any]:
+    snapshot: dict[str, Any] = pickle.loads(path.read_bytes())  # noqa: S301
+    return snapshot
 
 
 def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
@@ -83,8 +94,8 @@ def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
 
     assert done == Outcome(0, "torch is imported\n", "")
     assert saved(place) == {"out.pkl": "recorded,a"}
-    assert [(notice.about, notice.text) for notice in notices] == [
-        (About.SNAPSHOTS, str(place / "out.pkl"))
+    assert [(notice.kind, notice.text) for notice in notices] == [
+        (NoticeKind.SNAPSHOTS, str(place / "out.pkl"))
     ]
 
 
@@ -182,13 +193,25 @@ def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
     done, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
 
     assert done.status == 0
-    assert notice.about is About.FAILED
+    assert notice.kind is NoticeKind.FAILED
     assert "out.pkl" in notice.text
     assert not list(place.glob("*.part"))
 
 
+def test_snapshot_is_not_written_through_a_symbolic_link(place: Path) -> None:
+    victim = place / "victim"
+    victim.write_text("unchanged")
+    for name in ("out.pkl", "out.pkl.part"):
+        (place / name).symlink_to(victim)
+
+    run(place, USES)
+
+    assert victim.read_text() == "unchanged"
+    assert read(place / "out.pkl")["events"] == "recorded,a"
+
+
 def test_too_old_torch_is_reported(place: Path) -> None:
-    (place / "lib/torch/cuda/memory.py").write_text("def _dump_snapshot(name): pass")
+    (place / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
 
     done, notices = run(place, "import torch; torch.cuda.init()")
 
@@ -198,3 +221,10 @@ def test_too_old_torch_is_reported(place: Path) -> None:
 
 def test_environment_of_the_tests_has_no_rank() -> None:
     assert not {"RANK", "LOCAL_RANK"} & set(os.environ)
+
+
+def test_snapshot_has_the_memory_of_each_device(place: Path) -> None:
+    run(place, USES)
+
+    settings = read(place / "out.pkl")["allocator_settings"]
+    assert settings == {"device_total_bytes": [1 << 30]}

@@ -15,7 +15,7 @@ from cudakit.core.bench.present.spread import sample_section
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.document import Column, Document, Node, Note, Rate, Ratio, Seconds, Table, Text, Value
-from cudakit.units import Unavailable, format_ratio
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 _MEASURED_COLUMNS = (Column("figure", "text"), Column("measured", "number"))
 _EXPECTED_COLUMNS = (Column("expected", "number"), Column("of expected", "number"))
@@ -58,7 +58,7 @@ def _headline(suite: SuiteResult) -> Note:
     out_of_band = [figure for figure in assessed if figure.is_out_of_band]
     if not assessed:
         reason = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
-        return Note("info", f"{reason[:1].upper()}{reason[1:]}.")
+        return Note("info", f"{capitalized(reason)}.")
     if not out_of_band:
         return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"

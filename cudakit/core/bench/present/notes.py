@@ -8,7 +8,7 @@ from cudakit.core.bench.labels import count_cases, describe_subset
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
-from cudakit.units import Unavailable, format_ratio
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 SIMULATED = (
     "Simulated: all values are computed on the CPU, not measured on a GPU; default sizes are smaller than on "
@@ -67,7 +67,7 @@ def _warning_notes(result: BenchResult) -> Iterator[Note]:
     if not result.complete:
         yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     for sentence in result.warnings:
-        yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
+        yield Note("warn", f"{capitalized(sentence)}.")
     summarized = [case for case in cases if isinstance(case.statistics, Summary)]
     for is_doubtful, text, remedy in _DOUBTS:
         if doubtful := [case for case in summarized if is_doubtful(case)]:

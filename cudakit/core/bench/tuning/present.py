@@ -25,7 +25,7 @@ from cudakit.document import (
     Value,
 )
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, capitalized
 
 _COLUMNS = (
     Column("GEMM", "text"),
@@ -157,7 +157,7 @@ def _warning_notes(tuned: Tuned) -> Iterator[Note]:
             ("continue with --tune --tuned FILE, which keeps the complete searches",),
         )
     for sentence in tuned.warnings:
-        yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
+        yield Note("warn", f"{capitalized(sentence)}.")
     timed_out = [item for item in tuned.gemms if item.stopped == "time"]
     if timed_out:
         yield Note(

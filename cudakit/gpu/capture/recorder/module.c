@@ -16,19 +16,24 @@
 
 #define ERROR_BYTES 1024
 
+static bool is_started; /* start() succeeded, and stop() was not called since; the GIL protects it */
+
 static PyObject *raise_error(const char *error)
 {
     PyErr_SetString(PyExc_RuntimeError, error);
     return NULL;
 }
 
-PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
-                        "Record the CUDA calls of this process into the directory spool, until stop().\n\n"
-                        "library is the path of libsanitizer-public.so. walker is the value of\n"
-                        "_frames.walker, or 0: then records have no call stacks. patches are pairs of\n"
-                        "a compute capability, such as 90, and the bytes of the device patch for it:\n"
-                        "patched kernels report their accesses. Call it before CUDA is used.\n"
-                        "Raises RuntimeError.");
+PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), memory_only=False)\n--\n\n"
+                        "Record the CUDA and NVTX calls of this process into the directory spool, until\n"
+                        "stop().\n\n"
+                        "library is the path of libsanitizer-public.so; if it is empty, CUDA calls are not\n"
+                        "recorded. walker is the value of _frames.walker, or 0: then records have no call\n"
+                        "stacks. patches are pairs of a compute capability, such as 90, and the bytes of\n"
+                        "the device patch for it: patched kernels report their accesses. memory_only\n"
+                        "records no CUDA calls but allocations and frees. Call it before CUDA and NVTX\n"
+                        "are used. Returns None, or the path of another library that\n"
+                        "NVTX_INJECTION64_PATH names: then NVTX is not recorded. Raises RuntimeError.");
 
 /* Add the patches of a sequence of (capability, image) pairs. Return 0, or -1 with an exception set. */
 static int add_patches(PyObject *patches)
@@ -52,21 +57,27 @@ static int add_patches(PyObject *patches)
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
-    static char *parameter_names[] = {"spool", "library", "walker", "patches", NULL};
+    static char *parameter_names[] = {"spool", "library", "walker", "patches", "memory_only", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
     PyObject *patches = NULL;
+    int memory_only = 0;
     char error[ERROR_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KO", parameter_names, &spool, &library, &walker,
-                                     &patches) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KOp", parameter_names, &spool, &library, &walker,
+                                     &patches, &memory_only) ||
         add_patches(patches))
         return NULL;
+    if (is_started)
+        return raise_error("this process is being recorded already");
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
-    if (!subscription_begin(library, error, sizeof error))
+    if (!*library)
+        tracing_begin();
+    else if (!subscription_begin(library, memory_only, error, sizeof error))
         return raise_error(error);
-    Py_RETURN_NONE;
+    is_started = true;
+    return Py_BuildValue("z", nvtx_inject());
 }
 
 PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not recording.");
@@ -74,6 +85,7 @@ PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not record
 static PyObject *stop(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
+    is_started = false;
     Py_BEGIN_ALLOW_THREADS
     subscription_end();
     Py_END_ALLOW_THREADS
@@ -115,7 +127,7 @@ static PyObject *check(PyObject *self, PyObject *args)
     (void)self;
     if (!PyArg_ParseTuple(args, "s", &library))
         return NULL;
-    if (!subscription_begin(library, error, sizeof error))
+    if (!subscription_begin(library, false, error, sizeof error))
         return raise_error(error);
     subscription_end();
     Py_RETURN_NONE;
@@ -130,6 +142,67 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     (void)self, (void)unused;
     unsigned long long lost = spool_lost(&error_number), written = spool_written();
     return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", error_number);
+}
+
+/* --- pools ------------------------------------------------------------------------------------- */
+
+/* Read the arguments of alloc() and free(); on failure return false with an exception set. */
+static bool parse_block(PyObject *args, PyObject *keywords, pool_block *block)
+{
+    static char *names[] = {"pool", "device", "address", "size", "requested", "driver", "skip", NULL};
+    unsigned long long address, size, requested = 0;
+    int driver = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "siKK|Kpi", names, &block->pool, &block->device, &address,
+                                     &size, &requested, &driver, &block->skipped_frames))
+        return false;
+    block->address = address;
+    block->size_bytes = size;
+    block->requested_bytes = requested;
+    block->is_driver = driver;
+    return true;
+}
+
+PyDoc_STRVAR(alloc_doc, "alloc(pool, device, address, size, requested=0, driver=False, skip=0)\n--\n\n"
+                        "Record a block that a pool above the driver allocated: size bytes, of which the\n"
+                        "program requested some (0: all). With driver, record memory that the pool allocated\n"
+                        "from the driver. skip is the number of innermost frames that belong to cudakit.");
+
+static PyObject *pool_alloc(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    pool_block block = {0};
+    (void)self;
+    if (!parse_block(args, keywords, &block))
+        return NULL;
+    pools_record_alloc(&block);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(free_doc, "free(pool, device, address, size, requested=0, driver=False, skip=0)\n--\n\n"
+                       "Record that a pool freed a block: with the arguments of alloc().");
+
+static PyObject *pool_free(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    pool_block block = {0};
+    (void)self;
+    if (!parse_block(args, keywords, &block))
+        return NULL;
+    pools_record_free(&block);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(mark_doc, "mark(name, skip=0)\n--\n\n"
+                       "Record a named instant of the domain cudakit. skip is the number of innermost\n"
+                       "frames that belong to cudakit.");
+
+static PyObject *mark(PyObject *self, PyObject *args)
+{
+    const char *name;
+    int skipped_frames = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s|i", &name, &skipped_frames))
+        return NULL;
+    pools_record_mark(name, skipped_frames);
+    Py_RETURN_NONE;
 }
 
 /* --- backward passes -------------------------------------------------------------------------- */
@@ -160,18 +233,22 @@ static PyMethodDef RUN_BACKWARD = {"_engine_run_backward", (PyCFunction)(void (*
                                    "Run a backward pass by torch's function, with its call stack registered."};
 
 PyDoc_STRVAR(with_call_site_doc,
-             "with_call_site(run_backward, current_task=None)\n--\n\n"
+             "with_call_site(run_backward, current_task=None, ranges=False)\n--\n\n"
              "Return a function that calls run_backward, torch's function that runs a backward\n"
              "pass. Until it returns, work of autograd's threads gets the call stack of its\n"
              "caller. current_task is a function that returns the number of the backward\n"
-             "pass that the calling thread works for, or -1.");
+             "pass that the calling thread works for, or -1.\n"
+             "With ranges, each pass is also recorded as a range of the domain cudakit.");
 
 static PyObject *with_call_site(PyObject *self, PyObject *args)
 {
     PyObject *run_backward_function, *current_task = Py_None;
+    int ranges = 0;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O|O", &run_backward_function, &current_task))
+    if (!PyArg_ParseTuple(args, "O|Op", &run_backward_function, &current_task, &ranges))
         return NULL;
+    if (ranges)
+        backward_record_ranges();
     PyObject *bound_arguments = PyTuple_Pack(2, run_backward_function, current_task);
     PyObject *wrapped = bound_arguments ? PyCFunction_NewEx(&RUN_BACKWARD, bound_arguments, NULL) : NULL;
     Py_XDECREF(bound_arguments);
@@ -258,6 +335,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) X(record, site) \
     X(record, device) X(record, kind) \
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) X(record, memory.layer) \
+    X(record, memory.pool) X(record, memory.requested_bytes) \
     X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.known) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
@@ -275,6 +353,10 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, arenas.size_bytes) \
     X(record, memop.address) X(record, memop.flag) \
     X(record, host_call.phase) \
+    X(record, range_push.name) X(record, range_push.domain) X(record, range_push.number) \
+    X(record, range_push.is_copy) X(record, range_pop.domain) X(record, range_pop.number) \
+    X(record, range_pop.is_copy) \
+    X(record, mark.name) X(record, mark.domain) \
     X(record, gap.what) X(record, gap.count)
 /* clang-format on */
 
@@ -322,6 +404,9 @@ static PyMethodDef METHODS[] = {
     {"stop", stop, METH_NOARGS, stop_doc},
     {"check", check, METH_VARARGS, check_doc},
     {"counts", counts, METH_NOARGS, counts_doc},
+    {"alloc", (PyCFunction)(void (*)(void))pool_alloc, METH_VARARGS | METH_KEYWORDS, alloc_doc},
+    {"free", (PyCFunction)(void (*)(void))pool_free, METH_VARARGS | METH_KEYWORDS, free_doc},
+    {"mark", mark, METH_VARARGS, mark_doc},
     {"with_call_site", with_call_site, METH_VARARGS, with_call_site_doc},
     {"offsets", offsets, METH_NOARGS, offsets_doc},
     {NULL, NULL, 0, NULL},

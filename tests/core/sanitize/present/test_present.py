@@ -24,10 +24,11 @@ from core.sanitize.sample_races import (
     work,
 )
 
-from cudakit.core.sanitize.present import report, title
+from cudakit.core.sanitize.present import brief, report, title
 from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
+    NamedRange,
     Race,
     RaceKind,
     Sync,
@@ -121,8 +122,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no GPU work was recorded, so nothing was checked\n")
-    assert "nothing was checked" in text
+    assert text.startswith("No GPU work was recorded, so nothing was checked\n")
 
 
 def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
@@ -136,13 +136,14 @@ def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
 def test_result_without_gpu_work_gives_the_reason() -> None:
     empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
-    assert "nothing was checked (no CUDA device)" in read(empty)
+    assert read(empty).endswith("! No CUDA device\n")
+    assert brief(empty) == ("No GPU work was recorded, so nothing was checked (no CUDA device)",)
 
 
 @pytest.mark.parametrize(
     ("races", "verdict"),
     [
-        ((), "no races found"),
+        ((), "No races found"),
         ((race(),), "1 race between streams"),
         ((race(), race()), "1 race between streams, found 2 times"),
         ((race(), OVERWRITTEN), "2 races between streams"),
@@ -317,3 +318,10 @@ def test_hostile_kernel_name_is_escaped() -> None:
     assert "\x1b" not in console.render(document, width=80, color=False)
     assert "<script>" not in html.render(document)
     assert found(race(current=kernel(name))).current.kernel == name
+
+
+def test_sides_name_their_ranges() -> None:
+    inside = (NamedRange("step 7", ""), NamedRange("forward", "torch"))
+    shown = read(racy(race(current=replace(kernel(), ranges=inside))), width=200)
+
+    assert ", in range 'step 7 / forward'; receives a pointer" in " ".join(shown.split())

@@ -8,18 +8,45 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* Load the library of the Sanitizer API and start recording. On failure return false and write the reason to
- * ``error``. */
-bool subscription_begin(const char *library, char *error, size_t error_bytes);
+/* Load the library of the Sanitizer API and start recording, with ``memory_only`` only allocations and frees. On failure
+ * return false and write the reason to ``error``. */
+bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes);
 
 /* Stop recording. Also runs at process exit: after the program, and before the driver's exit handlers. */
 void subscription_end(void);
+
+/* Record NVTX, to a spool that is open, and handle forks and the end of the process. A recording without a subscription
+ * needs it; subscription_begin() calls it, too. Does nothing if it was called before. */
+void tracing_begin(void);
+
+/* Start or stop recording the calls of NVTX. */
+void nvtx_enable(bool enable);
+
+/* Make NVTX load this library in the process and its children. Return NULL, or the path of another library that the user
+ * has chosen and that is loaded instead. Call it before the program uses NVTX. */
+const char *nvtx_inject(void);
 
 /* Handle a callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 
 /* Handle the entry or exit of a driver call. */
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
+
+/* A block that a pool above the driver, such as CuPy's, allocates or frees. */
+typedef struct {
+    const char *pool; /* name of the pool */
+    uint64_t address, size_bytes, requested_bytes;
+    int device;
+    bool is_driver;     /* the pool allocates from the driver, whose callbacks are not recorded */
+    int skipped_frames; /* innermost Python frames that belong to cudakit */
+} pool_block;
+
+/* Record an allocation or a free of a pool, with the call stack of this thread. Takes the lock. */
+void pools_record_alloc(const pool_block *block);
+void pools_record_free(const pool_block *block);
+
+/* Record a named instant of the domain "cudakit", with the call stack of this thread. Takes the lock. */
+void pools_record_mark(const char *name, int skipped_frames);
 
 /* Handle the creation or destruction of memory, contexts, streams and modules. */
 void on_resource(uint32_t cbid, const void *data);

@@ -12,30 +12,35 @@
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/ranges.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
 
 static Sanitizer_SubscriberHandle subscriber;
-static bool is_subscribed;
+static bool is_subscribed, is_tracing; /* is_tracing: NVTX ranges are recorded */
 
-/* Subscribed callbacks, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
-static const struct {
+/* A callback to subscribe, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
+typedef struct {
     int domain;
     uint32_t cbid;
-} CALLBACKS[] = {
-    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED},
-    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
+} callback;
+
+/* Subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
+ * program cost nothing. */
+static const callback MEMORY_CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED}, {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},      {DOMAIN_RESOURCE, RESOURCE_HOST_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},     {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
+    {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
+};
+
+/* Also subscribed when work on streams is recorded, besides driver API functions. */
+static const callback WORK_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
     {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
     {DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING},
-    {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},
-    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
-    {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},
-    {DOMAIN_RESOURCE, RESOURCE_HOST_FREE},
-    {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},
-    {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
-    {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
     {DOMAIN_SYNCHRONIZE, 0},
     {DOMAIN_LAUNCH, LAUNCH_BEGIN},
     {DOMAIN_MEMCPY, MEMCPY_STARTING},
@@ -51,10 +56,7 @@ static const struct {
 };
 
 /* Callbacks that are subscribed only with a device patch. */
-static const struct {
-    int domain;
-    uint32_t cbid;
-} PATCH_CALLBACKS[] = {
+static const callback PATCH_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED},
     {DOMAIN_LAUNCH, LAUNCH_END},
 };
@@ -113,17 +115,25 @@ static void format_error(const char *failed_call, int result, char *error, size_
     snprintf(error, error_bytes, "%s: %s (%d)", failed_call, description ? description : "unknown result", result);
 }
 
-/* Subscribe all callbacks. Return 0, or the result code of the first failure. */
-static int enable_callbacks(void)
+/* Subscribe callbacks. Return 0, or the result code of the first failure. */
+static int enable(const callback *callbacks, size_t count)
 {
     int failed = 0;
-    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
-        failed = CALLBACKS[i].cbid
-                     ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
-                     : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
-    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
-         i++)
-        failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
+    for (const callback *each = callbacks; each < callbacks + count && !failed; each++)
+        failed = each->cbid ? sanitizer.enable_callback(1, subscriber, each->domain, each->cbid)
+                            : sanitizer.enable_domain(1, subscriber, each->domain);
+    return failed;
+}
+
+/* Subscribe all callbacks, with ``memory_only`` those of memory. Return 0, or the result code of the first failure. */
+static int enable_callbacks(bool memory_only)
+{
+    int failed = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
+    if (failed || memory_only)
+        return failed;
+    failed = enable(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
+    if (patching_is_enabled() && !failed)
+        failed = enable(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
     /* A library rejects the ids of functions that are newer than the library. A driver of the same release does not
      * have these functions either, so the error is ignored. */
     for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !failed; i++) {
@@ -151,6 +161,7 @@ static void after_fork_in_child(void)
     memset(&this_thread, 0, sizeof this_thread);
     spool_forked();
     call_sites_clear();
+    ranges_clear();
     graphs_clear();
     kernels_clear();
     ids_clear();
@@ -165,9 +176,16 @@ static void register_process_handlers(void)
     atexit(subscription_end);
 }
 
-bool subscription_begin(const char *library, char *error, size_t error_bytes)
+void tracing_begin(void)
 {
     static pthread_once_t handlers_registered = PTHREAD_ONCE_INIT;
+    pthread_once(&handlers_registered, register_process_handlers);
+    is_tracing = true;
+    nvtx_enable(true);
+}
+
+bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes)
+{
     if (is_subscribed) {
         snprintf(error, error_bytes, "this process is being recorded already");
         return false;
@@ -180,23 +198,27 @@ bool subscription_begin(const char *library, char *error, size_t error_bytes)
         return false;
     }
     is_subscribed = true;
-    failed = enable_callbacks();
+    failed = enable_callbacks(memory_only);
     if (failed) {
         format_error("sanitizerEnableCallback", failed, error, error_bytes);
         subscription_end();
         return false;
     }
-    pthread_once(&handlers_registered, register_process_handlers);
+    tracing_begin();
     return true;
 }
 
 void subscription_end(void)
 {
-    if (!is_subscribed)
+    if (!is_subscribed && !is_tracing)
         return;
-    exact_finish();
-    is_subscribed = false;
-    sanitizer.unsubscribe(subscriber);
+    nvtx_enable(false);
+    is_tracing = false;
+    if (is_subscribed) {
+        exact_finish();
+        is_subscribed = false;
+        sanitizer.unsubscribe(subscriber);
+    }
     pthread_mutex_lock(&recorder_lock);
     spool_close();
     pthread_mutex_unlock(&recorder_lock);

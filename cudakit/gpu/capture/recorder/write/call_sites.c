@@ -18,12 +18,14 @@
 struct backward_pass {
     call_site start_stack;
     pthread_t thread;
+    const open_ranges *ranges; /* of the thread, which is blocked in the pass */
     backward_pass *next_pass;
 };
 
 static const struct ck_walker *walker;
 static hash_table stack_ids; /* ids of written stacks, by hash */
 static backward_pass *active_passes;
+static bool ranges_are_recorded;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
 {
@@ -32,10 +34,19 @@ void call_sites_set_walker(const struct ck_walker *new_walker)
 
 void call_site_read(call_site *stack)
 {
+    call_site_of_caller(stack, 0);
+}
+
+void call_site_of_caller(call_site *stack, int skipped_frames)
+{
     uint64_t keys[MAX_FRAMES];
     stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
+    int skipped = skipped_frames < stack->depth ? skipped_frames : stack->depth;
+    stack->depth -= skipped;
+    memmove(stack->code, stack->code + skipped, (size_t)stack->depth * sizeof *stack->code);
+    memmove(stack->offset, stack->offset + skipped, (size_t)stack->depth * sizeof *stack->offset);
     uint64_t hash = 0;
-    for (int i = 0; i < stack->depth; i++)
+    for (int i = skipped; i < skipped + stack->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
     stack->hash = hash ? hash : 1;
 }
@@ -93,6 +104,32 @@ uint32_t call_site_id(const call_site *stack)
     return stack->depth > 0 ? stack_id(stack, false) : backward_stack_id();
 }
 
+const open_ranges *backward_ranges(bool *is_backward_thread)
+{
+    const backward_pass *pass = active_passes;
+    if (!pass || pass->next_pass)
+        return NULL;
+    *is_backward_thread = is_autograd_thread();
+    return pass->ranges;
+}
+
+void backward_record_ranges(void)
+{
+    ranges_are_recorded = true;
+}
+
+/* Record the begin or the end of a pass that the calling thread started. The lock is held. */
+static void record_range(uint16_t kind, const backward_pass *pass)
+{
+    if (!ranges_are_recorded)
+        return;
+    record rec = record_begin(kind, 0, 0, stack_id(&pass->start_stack, false));
+    if (kind == KIND_RANGE_PUSH)
+        rec.range_push.name = spool_text("backward pass");
+    *(kind == KIND_RANGE_PUSH ? &rec.range_push.domain : &rec.range_pop.domain) = spool_text("cudakit");
+    record_append(&rec);
+}
+
 /* Return whether a thread has not already started a backward pass, so that a new pass is not nested. */
 static bool starts_new_pass(pthread_t thread)
 {
@@ -109,11 +146,14 @@ backward_pass *backward_begin(void)
         return NULL;
     call_site_read(&pass->start_stack);
     pass->thread = pthread_self();
+    pass->ranges = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);
     bool is_new = starts_new_pass(pass->thread);
     if (is_new) {
+        ranges_end_copies();
         pass->next_pass = active_passes;
         active_passes = pass;
+        record_range(KIND_RANGE_PUSH, pass);
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_new)
@@ -130,8 +170,11 @@ void backward_end(backward_pass *pass)
     backward_pass **link = &active_passes;
     while (*link && *link != pass)
         link = &(*link)->next_pass;
-    if (*link) /* the child of a fork has no registered passes */
+    if (*link) { /* the child of a fork has no registered passes */
         *link = pass->next_pass;
+        ranges_end_copies();
+        record_range(KIND_RANGE_POP, pass);
+    }
     pthread_mutex_unlock(&recorder_lock);
     free(pass);
 }

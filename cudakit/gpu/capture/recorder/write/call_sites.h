@@ -2,8 +2,10 @@
 #ifndef CK_CALL_SITES_H
 #define CK_CALL_SITES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "model/ranges.h"
 #include "walker.h"
 
 #define MAX_FRAMES 64
@@ -21,6 +23,9 @@ void call_sites_set_walker(const struct ck_walker *walker);
 /* Read the Python stack of the calling thread. */
 void call_site_read(call_site *stack);
 
+/* Read the stack of the calling thread without its innermost frames, which belong to cudakit. */
+void call_site_of_caller(call_site *stack, int skipped_frames);
+
 /* Return the id of a stack; a stack without an id is written to the trace first. For an empty stack, return the id
  * of the stack of the backward pass that this thread works for, or 0 if the pass is not certain. The lock is held. */
 uint32_t call_site_id(const call_site *stack);
@@ -31,6 +36,13 @@ uint32_t call_site_id(const call_site *stack);
 typedef struct backward_pass backward_pass;
 backward_pass *backward_begin(void);
 void backward_end(backward_pass *pass); /* does nothing if ``pass`` is NULL */
+
+/* While one backward pass is active, return the open ranges of the thread that started it, and set whether the calling
+ * thread is one of autograd's. Return NULL if no pass is active, or several are. The lock is held. */
+const open_ranges *backward_ranges(bool *is_backward_thread);
+
+/* From now on, also record each backward pass as a range of the domain "cudakit". */
+void backward_record_ranges(void);
 
 /* Remove all ids and backward passes: a forked process has its own trace, and none of autograd's threads. */
 void call_sites_clear(void);
