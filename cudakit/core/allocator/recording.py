@@ -269,7 +269,8 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 
 def save(snapshot: dict[str, Any], path: Path) -> None:
     """Write a snapshot to a file. Raises UsageError if that fails; an existing file then stays unchanged."""
-    # The name is random and the mode is "x", because another user could place a symbolic link at a known name.
+    # The name is random and the mode is "x", because another user could place a symbolic link at a known
+    # name.
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         try:
