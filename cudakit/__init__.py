@@ -74,7 +74,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
+# The module that defines each public name.
+_MODULES = {
     "CachingAllocator": "cudakit.api.allocator",
     "CachingMemoryResource": "cudakit.api.cuda_core",
     "CudaError": "cudakit.errors",
@@ -129,7 +130,7 @@ _HOMES = {
     "torch_pool": "cudakit.api.plugs",
 }
 
-__all__ = sorted(("__version__", *_HOMES))
+__all__ = sorted(("__version__", *_MODULES))
 
 
 def __getattr__(name: str) -> object:
@@ -137,12 +138,12 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("cudakit")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'cudakit' has no attribute {name!r}")
     from importlib import import_module
 
-    # Stored, so that the next use finds the name without this function.
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    # The value is stored, so that Python finds it without this function when it is used again.
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 

@@ -74,9 +74,10 @@ def memviz_what_if(
 ) -> WhatIfResult:
     """Replay a trace with other settings: return the result of ``cudakit memviz --what-if SETTINGS --json``.
 
-    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" is the defaults. ``limit_bytes`` is the memory of
-    the device; None: the limit of the recording, if memory ran out. Raises InputError for invalid settings,
-    SnapshotError for a bad file or one without a trace, UsageError if the file lacks the device.
+    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" stands for the default settings. ``limit_bytes``
+    is the memory of the device; if it is None, and memory ran out in the recording, the limit of the
+    recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
+    a trace, UsageError if the file lacks the device.
 
     >>> result = memviz_what_if("examples/train_python.pkl.gz", "expandable_segments:True")
     >>> result.devices[0].headline

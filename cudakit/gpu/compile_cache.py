@@ -20,13 +20,13 @@ from pathlib import Path
 _FORMAT = "cudakit compiled kernels 1"  # format version, part of each key
 _DIGEST_BYTES = 32
 _SUFFIX = ".image"
-# Limits the disk space that generated sources can take.
+# Maximum number of images, because programs may generate any number of sources.
 _MAX_FILES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class CompileCache:
-    """Images by key, in a directory that is created when needed."""
+    """Compiled images by key, in a directory that is created at the first write."""
 
     directory: Path
 
@@ -45,7 +45,7 @@ class CompileCache:
         return image if image and sha256(image).digest() == digest else None
 
     def keep(self, key: str, image: bytes) -> None:
-        """Store an image atomically, and delete the oldest ones above the limit."""
+        """Store an image atomically, and delete the oldest images above the limit."""
         with suppress(OSError):
             _make_private_directories(self.directory)
             with self._open_directory() as directory:

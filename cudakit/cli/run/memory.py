@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudakit.errors import EnvironmentUnusable, InputError, SnapshotError
-from cudakit.run.protocol import About, Notice
+from cudakit.run.protocol import Notice, NoticeKind
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class MemoryMonitor:
 
     def notify(self, notice: Notice) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""
-        if notice.about is About.MEMORY:
+        if notice.kind is NoticeKind.MEMORY:
             self._paths[notice.process].append(notice.text)
-        elif notice.about is About.SNAPSHOTS:
+        elif notice.kind is NoticeKind.SNAPSHOTS:
             self._torch_paths.append(notice.text)
             if notice.text not in self._paths[notice.process]:
                 # The snapshot at an out-of-memory error: the program has not continued for long.
                 self._add_to_torch_file(notice.process, notice.text)
-        elif notice.about is About.JAX:
+        elif notice.kind is NoticeKind.JAX:
             self._add_jax_arrays(notice)
         else:
             return False
@@ -176,16 +176,19 @@ def _place(passed: LimitPassed) -> str:
     return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 
-def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> dict[str, Any]:
+def recorder_settings(
+    python: str | None, add_note: Callable[[str], None], *, use_driver: bool
+) -> dict[str, Any]:
     """Return the settings of the recorder for memory alone, and add a note about what is not recorded.
 
-    Without NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools are used.
+    Without ``use_driver`` or NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools
+    are used.
     """
     from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
     from cudakit.gpu.capture.preflight import Ready, preflight
     from cudakit.gpu.cuda.current import device_count
 
-    found = preflight(python)
+    found = preflight(python) if use_driver else None
     if isinstance(found, Ready):
         return found.settings()
     paths = SearchPaths.of_this_process()
@@ -194,7 +197,7 @@ def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> di
     except EnvironmentUnusable as error:
         add_note(f"only PyTorch's memory is recorded: {error.message}; {error.hint}")
         return {}
-    if device_count():
+    if found and device_count():
         add_note(
             "only PyTorch's memory and the pools of CuPy, Numba, RMM and JAX are recorded:"
             f" {found.message}; {found.hint}"

@@ -45,8 +45,10 @@ def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
     labels = [cut(escape(label), width) for label, _ in rows]
     fitting = [size for size in map(cell_len, labels) if size <= width // 2]
     indent = max(fitting, default=width // 2) + _GAP
-    lines = []
-    for label, (_, value) in zip(labels, rows, strict=True):
+    lines: list[Text] = []
+    for number, (label, (_, value)) in enumerate(zip(labels, rows, strict=True)):
+        if number and label == labels[number - 1]:
+            label = ""  # the label of the row above holds for this row too
         head = Text(label, theme.FAINT)
         first, *rest = _value_lines(value, width - indent)
         if cell_len(label) + _GAP > indent:

@@ -14,7 +14,7 @@ import pytest
 from run.programs import RECORDING, Outcome, supervised
 
 from cudakit.run.agent.start import parse
-from cudakit.run.protocol import AGENT, About, Notice, Settings
+from cudakit.run.protocol import AGENT, Notice, NoticeKind, Settings
 
 # Stands in for the native recorder, and prints its calls.
 STAND_IN = """
@@ -151,7 +151,7 @@ def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     done, (notice,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
 
     assert done == Outcome(0, "1\n", "")
-    assert notice.about is About.UNRECORDED
+    assert notice.kind is NoticeKind.UNRECORDED
     assert notice.text == "RuntimeError: no library here"
 
 
