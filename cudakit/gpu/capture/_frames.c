@@ -35,7 +35,7 @@ typedef struct _PyInterpreterFrame Frame;
 
 /* --- differences between versions ------------------------------------------------------------- */
 
-static inline Frame *newest(const PyThreadState *thread)
+static inline Frame *current_frame(const PyThreadState *thread)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return thread->current_frame;
@@ -44,7 +44,7 @@ static inline Frame *newest(const PyThreadState *thread)
 #endif
 }
 
-static inline PyCodeObject *executed(const Frame *frame)
+static inline PyCodeObject *frame_code(const Frame *frame)
 {
 #if PY_VERSION_HEX >= 0x030E0000
     PyObject *executable = PyStackRef_AsPyObjectBorrow(frame->f_executable);
@@ -56,7 +56,7 @@ static inline PyCodeObject *executed(const Frame *frame)
     return executable && PyCode_Check(executable) ? (PyCodeObject *)executable : NULL;
 }
 
-static inline const _Py_CODEUNIT *instruction(const Frame *frame)
+static inline const _Py_CODEUNIT *frame_instruction(const Frame *frame)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     return frame->instr_ptr;
@@ -95,57 +95,58 @@ static inline bool is_complete(const Frame *frame)
 {
     if (is_trampoline(frame))
         return false;
-    PyCodeObject *code = executed(frame);
+    PyCodeObject *code = frame_code(frame);
     if (!code)
         return false;
     return frame->owner == FRAME_OWNED_BY_GENERATOR ||
-           instruction(frame) >= _PyCode_CODE(code) + code->_co_firsttraceable;
+           frame_instruction(frame) >= _PyCode_CODE(code) + code->_co_firsttraceable;
 }
 
-static inline const Frame *complete(const Frame *frame)
+static inline const Frame *nearest_complete_frame(const Frame *frame)
 {
     while (frame && !is_complete(frame))
         frame = frame->previous;
     return frame;
 }
 
-static inline uint64_t offset_bytes(const Frame *frame, PyCodeObject *code)
+static inline uint64_t instruction_offset(const Frame *frame, PyCodeObject *code)
 {
     // NOLINTNEXTLINE(clang-analyzer-core.NullPointerArithm): a complete frame has a code object
-    return (uint64_t)((const char *)instruction(frame) - (const char *)_PyCode_CODE(code));
+    return (uint64_t)((const char *)frame_instruction(frame) - (const char *)_PyCode_CODE(code));
 }
 
-static inline uint64_t address(const void *object)
+static inline uint64_t address_of(const void *object)
 {
     return (uint64_t)(uintptr_t)object;
 }
 
 /* A new code object and its parts may reuse all addresses of a freed one. Return something that differs
  * between the two. */
-static inline uint64_t birth(PyCodeObject *code)
+static inline uint64_t code_version(PyCodeObject *code)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return code->co_version; /* counts code objects */
 #else
     /* Generated code usually numbers its files at the end: <ipython-input-7>, kernel_7.py. */
-    uint64_t file = 0, lines = 0;
+    uint64_t name_tail = 0, table_head = 0;
     size_t length = (size_t)PyUnicode_GET_LENGTH(code->co_filename);
-    size_t tail = length < sizeof file ? length : sizeof file;
+    size_t tail_bytes = length < sizeof name_tail ? length : sizeof name_tail;
     if (PyUnicode_IS_COMPACT_ASCII(code->co_filename))
-        memcpy(&file, (const char *)PyUnicode_DATA(code->co_filename) + length - tail, tail);
-    size_t table = (size_t)PyBytes_GET_SIZE(code->co_linetable);
-    memcpy(&lines, PyBytes_AS_STRING(code->co_linetable), table < sizeof lines ? table : sizeof lines);
-    return (address(code->co_filename) ^ file) * 0xff51afd7ed558ccdu + lines + table;
+        memcpy(&name_tail, (const char *)PyUnicode_DATA(code->co_filename) + length - tail_bytes, tail_bytes);
+    size_t table_bytes = (size_t)PyBytes_GET_SIZE(code->co_linetable);
+    memcpy(&table_head, PyBytes_AS_STRING(code->co_linetable),
+           table_bytes < sizeof table_head ? table_bytes : sizeof table_head);
+    return (address_of(code->co_filename) ^ name_tail) * 0xff51afd7ed558ccdu + table_head + table_bytes;
 #endif
 }
 
 /* Odd multipliers without a bit pattern, so that sums of products have none either. */
-static inline uint64_t key_of(PyCodeObject *code, uint64_t offset)
+static inline uint64_t frame_key(PyCodeObject *code, uint64_t offset)
 {
-    uint64_t key = address(code) * 0x9e3779b97f4a7c15u + offset * 0xbf58476d1ce4e5b9u +
+    uint64_t key = address_of(code) * 0x9e3779b97f4a7c15u + offset * 0xbf58476d1ce4e5b9u +
                    (uint64_t)code->co_firstlineno * 0x94d049bb133111ebu +
-                   address(code->co_linetable) * 0xd6e8feb86659fd93u +
-                   address(code->co_qualname) * 0xa0761d6478bd642fu + birth(code) * 0xe7037ed1a0b428dbu;
+                   address_of(code->co_linetable) * 0xd6e8feb86659fd93u +
+                   address_of(code->co_qualname) * 0xa0761d6478bd642fu + code_version(code) * 0xe7037ed1a0b428dbu;
     key = (key ^ (key >> 32)) * 0xd6e8feb86659fd93u;
     key ^= key >> 32;
     return key ? key : 1;
@@ -158,12 +159,12 @@ static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
     if (!thread || is_finalizing())
         return 0;
     int depth = 0;
-    for (const Frame *frame = complete(newest(thread)); frame && depth < limit;
-         frame = complete(frame->previous)) {
-        PyCodeObject *code = executed(frame);
-        uint64_t offset = offset_bytes(frame, code);
-        keys[depth] = key_of(code, offset);
-        codes[depth] = address(code);
+    for (const Frame *frame = nearest_complete_frame(current_frame(thread)); frame && depth < limit;
+         frame = nearest_complete_frame(frame->previous)) {
+        PyCodeObject *code = frame_code(frame);
+        uint64_t offset = instruction_offset(frame, code);
+        keys[depth] = frame_key(code, offset);
+        codes[depth] = address_of(code);
         offsets[depth] = offset;
         depth++;
     }
@@ -175,14 +176,21 @@ static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
 /* A read-only PyCode_Addr2Line: CPython's own first reads a table that a tracer may be filling. The format
  * is that of Objects/locations.md (3.11: locations in Objects/codeobject.c). */
 
-enum { ENTRY = 0x80, MORE = 0x40, LONG = 14, NO_COLUMNS = 13, ONE_LINE_0 = 10, NO_LOCATION = 15 };
+enum {
+    ENTRY_BEGIN = 0x80,
+    VARINT_MORE = 0x40,
+    FORM_LONG = 14,
+    FORM_NO_COLUMNS = 13,
+    FORM_ONE_LINE_0 = 10,
+    FORM_NO_LOCATION = 15
+};
 
 static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end)
 {
     uint32_t value = 0;
     for (int shift = 0; bytes < end && shift < 32; shift += 6) {
         value |= (uint32_t)(*bytes & 0x3f) << shift;
-        if (!(*bytes++ & MORE))
+        if (!(*bytes++ & VARINT_MORE))
             break;
     }
     int32_t magnitude = (int32_t)(value >> 1);
@@ -192,25 +200,25 @@ static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end)
 static int32_t line_delta(const uint8_t *entry, const uint8_t *end)
 {
     int form = (*entry >> 3) & 15;
-    if (form == NO_COLUMNS || form == LONG)
+    if (form == FORM_NO_COLUMNS || form == FORM_LONG)
         return signed_varint(entry + 1, end);
-    return form >= ONE_LINE_0 && form < NO_COLUMNS ? form - ONE_LINE_0 : 0;
+    return form >= FORM_ONE_LINE_0 && form < FORM_NO_COLUMNS ? form - FORM_ONE_LINE_0 : 0;
 }
 
-static int32_t line_of(PyCodeObject *code, uint64_t offset)
+static int32_t line_at(PyCodeObject *code, uint64_t offset)
 {
     const uint8_t *entry = (const uint8_t *)PyBytes_AS_STRING(code->co_linetable);
     const uint8_t *end = entry + PyBytes_GET_SIZE(code->co_linetable);
     int32_t line = code->co_firstlineno;
-    uint64_t reached = 0;
+    uint64_t end_offset = 0;
     while (entry < end) {
         line += line_delta(entry, end);
-        reached += ((*entry & 7) + 1) * sizeof(_Py_CODEUNIT);
-        if (offset < reached)
-            return ((*entry >> 3) & 15) == NO_LOCATION ? 0 : line;
+        end_offset += ((*entry & 7) + 1) * sizeof(_Py_CODEUNIT);
+        if (offset < end_offset)
+            return ((*entry >> 3) & 15) == FORM_NO_LOCATION ? 0 : line;
         do
             entry++;
-        while (entry < end && !(*entry & ENTRY));
+        while (entry < end && !(*entry & ENTRY_BEGIN));
     }
     return 0;
 }
@@ -219,38 +227,39 @@ static int32_t line_of(PyCodeObject *code, uint64_t offset)
 
 static const Py_UCS4 REPLACEMENT = 0xfffd;
 
-static size_t encode(Py_UCS4 letter, char *bytes)
+static size_t encode_utf8(Py_UCS4 character, char *bytes)
 {
-    if (letter < 0x80) {
-        bytes[0] = (char)letter;
+    if (character < 0x80) {
+        bytes[0] = (char)character;
         return 1;
     }
-    size_t count = letter < 0x800 ? 2 : letter < 0x10000 ? 3 : 4;
+    size_t count = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
     static const uint8_t lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (size_t index = count - 1; index; index--, letter >>= 6)
-        bytes[index] = (char)(0x80 | (letter & 0x3f));
-    bytes[0] = (char)(lead[count] | letter);
+    for (size_t index = count - 1; index; index--, character >>= 6)
+        bytes[index] = (char)(0x80 | (character & 0x3f));
+    bytes[0] = (char)(lead[count] | character);
     return count;
 }
 
-static void copy_text(PyObject *text, char *out, size_t capacity)
+static void copy_utf8(PyObject *text, char *out, size_t capacity)
 {
-    size_t used = 0;
+    size_t length_bytes = 0;
     bool readable = text && PyUnicode_Check(text);
 #if PY_VERSION_HEX < 0x030C0000
     readable = readable && PyUnicode_IS_READY(text);
 #endif
     Py_ssize_t length = readable ? PyUnicode_GET_LENGTH(text) : 0;
     for (Py_ssize_t index = 0; index < length; index++) {
-        Py_UCS4 letter = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
+        Py_UCS4 character = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
         char bytes[4];
-        size_t count = encode(!letter || Py_UNICODE_IS_SURROGATE(letter) ? REPLACEMENT : letter, bytes);
-        if (used + count >= capacity)
+        size_t count =
+            encode_utf8(!character || Py_UNICODE_IS_SURROGATE(character) ? REPLACEMENT : character, bytes);
+        if (length_bytes + count >= capacity)
             break;
-        memcpy(out + used, bytes, count);
-        used += count;
+        memcpy(out + length_bytes, bytes, count);
+        length_bytes += count;
     }
-    out[used] = 0;
+    out[length_bytes] = 0;
 }
 
 static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out)
@@ -258,9 +267,9 @@ static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out)
     if (!code)
         return -1;
     PyCodeObject *object = (PyCodeObject *)(uintptr_t)code;
-    copy_text(object->co_qualname, out->function, sizeof out->function);
-    copy_text(object->co_filename, out->file, sizeof out->file);
-    out->line = line_of(object, offset);
+    copy_utf8(object->co_qualname, out->function, sizeof out->function);
+    copy_utf8(object->co_filename, out->file, sizeof out->file);
+    out->line = line_at(object, offset);
     return 0;
 }
 
@@ -270,18 +279,18 @@ static const struct ck_walker WALKER = {walk, resolve};
 
 enum { STACK_LIMIT = 1024 };
 
-static PyObject *as_tuple(uint64_t code, uint64_t offset)
+static PyObject *frame_tuple(uint64_t code, uint64_t offset)
 {
     struct ck_frame frame = {.line = 0};
     resolve(code, offset, &frame);
     return Py_BuildValue("(ssi)", frame.function, frame.file, (int)frame.line);
 }
 
-static PyObject *as_list(const uint64_t *codes, const uint64_t *offsets, int depth)
+static PyObject *frame_list(const uint64_t *codes, const uint64_t *offsets, int depth)
 {
     PyObject *list = PyList_New(depth);
     for (int index = 0; list && index < depth; index++) {
-        PyObject *tuple = as_tuple(codes[index], offsets[index]);
+        PyObject *tuple = frame_tuple(codes[index], offsets[index]);
         if (tuple)
             PyList_SET_ITEM(list, index, tuple);
         else
@@ -290,40 +299,41 @@ static PyObject *as_list(const uint64_t *codes, const uint64_t *offsets, int dep
     return list;
 }
 
-static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *names)
+static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *keyword_arguments)
 {
     (void)module;
     static char *keywords[] = {"limit", NULL};
     int limit = 64;
-    if (!PyArg_ParseTupleAndKeywords(arguments, names, "|i", keywords, &limit))
+    if (!PyArg_ParseTupleAndKeywords(arguments, keyword_arguments, "|i", keywords, &limit))
         return NULL;
     uint64_t keys[STACK_LIMIT], codes[STACK_LIMIT], offsets[STACK_LIMIT];
     int depth = walk(keys, codes, offsets, limit < STACK_LIMIT ? limit : STACK_LIMIT);
-    return as_list(codes, offsets, depth);
+    return frame_list(codes, offsets, depth);
 }
 
 /* Check that the frames read here are those that the interpreter reports: a patch release might change the
  * layout. */
-static bool agrees(PyThreadState *thread)
+static bool matches_interpreter(PyThreadState *thread)
 {
-    const Frame *read = complete(newest(thread));
-    PyFrameObject *shown = PyThreadState_GetFrame(thread);
-    bool same = true;
-    while (same && shown) {
-        PyCodeObject *code = PyFrame_GetCode(shown);
-        same = read && executed(read) == code && offset_bytes(read, code) == (uint64_t)PyFrame_GetLasti(shown);
+    const Frame *frame = nearest_complete_frame(current_frame(thread));
+    PyFrameObject *reported = PyThreadState_GetFrame(thread);
+    bool is_same = true;
+    while (is_same && reported) {
+        PyCodeObject *code = PyFrame_GetCode(reported);
+        is_same = frame && frame_code(frame) == code &&
+                  instruction_offset(frame, code) == (uint64_t)PyFrame_GetLasti(reported);
         Py_DECREF(code);
-        PyFrameObject *caller = same ? PyFrame_GetBack(shown) : NULL;
-        Py_SETREF(shown, caller);
-        read = same ? complete(read->previous) : read;
+        PyFrameObject *caller = is_same ? PyFrame_GetBack(reported) : NULL;
+        Py_SETREF(reported, caller);
+        frame = is_same ? nearest_complete_frame(frame->previous) : frame;
     }
-    Py_XDECREF(shown);
-    return same;
+    Py_XDECREF(reported);
+    return is_same;
 }
 
-static int prepare(PyObject *module)
+static int initialize_module(PyObject *module)
 {
-    if (Py_Version >> 16 != PY_VERSION_HEX >> 16 || !agrees(PyThreadState_Get())) {
+    if (Py_Version >> 16 != PY_VERSION_HEX >> 16 || !matches_interpreter(PyThreadState_Get())) {
         PyErr_SetString(PyExc_ImportError, "built for another version of CPython than this one");
         return -1;
     }
@@ -344,7 +354,7 @@ static PyMethodDef METHODS[] = {
 
 /* A build without the GIL is rejected above, so Py_mod_gil is not declared. */
 static PyModuleDef_Slot SLOTS[] = {
-    {Py_mod_exec, prepare},
+    {Py_mod_exec, initialize_module},
 #ifdef Py_mod_multiple_interpreters
     /* PyGILState_GetThisThreadState returns the main interpreter's state of a thread. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},

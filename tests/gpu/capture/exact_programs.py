@@ -41,7 +41,7 @@ held = []
 def set_accesses(*each, result=0):
     all = (Touch * len(each))(*each)
     held.append(all)
-    cuda.will_touch(all, len(all), result)
+    cuda.set_next_accesses(all, len(all), result)
 
 def read(address, size=4, *, stride=0, count=1):
     return Touch(address, stride, count, size, READ)

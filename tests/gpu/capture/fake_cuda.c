@@ -9,24 +9,24 @@
 #include "fake_device.h"
 #include "hooks/driver_api.h"
 
-static Sanitizer_CallbackFunc told;
+static Sanitizer_CallbackFunc subscribed_callback;
 
 /* --- Sanitizer API ---------------------------------------------------------------------------- */
 
 int sanitizerSubscribe(Sanitizer_SubscriberHandle *subscriber, Sanitizer_CallbackFunc callback, void *data)
 {
     (void)data;
-    if (told)
+    if (subscribed_callback)
         return 8; /* only one subscriber is allowed */
-    told = callback;
-    *subscriber = &told;
+    subscribed_callback = callback;
+    *subscriber = &subscribed_callback;
     return 0;
 }
 
 int sanitizerUnsubscribe(Sanitizer_SubscriberHandle subscriber)
 {
     (void)subscriber;
-    told = NULL;
+    subscribed_callback = NULL;
     return 0;
 }
 
@@ -49,9 +49,9 @@ int sanitizerGetStreamHandle(CUcontext context, CUstream stream, Sanitizer_Strea
     return 0;
 }
 
-int sanitizerGetResultString(int result, const char **words)
+int sanitizerGetResultString(int result, const char **text)
 {
-    *words = result == 8 ? "MAX_LIMIT_REACHED" : "OTHER";
+    *text = result == 8 ? "MAX_LIMIT_REACHED" : "OTHER";
     return 0;
 }
 
@@ -59,8 +59,8 @@ int sanitizerGetResultString(int result, const char **words)
 
 static void notify(int domain, uint32_t cbid, const void *data)
 {
-    if (told)
-        told(NULL, domain, cbid, data);
+    if (subscribed_callback)
+        subscribed_callback(NULL, domain, cbid, data);
 }
 
 static void *current_context;
@@ -84,7 +84,7 @@ size_t free_bytes = (size_t)64 << 30; /* of the device; set by tests */
 
 int cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-    *free = free_bytes - device_allocated();
+    *free = free_bytes - device_allocated_bytes();
     *total = (size_t)80 << 30;
     return 0;
 }
@@ -96,18 +96,18 @@ int cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     return 0;
 }
 
-static char own;
+static char recorder_stream;
 
 int cuStreamCreate(CUstream *stream, unsigned flags)
 {
     (void)flags;
-    *stream = &own;
+    *stream = &recorder_stream;
     return 0;
 }
 
-void drop_own_stream(void *context)
+void destroy_recorder_stream(void *context)
 {
-    Sanitizer_ResourceStreamData data = {context, NULL, &own, &own};
+    Sanitizer_ResourceStreamData data = {context, NULL, &recorder_stream, &recorder_stream};
     notify(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
 }
 
@@ -119,11 +119,11 @@ int cuStreamDestroy_v2(CUstream stream)
 
 int cuFuncGetParamInfo(CUfunction function, size_t i, size_t *offset, size_t *size)
 {
-    const kernel *of = function;
-    if (i >= of->parameters)
+    const kernel *queried = function;
+    if (i >= queried->parameters)
         return 1;
-    *offset = of->offsets[i];
-    *size = of->sizes[i];
+    *offset = queried->offsets[i];
+    *size = queried->sizes[i];
     return 0;
 }
 
@@ -159,73 +159,73 @@ typedef struct node {
     graph *child;
 } node;
 
-int cuGraphGetNodes(CUgraph all, CUgraphNode *nodes, size_t *count)
+int cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
 {
-    const graph *of = all;
-    for (size_t i = 0; nodes && i < of->nodes; i++)
-        nodes[i] = of->node[i];
-    *count = of->nodes;
+    const graph *queried = handle;
+    for (size_t i = 0; nodes && i < queried->nodes; i++)
+        nodes[i] = queried->node[i];
+    *count = queried->nodes;
     return 0;
 }
 
-int cuGraphGetEdges_v2(CUgraph all, CUgraphNode *from, CUgraphNode *to, edge_data *data, size_t *count)
+int cuGraphGetEdges_v2(CUgraph handle, CUgraphNode *from, CUgraphNode *to, edge_data *data, size_t *count)
 {
-    const graph *of = all;
+    const graph *queried = handle;
     (void)data;
-    for (size_t i = 0; from && i < of->edges; i++) {
-        from[i] = of->node[of->before[i]];
-        to[i] = of->node[of->after[i]];
+    for (size_t i = 0; from && i < queried->edges; i++) {
+        from[i] = queried->node[queried->before[i]];
+        to[i] = queried->node[queried->after[i]];
     }
-    *count = of->edges;
+    *count = queried->edges;
     return 0;
 }
 
-int cuGraphNodeGetType(CUgraphNode one, int *type)
+int cuGraphNodeGetType(CUgraphNode handle, int *type)
 {
-    *type = ((const node *)one)->type;
+    *type = ((const node *)handle)->type;
     return 0;
 }
 
-int cuGraphKernelNodeGetParams_v2(CUgraphNode one, kernel_node_params *parameters)
+int cuGraphKernelNodeGetParams_v2(CUgraphNode handle, kernel_node_params *parameters)
 {
-    *parameters = ((const node *)one)->kernel;
+    *parameters = ((const node *)handle)->kernel;
     return 0;
 }
 
-int cuGraphMemcpyNodeGetParams(CUgraphNode one, memcpy3d_params *copy)
+int cuGraphMemcpyNodeGetParams(CUgraphNode handle, memcpy3d_params *copy)
 {
-    *copy = ((const node *)one)->copy;
+    *copy = ((const node *)handle)->copy;
     return 0;
 }
 
-int cuGraphMemsetNodeGetParams(CUgraphNode one, memset_node_params *fill)
+int cuGraphMemsetNodeGetParams(CUgraphNode handle, memset_node_params *fill)
 {
-    *fill = ((const node *)one)->fill;
+    *fill = ((const node *)handle)->fill;
     return 0;
 }
 
-int cuGraphMemAllocNodeGetParams(CUgraphNode one, alloc_node_params *alloc)
+int cuGraphMemAllocNodeGetParams(CUgraphNode handle, alloc_node_params *alloc)
 {
-    (void)one, (void)alloc;
+    (void)handle, (void)alloc;
     return 1;
 }
 
-int cuGraphMemFreeNodeGetParams(CUgraphNode one, uint64_t *address)
+int cuGraphMemFreeNodeGetParams(CUgraphNode handle, uint64_t *address)
 {
-    (void)one, (void)address;
+    (void)handle, (void)address;
     return 1;
 }
 
-int cuGraphChildGraphNodeGetGraph(CUgraphNode one, CUgraph *child)
+int cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *child)
 {
-    *child = ((const node *)one)->child;
+    *child = ((const node *)handle)->child;
     return 0;
 }
 
-int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *of, const CUgraphNode **last,
-                              const edge_data **data, size_t *count)
+int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *captured_graph,
+                              const CUgraphNode **last, const edge_data **data, size_t *count)
 {
-    (void)stream, (void)id, (void)of, (void)last, (void)data;
+    (void)stream, (void)id, (void)captured_graph, (void)last, (void)data;
     *status = 0;
     *count = 0;
     return 0;
@@ -251,17 +251,17 @@ void make_stream(void *context, void *stream, uint32_t flags)
     notify_call(CBID_cuStreamCreate, 1, &parameters, 0);
 }
 
-void use_thread_stream(void *context, void *stream)
+void create_per_thread_stream(void *context, void *stream)
 {
     Sanitizer_ResourceStreamData data = {context, NULL, NULL, stream};
     notify(DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED, &data);
 }
 
-void drop_stream(void *context, void *stream)
+void destroy_stream(void *context, void *stream)
 {
     Sanitizer_ResourceStreamData data = {context, NULL, stream, stream};
     notify(DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING, &data);
-    device_forget(stream);
+    device_destroy_stream(stream);
 }
 
 void memory(uint32_t cbid, void *context, void *stream, uint64_t address, uint64_t size, uint32_t flags)
@@ -306,9 +306,9 @@ static uint64_t last_grid;
 
 /* Set the accesses of the next kernels; nodes of a graph make one each. Launches fail if the result is not
  * 0. */
-void will_touch(const touch *all, uint32_t count, int result)
+void set_next_accesses(const touch *accesses, uint32_t count, int result)
 {
-    touches = all;
+    touches = accesses;
     touch_count = count;
     launch_result = result;
 }
@@ -365,16 +365,16 @@ void launch(void *context, void *stream, kernel *function, void **parameters, vo
     notify_call(CBID_cuLaunchKernel, 1, &call, launch_result);
 }
 
-void event(uint32_t cbid, void *of, void *context, void *stream)
+void event(uint32_t cbid, void *event, void *context, void *stream)
 {
-    Sanitizer_EventData data = {of, context, NULL, NULL, stream};
+    Sanitizer_EventData data = {event, context, NULL, NULL, stream};
     notify(DOMAIN_EVENTS, cbid, &data);
 }
 
-void query_event(void *of, int result)
+void query_event(void *event, int result)
 {
-    notify_call(CBID_cuEventQuery, 0, &of, 0);
-    notify_call(CBID_cuEventQuery, 1, &of, result);
+    notify_call(CBID_cuEventQuery, 0, &event, 0);
+    notify_call(CBID_cuEventQuery, 1, &event, result);
 }
 
 void call_host(void *stream)
@@ -395,7 +395,7 @@ void synchronize(uint32_t cbid, void *context, void *stream)
 }
 
 /* Synchronise with one stream, but report another. */
-void synchronize_but(void *context, void *stream, int notifies)
+void synchronize_in_two_steps(void *context, void *stream, int notifies)
 {
     Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};
     if (notifies)
@@ -411,10 +411,10 @@ void call_driver(uint32_t cbid, const void *parameters)
     notify_call(cbid, 1, parameters, 0);
 }
 
-void instantiate(graph *of, void *executable)
+void instantiate(graph *source, void *executable)
 {
-    instantiate_params call = {NULL, of};
-    Sanitizer_GraphExecData data = {of, executable, 0, 0, NULL};
+    instantiate_params call = {NULL, source};
+    Sanitizer_GraphExecData data = {source, executable, 0, 0, NULL};
     notify_call(CBID_cuGraphInstantiateWithFlags, 0, &call, 0);
     notify(DOMAIN_GRAPHS, GRAPHS_EXEC_CREATED, &data);
     notify_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 0);
@@ -437,27 +437,28 @@ void launch_graph(void *context, void *stream, void *executable, int kernels)
 
 /* Launch a graph of kernels, each with its own access. Kernels of a linear graph all have the user data that
  * was set last. The first one has the given grid id, the others the following ones. */
-void launch_kernels(void *context, void *stream, void *executable, void *all, uint64_t first_grid, int in_line)
+void launch_kernels(void *context, void *stream, void *executable, void *graph_handle, uint64_t first_grid,
+                    int shares_user_data)
 {
-    enum { MOST = 8 };
-    const graph *of = all;
+    enum { MAX_KERNELS = 8 };
+    const graph *queried = graph_handle;
     struct {
         void *executable, *stream;
     } call = {executable, stream};
     Sanitizer_GraphLaunchData data = {context, NULL, stream, executable, 0};
-    fake_launch handles[MOST] = {0};
+    fake_launch handles[MAX_KERNELS] = {0};
     notify_call(CBID_cuGraphLaunch, 0, &call, 0);
     notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
-    for (size_t i = 0; i < of->nodes; i++) {
+    for (size_t i = 0; i < queried->nodes; i++) {
         handles[i].grid = first_grid + i;
         Sanitizer_GraphNodeLaunchData node = {
-            .graphExec = executable, .launchId = 1, .node = of->node[i], .nodeType = NODE_KERNEL};
-        node.launchData = launch_data(context, stream, of->node[i]->kernel.func, handles + i);
+            .graphExec = executable, .launchId = 1, .node = queried->node[i], .nodeType = NODE_KERNEL};
+        node.launchData = launch_data(context, stream, queried->node[i]->kernel.func, handles + i);
         notify(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
     }
-    for (size_t i = 0; i < of->nodes && !launch_result; i++) {
-        if (in_line)
-            handles[i].user_data = handles[of->nodes - 1].user_data;
+    for (size_t i = 0; i < queried->nodes && !launch_result; i++) {
+        if (shares_user_data)
+            handles[i].user_data = handles[queried->nodes - 1].user_data;
         device_launch(stream, handles + i, touches + i, 1);
     }
     if (!launch_result)
@@ -471,7 +472,7 @@ void unload_module(void)
     notify(DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING, &data);
 }
 
-void drop_context(void *context, int device)
+void destroy_context(void *context, int device)
 {
     Sanitizer_ResourceContextData data = {context, NULL, device};
     notify(DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING, &data);

@@ -17,7 +17,7 @@ int ck_tensor_load(ck_u64, ck_u64, ck_u64, ck_u32, ck_u32, ck_u32, ck_u32, ck_u3
 
 /* --- streams --------------------------------------------------------------------------------------- */
 
-enum { MOST_STREAMS = 1024, MOST_WORK = 4096, MOST_MODULES = 16 };
+enum { MAX_STREAMS = 1024, MAX_WORK = 4096, MAX_MODULES = 16 };
 
 typedef struct {
     fake_launch launch;
@@ -31,14 +31,14 @@ typedef struct {
 
 static struct {
     Sanitizer_StreamHandle handle;
-    bool holds;
-    work *held;
+    bool defers;
+    work *deferred;
     size_t count;
-} streams[MOST_STREAMS];
+} streams[MAX_STREAMS];
 static size_t stream_count;
-static pthread_mutex_t device = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static size_t number_of(Sanitizer_StreamHandle handle)
+static size_t stream_index(Sanitizer_StreamHandle handle)
 {
     for (size_t i = 0; i < stream_count; i++)
         if (streams[i].handle == handle)
@@ -47,7 +47,7 @@ static size_t number_of(Sanitizer_StreamHandle handle)
     return stream_count++;
 }
 
-static void set(void *memory, int value, size_t bytes)
+static void set_memory(void *memory, int value, size_t bytes)
 {
     const size_t page = 4096, begin = (page - (uintptr_t)memory % page) % page;
     if (!value && bytes > 16 * page) { /* mostly untouched memory */
@@ -61,111 +61,113 @@ static void set(void *memory, int value, size_t bytes)
 }
 
 /* Access memory in whole warps whose lanes are consecutive. Return the number of accesses. */
-static uint64_t touch_in_warps(const fake_launch *of, const touch *all)
+static uint64_t touch_in_warps(const fake_launch *target, const touch *accesses)
 {
     uint64_t i = 0;
-    for (; all->flags && all->stride == all->bytes && i + LANES <= all->count; i += LANES) {
-        together warp = {.userdata = of->user_data, .lanes = ~0u, .bytes = all->bytes, .flags = all->flags};
+    for (; accesses->flags && accesses->stride == accesses->bytes && i + LANES <= accesses->count; i += LANES) {
+        warp_access warp = {
+            .userdata = target->user_data, .lanes = ~0u, .bytes = accesses->bytes, .flags = accesses->flags};
         for (uint64_t lane = 0; lane < LANES; lane++)
-            warp.address[lane] = all->address + (i + lane) * all->stride;
-        access_together(&warp);
+            warp.address[lane] = accesses->address + (i + lane) * accesses->stride;
+        access_in_warp(&warp);
     }
     return i;
 }
 
-static void touch_all(const fake_launch *of, const touch *all)
+static void touch_all(const fake_launch *target, const touch *accesses)
 {
-    for (uint64_t i = touch_in_warps(of, all); i < all->count; i++)
-        if (all->flags)
-            ck_memory_access(of->user_data, 0, all->address + i * all->stride, all->bytes, all->flags, NULL);
+    for (uint64_t i = touch_in_warps(target, accesses); i < accesses->count; i++)
+        if (accesses->flags)
+            ck_memory_access(target->user_data, 0, accesses->address + i * accesses->stride, accesses->bytes,
+                             accesses->flags, NULL);
         else
-            ck_tensor_load(of->user_data, 0, all->address, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0);
+            ck_tensor_load(target->user_data, 0, accesses->address, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0);
 }
 
-static void run(const work *one)
+static void run_work(const work *item)
 {
-    if (one->function) {
-        one->function(one->memory);
+    if (item->function) {
+        item->function(item->memory);
         return;
     }
-    if (one->memory) {
-        set(one->memory, one->value, one->bytes);
+    if (item->memory) {
+        set_memory(item->memory, item->value, item->bytes);
         return;
     }
-    set_grid(one->launch.grid);
-    for (uint32_t i = 0; i < one->count; i++)
-        touch_all(&one->launch, one->touches + i);
+    set_grid_id(item->launch.grid);
+    for (uint32_t i = 0; i < item->count; i++)
+        touch_all(&item->launch, item->touches + i);
 }
 
-static void enqueue(Sanitizer_StreamHandle handle, work one)
+static void enqueue(Sanitizer_StreamHandle handle, work item)
 {
-    size_t i = number_of(handle);
-    if (!streams[i].holds) {
-        run(&one);
+    size_t i = stream_index(handle);
+    if (!streams[i].defers) {
+        run_work(&item);
         return;
     }
-    if (one.count) {
-        touch *copied = malloc(one.count * sizeof *copied);
-        one.touches = memcpy(copied, one.touches, one.count * sizeof *copied);
+    if (item.count) {
+        touch *copied = malloc(item.count * sizeof *copied);
+        item.touches = memcpy(copied, item.touches, item.count * sizeof *copied);
     }
-    if (!streams[i].held)
-        streams[i].held = malloc(MOST_WORK * sizeof one);
-    streams[i].held[streams[i].count++] = one;
+    if (!streams[i].deferred)
+        streams[i].deferred = malloc(MAX_WORK * sizeof item);
+    streams[i].deferred[streams[i].count++] = item;
 }
 
 void device_drain(Sanitizer_StreamHandle handle)
 {
-    pthread_mutex_lock(&device);
+    pthread_mutex_lock(&device_lock);
     for (size_t i = 0; i < stream_count; i++) {
         if (handle &&streams[i].handle != handle)
             continue;
         for (size_t j = 0; j < streams[i].count; j++)
-            run(streams[i].held + j);
+            run_work(streams[i].deferred + j);
         streams[i].count = 0;
     }
-    pthread_mutex_unlock(&device);
+    pthread_mutex_unlock(&device_lock);
 }
 
 int cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data)
 {
-    pthread_mutex_lock(&device);
+    pthread_mutex_lock(&device_lock);
     enqueue(stream, (work){.function = function, .memory = data});
-    pthread_mutex_unlock(&device);
+    pthread_mutex_unlock(&device_lock);
     return 0;
 }
 
 /* Defer the work of a stream until it is waited for; run it again at once. */
-void hold(void *stream)
+void defer_work(void *stream)
 {
-    pthread_mutex_lock(&device);
-    streams[number_of(stream)].holds = true;
-    pthread_mutex_unlock(&device);
+    pthread_mutex_lock(&device_lock);
+    streams[stream_index(stream)].defers = true;
+    pthread_mutex_unlock(&device_lock);
 }
 
-void device_forget(Sanitizer_StreamHandle handle)
+void device_destroy_stream(Sanitizer_StreamHandle handle)
 {
-    pthread_mutex_lock(&device);
-    size_t i = number_of(handle);
+    pthread_mutex_lock(&device_lock);
+    size_t i = stream_index(handle);
     streams[i].handle = streams + i;
-    pthread_mutex_unlock(&device);
+    pthread_mutex_unlock(&device_lock);
 }
 
-void resume(void *stream) /* NULL: all streams */
+void stop_deferring(void *stream) /* NULL: all streams */
 {
     device_drain(stream);
-    pthread_mutex_lock(&device);
+    pthread_mutex_lock(&device_lock);
     for (size_t i = 0; i < stream_count; i++)
         if (!stream || streams[i].handle == stream)
-            streams[i].holds = false;
-    pthread_mutex_unlock(&device);
+            streams[i].defers = false;
+    pthread_mutex_unlock(&device_lock);
 }
 
 /* --- patches ---------------------------------------------------------------------------------------- */
 
-static CUmodule modules[MOST_MODULES];
+static CUmodule modules[MAX_MODULES];
 static size_t module_count;
-int patches_refused, memory_refused; /* set by tests */
-int times_unset;                     /* number of launches in a patched context without user data */
+int refuse_patches, refuse_memory; /* set by tests */
+int launches_without_user_data;    /* number of launches in a patched context without user data */
 static bool has_patch;
 
 static bool is_patched(CUmodule module)
@@ -179,16 +181,16 @@ static bool is_patched(CUmodule module)
 void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, const touch *touches, uint32_t count)
 {
     if (has_patch && !launch->is_set)
-        __atomic_fetch_add(&times_unset, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&launches_without_user_data, 1, __ATOMIC_RELAXED);
     if (!is_patched(launch->module))
         return;
     if (!launch->is_set) {
         fprintf(stderr, "a patched kernel without user data\n");
         abort();
     }
-    pthread_mutex_lock(&device);
+    pthread_mutex_lock(&device_lock);
     enqueue(stream, (work){.launch = *launch, .touches = (touch *)touches, .count = count});
-    pthread_mutex_unlock(&device);
+    pthread_mutex_unlock(&device_lock);
 }
 
 int sanitizerAddPatches(const void *image, CUcontext context)
@@ -198,10 +200,10 @@ int sanitizerAddPatches(const void *image, CUcontext context)
     return 0;
 }
 
-int sanitizerPatchInstructions(int instruction, CUmodule module, const char *called)
+int sanitizerPatchInstructions(int instruction, CUmodule module, const char *callback)
 {
-    (void)instruction, (void)module, (void)called;
-    return patches_refused;
+    (void)instruction, (void)module, (void)callback;
+    return refuse_patches;
 }
 
 int sanitizerPatchModule(CUmodule module)
@@ -214,35 +216,35 @@ int sanitizerPatchModule(CUmodule module)
 int sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle launch, CUfunction function,
                                    Sanitizer_StreamHandle stream, const void *data)
 {
-    fake_launch *of = launch;
+    fake_launch *target = launch;
     (void)function, (void)stream;
-    if (!of)
+    if (!target)
         return 1;
-    of->user_data = (uintptr_t)data;
-    of->is_set = true;
+    target->user_data = (uintptr_t)data;
+    target->is_set = true;
     return 0;
 }
 
 /* --- memory ----------------------------------------------------------------------------------------- */
 
-static size_t allocated;
+static size_t allocated_bytes;
 
-size_t device_allocated(void)
+size_t device_allocated_bytes(void)
 {
-    return __atomic_load_n(&allocated, __ATOMIC_RELAXED);
+    return __atomic_load_n(&allocated_bytes, __ATOMIC_RELAXED);
 }
 
 int sanitizerAlloc(CUcontext context, void **memory, size_t bytes)
 {
     (void)context;
-    if (memory_refused)
+    if (refuse_memory)
         return 2;
-    const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    size_t *begin = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, how, -1, 0);
+    const int map_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    size_t *begin = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, map_flags, -1, 0);
     if (begin == MAP_FAILED)
         return 2;
     *begin = bytes + 4096;
-    __atomic_add_fetch(&allocated, bytes, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&allocated_bytes, bytes, __ATOMIC_RELAXED);
     *memory = (char *)begin + 4096;
     return 0;
 }
@@ -251,15 +253,15 @@ int sanitizerFree(CUcontext context, void *memory)
 {
     size_t *begin = (size_t *)((char *)memory - 4096);
     (void)context;
-    __atomic_sub_fetch(&allocated, *begin - 4096, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&allocated_bytes, *begin - 4096, __ATOMIC_RELAXED);
     return munmap(begin, *begin);
 }
 
 int sanitizerMemset(void *memory, int value, size_t bytes, Sanitizer_StreamHandle stream)
 {
-    pthread_mutex_lock(&device);
+    pthread_mutex_lock(&device_lock);
     enqueue(stream, (work){.memory = memory, .value = value, .bytes = bytes});
-    pthread_mutex_unlock(&device);
+    pthread_mutex_unlock(&device_lock);
     return 0;
 }
 

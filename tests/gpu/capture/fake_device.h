@@ -28,9 +28,9 @@ void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, con
 void device_drain(Sanitizer_StreamHandle stream);
 
 /* Return the bytes that the recorder has allocated. */
-size_t device_allocated(void);
+size_t device_allocated_bytes(void);
 
 /* Destroy a stream: its deferred work runs, and its handle may be reused. */
-void device_forget(Sanitizer_StreamHandle stream);
+void device_destroy_stream(Sanitizer_StreamHandle stream);
 
 #endif

@@ -104,8 +104,8 @@ def build_patch(directory: Path) -> ctypes.CDLL:
         getattr(built, name).restype = ctypes.c_void_p
     for name in ("userdata_of", "read_ranges"):
         getattr(built, name).restype = ctypes.c_uint64
-    built.atomics_so_far.restype = ctypes.c_long
-    built.drop_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+    built.atomic_count.restype = ctypes.c_long
+    built.free_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
     return built
 
 

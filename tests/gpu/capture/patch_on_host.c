@@ -48,20 +48,20 @@ CK_INLINE ck_entry load_entry(ck_u64 at)
     return (ck_entry){load64(at), load64(at + 8)};
 }
 
-static long atomics;
+static long atomic_calls;
 
-CK_INLINE void count(void)
+CK_INLINE void count_atomic(void)
 {
-    __atomic_fetch_add(&atomics, 1, ORDER);
+    __atomic_fetch_add(&atomic_calls, 1, ORDER);
 }
 CK_INLINE ck_u32 atomic_or(ck_u64 at, ck_u32 bits)
 {
-    count();
+    count_atomic();
     return __atomic_fetch_or(AS(ck_u32, at), bits, ORDER);
 }
 CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
 {
-    count();
+    count_atomic();
     return __atomic_fetch_add(AS(ck_u32, at), value, ORDER);
 }
 CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
@@ -71,65 +71,65 @@ CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
 CK_INLINE ck_u64 atomic_claim(ck_u64 at, ck_u64 value)
 {
     ck_u64 current = 0;
-    count();
+    count_atomic();
     __atomic_compare_exchange_n(AS(ck_u64, at), &current, value, false, ORDER, ORDER);
     return current;
 }
 
 /* --- warps ------------------------------------------------------------------------------------------ */
 
-/* A lane runs until it calls a warp function. When all lanes wait, those that wait at the same place of the
+/* A lane runs until it calls a warp function. When all lanes wait, those that wait at the same code location of the
  * program are resumed together, as if they had run in lockstep. Lanes with a different number of loop
  * iterations are kept apart, because nothing reconverges them. A thread outside a warp is a warp of one
  * lane. */
 static __thread struct {
     ucontext_t lane[LANES], warp;
-    const void *place[LANES]; /* code location at which the lane waits; NULL: finished */
-    ck_u32 said[LANES], heard[LANES], rounds[LANES], together;
-    int now; /* the running lane, from 1; 0: no warp */
+    const void *location[LANES]; /* code location at which the lane waits; NULL: finished */
+    ck_u32 sent[LANES], received[LANES], iterations[LANES], resumed_lanes;
+    int running_lane; /* the running lane, from 1; 0: no warp */
 } warp;
 
-static ck_u32 say(const void *place, ck_u32 value)
+static ck_u32 exchange(const void *location, ck_u32 value)
 {
-    if (!warp.now)
+    if (!warp.running_lane)
         return 1;
-    const int me = warp.now - 1;
-    warp.place[me] = place, warp.said[me] = value;
-    swapcontext(&warp.lane[me], &warp.warp);
-    return warp.together;
+    const int lane = warp.running_lane - 1;
+    warp.location[lane] = location, warp.sent[lane] = value;
+    swapcontext(&warp.lane[lane], &warp.warp);
+    return warp.resumed_lanes;
 }
 
 /* Called at the start of each iteration of the search for a page. */
 CK_INLINE ck_entry load_entry_coherent(ck_u64 at)
 {
-    if (warp.now)
-        warp.rounds[warp.now - 1]++;
+    if (warp.running_lane)
+        warp.iterations[warp.running_lane - 1]++;
     return load_entry(at);
 }
 
 CK_INLINE ck_u32 lane_id(void)
 {
-    return warp.now ? warp.now - 1 : 0;
+    return warp.running_lane ? warp.running_lane - 1 : 0;
 }
 
 #define HERE __builtin_return_address(0)
 #define APART __attribute__((noinline, noclone)) static
 APART ck_u32 active_lanes(void)
 {
-    return say(HERE, 0);
+    return exchange(HERE, 0);
 }
 APART ck_u32 active_lanes_with_same(bool yes)
 {
-    say(HERE, yes);
+    exchange(HERE, yes);
     ck_u32 all = 0;
-    for (ck_u32 i = 0; i < LANES && warp.now; i++)
-        all |= (warp.together >> i & 1 && warp.heard[i] == yes) ? 1u << i : 0;
-    return warp.now ? all : 1;
+    for (ck_u32 i = 0; i < LANES && warp.running_lane; i++)
+        all |= (warp.resumed_lanes >> i & 1 && warp.received[i] == yes) ? 1u << i : 0;
+    return warp.running_lane ? all : 1;
 }
 APART ck_u32 from_left_lane(ck_u32 value)
 {
-    say(HERE, value);
-    return warp.now > 1 ? warp.heard[warp.now - 2] : value;
+    exchange(HERE, value);
+    return warp.running_lane > 1 ? warp.received[warp.running_lane - 2] : value;
 }
 CK_INLINE ck_u32 lane_bit(void)
 {
@@ -171,14 +171,14 @@ CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
 }
 #define reload(variable) (variable)
 
-static ck_u64 number_of_grid;
-void set_grid(ck_u64 number)
+static ck_u64 current_grid_id;
+void set_grid_id(ck_u64 number)
 {
-    number_of_grid = number;
+    current_grid_id = number;
 }
 CK_INLINE ck_u32 grid_id(void)
 {
-    return (ck_u32)number_of_grid;
+    return (ck_u32)current_grid_id;
 }
 
 #include "accesses.cu"
@@ -187,14 +187,14 @@ CK_INLINE ck_u32 grid_id(void)
 
 typedef struct {
     ck_u64 userdata, address;
-    ck_u32 count, bytes, flags, turn;
-} stream;
+    ck_u32 count, bytes, flags, start_index;
+} access_sequence;
 
 static void *run(void *argument)
 {
-    const stream *all = argument;
+    const access_sequence *all = argument;
     for (ck_u32 i = 0; i < all->count; i++) {
-        ck_u32 at = (i + all->turn) % all->count;
+        ck_u32 at = (i + all->start_index) % all->count;
         ck_u64 address = all->address + (ck_u64)at * all->bytes;
         ck_memory_access(all->userdata, 0, address, all->bytes, all->flags, NULL);
     }
@@ -204,76 +204,77 @@ static void *run(void *argument)
 #define THREADS 8
 
 /* Access the same memory in several threads, each starting at a different address. */
-void touch_together(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes, ck_u32 flags)
+void touch_in_threads(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes, ck_u32 flags)
 {
     pthread_t thread[THREADS];
-    stream all[THREADS];
+    access_sequence all[THREADS];
     for (ck_u32 i = 0; i < THREADS; i++) {
-        all[i] = (stream){userdata, address, count, bytes, flags, i % 4 * (count / 4)};
+        all[i] = (access_sequence){userdata, address, count, bytes, flags, i % 4 * (count / 4)};
         pthread_create(&thread[i], NULL, run, &all[i]);
     }
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
 }
 
-static __thread const together *of_warp;
+static __thread const warp_access *current_access;
 
 static void run_lane(void)
 {
-    const int me = warp.now - 1;
-    const together *all = of_warp;
-    if (all->copy)
-        ck_copy_async(all->userdata, 0, all->address[me], 0, all->bytes, all->zeros[me]);
+    const int lane = warp.running_lane - 1;
+    const warp_access *accesses = current_access;
+    if (accesses->copy)
+        ck_copy_async(accesses->userdata, 0, accesses->address[lane], 0, accesses->bytes, accesses->zeros[lane]);
     else
-        ck_memory_access(all->userdata, 0, all->address[me], all->bytes, all->flags, NULL);
-    warp.place[me] = NULL;
+        ck_memory_access(accesses->userdata, 0, accesses->address[lane], accesses->bytes, accesses->flags, NULL);
+    warp.location[lane] = NULL;
 }
 
-static bool in_step(int one, int other)
+static bool in_step(int lane, int other_lane)
 {
-    return warp.place[one] == warp.place[other] && warp.rounds[one] == warp.rounds[other];
+    return warp.location[lane] == warp.location[other_lane] &&
+           warp.iterations[lane] == warp.iterations[other_lane];
 }
 
 static void resume(ck_u32 lanes)
 {
     for (int i = 0; i < LANES; i++)
         if (lanes >> i & 1) {
-            warp.now = i + 1;
+            warp.running_lane = i + 1;
             swapcontext(&warp.warp, &warp.lane[i]);
-            warp.now = 0;
+            warp.running_lane = 0;
         }
 }
 
 /* Make the accesses of all lanes of a warp with one instruction. */
-void access_together(const together *all)
+void access_in_warp(const warp_access *accesses)
 {
     enum { STACK = 1 << 16 };
     char *stacks = malloc(LANES * STACK);
-    of_warp = all;
+    current_access = accesses;
     for (int i = 0; i < LANES; i++)
-        if (all->lanes >> i & 1) {
+        if (accesses->lanes >> i & 1) {
             getcontext(&warp.lane[i]);
             warp.lane[i].uc_stack.ss_sp = stacks + i * STACK;
             warp.lane[i].uc_stack.ss_size = STACK;
             warp.lane[i].uc_link = &warp.warp;
             makecontext(&warp.lane[i], run_lane, 0);
-            warp.place[i] = run_lane;
-            warp.rounds[i] = 0;
+            warp.location[i] = run_lane;
+            warp.iterations[i] = 0;
         }
-    resume(all->lanes);
+    resume(accesses->lanes);
     for (;;) {
-        ck_u32 running = 0, some = 0;
+        ck_u32 waiting = 0, in_lockstep = 0;
         for (int i = 0; i < LANES; i++)
-            if (all->lanes >> i & 1 && warp.place[i]) {
-                running |= 1u << i;
-                if (in_step(i, __builtin_ctz(running)))
-                    some |= 1u << i;
+            if (accesses->lanes >> i & 1 && warp.location[i]) {
+                waiting |= 1u << i;
+                if (in_step(i, __builtin_ctz(waiting)))
+                    in_lockstep |= 1u << i;
             }
-        if (!running)
+        if (!waiting)
             break;
-        warp.together = some;
-        memcpy(warp.heard, warp.said, sizeof warp.heard);
-        resume(some);
+        warp.resumed_lanes = in_lockstep;
+        memcpy(warp.received, warp.sent, sizeof warp.received);
+        resume(in_lockstep);
     }
     free(stacks);
 }
@@ -289,66 +290,66 @@ void *new_arena(ck_u32 entries_log2, ck_u32 pages)
     munmap(aligned + bytes, all + CK_ALIGNMENT - aligned);
     *(ck_header *)aligned = (ck_header){
         .format = CK_FORMAT,
-        .pages = pages,
-        .pages_at = CK_PAGES_AT(entries_log2),
-        .chunks_at = CK_CHUNKS_AT(entries_log2),
+        .page_capacity = pages,
+        .pages_offset = CK_PAGES_OFFSET(entries_log2),
+        .chunks_offset = CK_CHUNKS_OFFSET(entries_log2),
     };
     return aligned;
 }
 
-void drop_arena(void *arena, ck_u32 log2)
+void free_arena(void *arena, ck_u32 log2)
 {
-    munmap(arena, CK_ARENA_BYTES(log2, ((ck_header *)arena)->pages));
+    munmap(arena, CK_ARENA_BYTES(log2, ((ck_header *)arena)->page_capacity));
 }
 ck_u64 userdata_of(void *arena, ck_u32 log2, ck_u32 launch)
 {
     return CK_USERDATA(arena, log2, launch);
 }
-long atomics_so_far(void)
+long atomic_count(void)
 {
-    return atomics;
+    return atomic_calls;
 }
-ck_u32 pages_taken(const ck_header *arena)
+ck_u32 claimed_page_count(const ck_header *arena)
 {
-    return arena->cursor < arena->pages ? arena->cursor : arena->pages;
+    return arena->requested_pages < arena->page_capacity ? arena->requested_pages : arena->page_capacity;
 }
 const char *pages_of(const char *arena, ck_u32 log2)
 {
-    return arena + CK_PAGES_AT(log2);
+    return arena + CK_PAGES_OFFSET(log2);
 }
 const char *bitmap_in(const char *arena, ck_u32 log2, ck_u32 page)
 {
-    return arena + CK_BITMAP_AT(log2, page);
+    return arena + CK_BITMAP_OFFSET(log2, page);
 }
 const char *summary_in(const char *arena, ck_u32 log2, ck_u32 page)
 {
-    return arena + CK_SUMMARY_AT(log2, page);
+    return arena + CK_SUMMARY_OFFSET(log2, page);
 }
 const char *maps_of(const char *arena, ck_u32 log2)
 {
-    return arena + CK_MAPS_AT(log2);
+    return arena + CK_MAPS_OFFSET(log2);
 }
 const char *boxes_of(const char *arena, ck_u32 log2)
 {
-    return arena + CK_BOXES_AT(log2);
+    return arena + CK_BOXES_OFFSET(log2);
 }
 
 typedef struct {
-    access_range *room;
+    access_range *ranges;
     size_t used, size;
-} kept;
+} range_buffer;
 
-static void keep(void *to, const access_range *range)
+static void append_range(void *context, const access_range *range)
 {
-    kept *into = to;
+    range_buffer *into = context;
     if (into->used < into->size)
-        into->room[into->used] = *range;
+        into->ranges[into->used] = *range;
     into->used++;
 }
 
 /* Return the number of ranges; write those that fit into ``size``. */
-size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *room, size_t size)
+size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *ranges, size_t size)
 {
-    kept into = {room, 0, size};
-    return pages_to_ranges(pages, bitmaps, count, keep, &into) ? into.used : (size_t)-1;
+    range_buffer into = {ranges, 0, size};
+    return pages_to_ranges(pages, bitmaps, count, append_range, &into) ? into.used : (size_t)-1;
 }

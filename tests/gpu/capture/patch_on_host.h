@@ -11,9 +11,9 @@ enum { LANES = 32 };
 typedef struct {
     ck_u64 userdata, address[LANES];
     ck_u32 lanes, bytes, flags, copy, zeros[LANES];
-} together;
+} warp_access;
 
-void access_together(const together *all);
-void set_grid(ck_u64 number);
+void access_in_warp(const warp_access *all);
+void set_grid_id(ck_u64 number);
 
 #endif

@@ -100,7 +100,7 @@ class Arena:
         """Return the accessed bytes by launch and mode."""
         at = ctypes.c_void_p(self.at)
         pages = ctypes.c_void_p(self.library.pages_of(at, self.log2))
-        count = self.library.pages_taken(at)
+        count = self.library.claimed_page_count(at)
         bitmaps = b"".join(map(self.bitmap, range(count)))
         found: dict[tuple[int, int], set[int]] = {}
         for each in read_ranges(self.library, pages, bitmaps, count):
@@ -115,7 +115,7 @@ def arena(library: ctypes.CDLL, log2: int = 8, pages: int = 64) -> Iterator[Aren
     try:
         yield Arena(library, at, log2)
     finally:
-        library.drop_arena(ctypes.c_void_p(at), log2)
+        library.free_arena(ctypes.c_void_p(at), log2)
 
 
 ACCESSES = st.lists(
@@ -178,7 +178,7 @@ def warp_access(
     every = Together(
         made.userdata(launch).value, (ctypes.c_uint64 * 32)(*addresses), lanes, size, flags
     )
-    made.library.access_together(ctypes.byref(every))
+    made.library.access_in_warp(ctypes.byref(every))
     return {
         address + i
         for lane, address in enumerate(addresses)
@@ -252,7 +252,7 @@ def test_warp_copy_reads_all_but_zero_filled_bytes(
     )
     with arena(library) as made:
         every.userdata = made.userdata(5).value
-        library.access_together(ctypes.byref(every))
+        library.access_in_warp(ctypes.byref(every))
         read = {
             at + i
             for lane, at in enumerate(addresses)
@@ -268,9 +268,9 @@ def test_streaming_warp_sets_each_word_and_summary_bit_once(
 ) -> None:
     with arena(library) as made:
         made.access(0, PAGE + 0x1000, size, 1)
-        before = library.atomics_so_far()
+        before = library.atomic_count()
         warp_access(made, 0, pattern("row", PAGE, 0, size, 0), ALL_LANES, size, 1)
-        assert library.atomics_so_far() == before + words + 1
+        assert library.atomic_count() == before + words + 1
         assert made.summary(0) == (1 << words) - 1
 
 
@@ -296,20 +296,20 @@ def test_whole_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
 def test_repeated_access_makes_no_atomics(library: ctypes.CDLL) -> None:
     with arena(library) as made:
         made.access(3, 0x10000, 16, 1)
-        before = library.atomics_so_far()
+        before = library.atomic_count()
         for _ in range(10):
             made.access(3, 0x10000, 16, 1)
             made.access(3, 0x10004, 4, 1)
-        assert library.atomics_so_far() == before
+        assert library.atomic_count() == before
 
 
 def test_full_arena_claims_each_page_once(library: ctypes.CDLL) -> None:
     with arena(library, 8, 1) as made:
         for _ in range(2):
-            before = library.atomics_so_far()
+            before = library.atomic_count()
             for i in range(1000):
                 made.access(3, PAGE * i, 4, 1)
-        assert library.atomics_so_far() == before, "the table is full"
+        assert library.atomic_count() == before, "the table is full"
         assert made.lost_launches() == {3}
         made.access(4, PAGE * 9, 4, 1)
         assert made.lost_launches() == {3, 4}
@@ -356,7 +356,7 @@ def test_concurrent_threads_claim_each_page_once(library: ctypes.CDLL, size: int
     begin, span = PAGE, 5 * PAGE // 2
     for _ in range(5):
         with arena(library) as made:
-            library.touch_together(
+            library.touch_in_threads(
                 made.userdata(9), ctypes.c_uint64(begin), span // size, size, 1 | 2
             )
             assert made.bytes() == {(9, ATOMIC): set(range(begin, begin + span))}
@@ -377,11 +377,11 @@ def test_shared_user_data_is_distinguished_by_grid(library: ctypes.CDLL) -> None
     with arena(library) as made:
         shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
         for grid in (1, 3, (1 << 40) + 5):
-            library.set_grid(ctypes.c_uint64(grid))
+            library.set_grid_id(ctypes.c_uint64(grid))
             library.ck_memory_access(shared, pc, ctypes.c_uint64(at + grid % 64 * 4), 4, 1, None)
             library.ck_copy_async(shared, pc, ctypes.c_uint64(at + 4096), 64, 16, 0)
             library.ck_bulk_store(shared, pc, ctypes.c_uint64(at + 8192), 0, 1, 0)
-        library.set_grid(ctypes.c_uint64(77))
+        library.set_grid_id(ctypes.c_uint64(77))
         made.access(131070, at, 4, 1)
         expected = {(131070, READ): set(range(at, at + 4))}
         for grid, launch in ((1, 131071), (3, 1), (5, 3)):
@@ -465,7 +465,7 @@ def test_boxes_with_shared_user_data_belong_to_their_launches(
     with arena(library) as made:
         shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
         for grid in (1, 5):
-            library.set_grid(ctypes.c_uint64(grid))
+            library.set_grid_id(ctypes.c_uint64(grid))
             library.ck_tensor_store(shared, ctypes.c_uint64(7), address_of(content), *range(8))
         assert [box.launch for box in made.boxes()] == [131071, 3]
 
@@ -480,10 +480,10 @@ def test_arena_holds_maximum_number_of_boxes(library: ctypes.CDLL) -> None:
         tensor_load(made, 6, address_of(content), 0, 7)
         tensor_load(made, 5, address_of(content), 1, 7)
         assert made.lost_launches() == {6}
-        before = library.atomics_so_far()
+        before = library.atomic_count()
         for x in range(100):
             tensor_load(made, 6, address_of(content), 0, x)
-        assert library.atomics_so_far() == before
+        assert library.atomic_count() == before
 
 
 def test_boxes_lack_a_map_that_did_not_fit(library: ctypes.CDLL) -> None:

@@ -190,7 +190,7 @@ class Decoded(ctypes.Structure):
 
 def decode(library: ctypes.CDLL, encoded: bytes) -> Decoded | None:
     made = Decoded()
-    known = library.tensor_map_of(
+    known = library.tensor_map_decode(
         (ctypes.c_uint64 * 8).from_buffer_copy(encoded), ctypes.byref(made)
     )
     return made if known & 1 else None

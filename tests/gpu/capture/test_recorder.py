@@ -71,8 +71,8 @@ def test_record_layout_equals_trace_layout() -> None:
 def test_streams_have_ids_and_blocking_flags(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.make_stream(CONTEXT, OTHER, 0)
-cuda.use_thread_stream(CONTEXT, P(0x4000))
-cuda.drop_stream(CONTEXT, OTHER)
+cuda.create_per_thread_stream(CONTEXT, P(0x4000))
+cuda.destroy_stream(CONTEXT, OTHER)
 cuda.make_stream(CONTEXT, OTHER, 1)
 """
     events = recorded(tmp_path, library, program)
@@ -247,10 +247,10 @@ cuda.event(RECORD, E, CONTEXT, STREAM)
 def test_host_function_is_recorded_when_stream_reaches_it(library: Path, tmp_path: Path) -> None:
     program = """
 cuda.call_host(None)
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 cuda.call_host(STREAM)
 cuda.call_host(None)
-cuda.resume(STREAM)
+cuda.stop_deferring(STREAM)
 """
     events = recorded(tmp_path, library, program)
     assert list(event_bodies(events, HostCall)) == [

@@ -38,11 +38,11 @@ def position(events: list[Event], kind: type) -> int:
 def test_accesses_of_launch_are_exact_after_synchronise(library: Path, tmp_path: Path) -> None:
     program = """
 import time
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(read(0x100000, 4, stride=4, count=100), write(0x100201, 1), write(0x100204, 16))
 time.sleep(0.03)  # longer than the interval between polls
 wait()
-cuda.resume(STREAM)
+cuda.stop_deferring(STREAM)
 launch(read(0x100010))
 """
     events = run(tmp_path, library, program)
@@ -122,7 +122,7 @@ def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) ->
 
 def test_unfinished_launch_at_end_is_not_exact(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
 launch(write(0x200000), stream=LEGACY)
 """
@@ -135,13 +135,13 @@ def test_stream_without_wait_is_read_by_marker(library: Path, tmp_path: Path) ->
     program = """
 import time
 cuda.make_stream(CONTEXT, OTHER, 1)
-cuda.hold(STREAM); cuda.hold(OTHER)
+cuda.defer_work(STREAM); cuda.defer_work(OTHER)
 launch(write(0x100000), stream=STREAM)
 launch(write(0x100004), stream=OTHER)
 time.sleep(0.03)
 wait(STREAM)  # says nothing about the other stream, whose marker is behind its kernel
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
-cuda.resume(OTHER)
+cuda.stop_deferring(OTHER)
 time.sleep(0.03)
 wait(STREAM)
 cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
@@ -162,13 +162,13 @@ import threading, time
 def elsewhere(*arguments):
     thread = threading.Thread(target=launch, args=arguments)
     thread.start(); thread.join()
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
-cuda.synchronize_but(CONTEXT, STREAM, 0)  # the wait has ended, but its callback has not come yet
+cuda.synchronize_in_two_steps(CONTEXT, STREAM, 0)  # the wait has ended, but its callback has not come yet
 elsewhere(write(0x100004))
 time.sleep(0.03)
-cuda.synchronize_but(CONTEXT, STREAM, 1)
-cuda.resume(STREAM)
+cuda.synchronize_in_two_steps(CONTEXT, STREAM, 1)
+cuda.stop_deferring(STREAM)
 """
     events = run(tmp_path, library, program)
     assert [each.accesses[0][0] for each in recorded_launches(events)] == [0x100000, 0x100004]
@@ -268,7 +268,7 @@ for _ in range(3):
 
 def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:
     program = """
-ctypes.c_int.in_dll(cuda, "memory_refused").value = 1
+ctypes.c_int.in_dll(cuda, "refuse_memory").value = 1
 launch(write(0x100000))
 launch(write(0x100000))
 """
@@ -299,7 +299,7 @@ cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 # --- modules and contexts -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", ["", "ctypes.c_int.in_dll(cuda, 'memory_refused').value = 1"])
+@pytest.mark.parametrize("change", ["", "ctypes.c_int.in_dll(cuda, 'refuse_memory').value = 1"])
 def test_every_launch_in_patched_context_has_user_data(
     library: Path, tmp_path: Path, change: str
 ) -> None:
@@ -307,20 +307,20 @@ def test_every_launch_in_patched_context_has_user_data(
 {change}
 launch(write(0x100000))
 launch(write(0x100000), kernel=textures)
-ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
+ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1
 load_module(P(0x5001))
 launch(write(0x100000))
-assert not ctypes.c_int.in_dll(cuda, "times_unset").value
+assert not ctypes.c_int.in_dll(cuda, "launches_without_user_data").value
 """
     run(tmp_path, library, program)
 
 
 def test_unpatchable_module_is_assumed(library: Path, tmp_path: Path) -> None:
     program = """
-ctypes.c_int.in_dll(cuda, "patches_refused").value = 1
+ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1
 load_module(P(0x5001))
 launch(write(0x100000))
-ctypes.c_int.in_dll(cuda, "patches_refused").value = 0
+ctypes.c_int.in_dll(cuda, "refuse_patches").value = 0
 cuda.load_module(CONTEXT, P(0x5002), b"no machine code", ctypes.c_size_t(15))
 launch(write(0x100000))
 load_module(P(0x5001))  # the handle is reused
@@ -371,16 +371,16 @@ def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None
 def test_stream_and_context_may_be_destroyed_with_work(library: Path, tmp_path: Path) -> None:
     program = """
 import time
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
-cuda.drop_stream(CONTEXT, STREAM)
+cuda.destroy_stream(CONTEXT, STREAM)
 cuda.make_stream(CONTEXT, STREAM, 1)  # the handle is reused
 launch(write(0x100004))
 time.sleep(0.03)
 wait()  # waits for the second stream
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
-cuda.resume(None)
-cuda.drop_context(CONTEXT, 3)
+cuda.stop_deferring(None)
+cuda.destroy_context(CONTEXT, 3)
 cuda.make_context(CONTEXT, 3)
 cuda.make_stream(CONTEXT, STREAM, 1)
 load_module()
@@ -407,7 +407,7 @@ for i in range(40):
     cuda.make_stream(context, stream, 1)
     load_module(P(0x5000), context)
     launch(write(0x100000 + i * 4), stream=stream, context=context)
-    cuda.drop_context(context, 0)
+    cuda.destroy_context(context, 0)
 """
     events = run(tmp_path, library, program)
     assert [one.accesses[0][0] for one in recorded_launches(events)] == [
@@ -418,7 +418,7 @@ for i in range(40):
 def test_own_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
-cuda.drop_own_stream(CONTEXT)
+cuda.destroy_recorder_stream(CONTEXT)
 """
     events = run(tmp_path, library, program)
     assert len(list(event_bodies(events, StreamCreate))) == 3
@@ -428,7 +428,7 @@ cuda.drop_own_stream(CONTEXT)
 
 def test_forked_child_does_not_record_launches_of_parent(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 launch(write(0x100000))
 if not (child := os.fork()):
     sys.exit(0)
@@ -440,7 +440,7 @@ if not (child := os.fork()):
     launch(write(0x300000), stream=OTHER)
     sys.exit(0)
 os.waitpid(child, 0)
-cuda.resume(STREAM)
+cuda.stop_deferring(STREAM)
 """
     processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
     did = sorted([one.accesses[0][0] for one in recorded_launches(events)] for events in processes)

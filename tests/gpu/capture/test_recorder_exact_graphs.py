@@ -54,7 +54,7 @@ def test_graph_nodes_are_distinguished_in_every_launch(
     library: Path, tmp_path: Path, in_line: int
 ) -> None:
     program = f"""
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 three = graph(plain, plain, plain)
 for i in range(4):
     launch(read(0x100000 + i * 64))
@@ -75,7 +75,7 @@ wait()
 
 def test_alternating_graph_launches_are_distinguished(library: Path, tmp_path: Path) -> None:
     program = """
-cuda.hold(STREAM)
+cuda.defer_work(STREAM)
 one, other = graph(plain, plain), graph(plain, executable=OTHER_EXECUTABLE)
 for i in range(3):
     launch_graph(one, write(0x100000), write(0x100008), first_grid=50)

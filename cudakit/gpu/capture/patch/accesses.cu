@@ -24,7 +24,7 @@
 
 #define ALL_BITS (~0u)
 
-CK_INLINE bool are_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
+CK_INLINE bool bits_are_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
 {
     const ck_u64 bitmap = find_bitmap(userdata, key);
     return bitmap > CK_NO_PAGE && (load(bitmap + word * 4) & bits) == bits;
@@ -32,8 +32,9 @@ CK_INLINE bool are_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
 
 CK_INLINE void summarize(ck_u64 word, ck_u32 words)
 {
-    const ck_u32 low = (ck_u32)word;
-    set_bits(make_u64(CK_SUMMARY_OF(low), (ck_u32)(word >> 32)), clipped_mask(CK_SUMMARY_BIT(low), words));
+    const ck_u32 low_address = (ck_u32)word;
+    set_bits(make_u64(CK_SUMMARY_OF(low_address), (ck_u32)(word >> 32)),
+             clipped_mask(CK_SUMMARY_BIT(low_address), words));
 }
 
 /* Level 0: whole granules of 4 bytes; level 1: single bytes. */
@@ -47,7 +48,7 @@ CK_INLINE ck_u64 key_of(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 granu
     return CK_KEY(CK_LAUNCH_OF(userdata), mode, level, granule >> CK_BITMAP_LOG2);
 }
 
-CK_INLINE ck_u32 word_of(ck_u64 granule)
+CK_INLINE ck_u32 word_index(ck_u64 granule)
 {
     return (ck_u32)(granule >> 5) & (CK_BITMAP_WORDS - 1);
 }
@@ -60,7 +61,7 @@ CK_NOINLINE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u
         return;
     userdata = launch_user_data(userdata);
     if ((address + bytes - 1) >> CK_ADDRESS_BITS) {
-        mark_lost(userdata);
+        mark_launch_lost(userdata);
         return;
     }
     const ck_u32 level = level_of(address, bytes) || pattern != ALL_BITS;
@@ -68,18 +69,18 @@ CK_NOINLINE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u
     /* One word of the bitmap, 32 granules, per iteration. */
 #pragma unroll 1
     for (ck_u64 granule = address >> CK_GRANULE_SHIFT(level); granule < end; granule = (granule | 31) + 1) {
-        const ck_u64 rest = end - (granule & ~31ull);
-        const ck_u32 below_end = rest < 32 ? (1u << rest) - 1 : ~0u;
+        const ck_u64 granules_left = end - (granule & ~31ull);
+        const ck_u32 below_end = granules_left < 32 ? (1u << granules_left) - 1 : ~0u;
         const ck_u32 bits = below_end & ~0u << (granule & 31) & pattern;
         const ck_u64 key = key_of(userdata, mode, level, granule);
-        if (are_set(userdata, key, word_of(granule), bits))
+        if (bits_are_set(userdata, key, word_index(granule), bits))
             continue;
         page_search search = {userdata, key, 0, 0, RETRY_BUDGET};
         const ck_u64 bitmap = find_or_claim(&search);
         if (bitmap == CK_NO_PAGE)
-            mark_lost(userdata);
+            mark_launch_lost(userdata);
         else
-            set_bits(bitmap + word_of(granule) * 4, bits);
+            set_bits(bitmap + word_index(granule) * 4, bits);
     }
 }
 
@@ -108,9 +109,9 @@ CK_INLINE ck_u32 mode_of(ck_u32 flags)
     return mode;
 }
 
-CK_INLINE ck_u64 word_at(ck_u64 bitmap, ck_u32 level, ck_u32 address)
+CK_INLINE ck_u64 word_address(ck_u64 bitmap, ck_u32 level, ck_u32 address)
 {
-    return bitmap | word_of(address >> CK_GRANULE_SHIFT(level)) * 4;
+    return bitmap | word_index(address >> CK_GRANULE_SHIFT(level)) * 4;
 }
 
 /* Set the bits of an access. Consecutive lanes of a warp mostly access consecutive memory: such lanes form a run.
@@ -119,23 +120,24 @@ CK_INLINE ck_u64 word_at(ck_u64 bitmap, ck_u32 level, ck_u32 address)
  * loaded. */
 CK_INLINE void set_runs(ck_u64 word, ck_u32 level, ck_u32 address, ck_u32 bytes)
 {
-    const ck_u32 current = load(word);
+    const ck_u32 current_bits = load(word);
     const ck_u32 shift = CK_GRANULE_SHIFT(level), granules = bytes >> shift;
     /* The position of the first bit, continuous across words. Adding the size to the upper bits gives a lane that
      * copies fewer bytes a distant position, so that it does not join the run. */
-    const ck_u32 bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (granules << 28);
-    const ck_u32 distance = bit - from_left_lane(bit);
-    const ck_u32 active = active_lanes(), self = lane_bit();
-    const bool continues = has_left_lane(active, self) & (distance == granules);
-    const ck_u32 same = active_lanes_with_same(continues), run_starts = continues ? active & ~same : same;
-    if (continues & ((bit & 31) >= granules))
+    const ck_u32 first_bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (granules << 28);
+    const ck_u32 distance = first_bit - from_left_lane(first_bit);
+    const ck_u32 active = active_lanes(), this_lane_bit = lane_bit();
+    const bool continues = has_left_lane(active, this_lane_bit) & (distance == granules);
+    const ck_u32 same_lanes = active_lanes_with_same(continues),
+                 run_starts = continues ? active & ~same_lanes : same_lanes;
+    if (continues & ((first_bit & 31) >= granules))
         return; /* an earlier lane of the run sets these bits */
-    const ck_u32 run_granules = granules * (1 + popcount(active & lanes_until_next(run_starts, self)));
-    const ck_u32 bits = clipped_mask(bit, run_granules);
-    if (!(bits & ~current))
+    const ck_u32 run_granules = granules * (1 + popcount(active & lanes_until_next(run_starts, this_lane_bit)));
+    const ck_u32 bits = clipped_mask(first_bit, run_granules);
+    if (!(bits & ~current_bits))
         return;
     set_bits(word, bits);
-    if (!continues && !(bit & 31) && run_granules >= 32)
+    if (!continues && !(first_bit & 31) && run_granules >= 32)
         summarize(word, run_granules >> 5);
 }
 
@@ -146,8 +148,8 @@ CK_INLINE bool find_word(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 addr
     const ck_u32 launch = CK_LAUNCH_OF(userdata);
     const ck_u64 page = address >> CK_PAGE_SHIFT(level);
     const ck_u64 key = make_u64((ck_u32)page, (ck_u32)(CK_KEY(launch, mode, level, page) >> 32));
-    const ck_entry entry = load_entry(entry_at(userdata, slot_of_page(launch, mode, level, (ck_u32)page)));
-    *word = word_at(entry.bitmap, level, (ck_u32)address);
+    const ck_entry entry = load_entry(entry_address(userdata, slot_of_page(launch, mode, level, (ck_u32)page)));
+    *word = word_address(entry.bitmap, level, (ck_u32)address);
     return entry.key == key && entry.bitmap >> 32;
 }
 
@@ -157,11 +159,11 @@ CK_INLINE bool find_word_coherent(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck
     const ck_u32 launch = CK_LAUNCH_OF(userdata);
     const ck_u64 page = address >> CK_PAGE_SHIFT(level);
     const ck_u64 key = make_u64((ck_u32)page, (ck_u32)(CK_KEY(launch, mode, level, page) >> 32));
-    const ck_u64 at = entry_at(userdata, slot_of_page(launch, mode, level, (ck_u32)page));
-    if (load_coherent64(at) != key)
+    const ck_u64 slot_address = entry_address(userdata, slot_of_page(launch, mode, level, (ck_u32)page));
+    if (load_coherent64(slot_address) != key)
         return false;
-    const ck_u64 bitmap = load_coherent64(at + AT(ck_entry, bitmap));
-    *word = word_at(bitmap, level, (ck_u32)address);
+    const ck_u64 bitmap = load_coherent64(slot_address + OFFSET_OF(ck_entry, bitmap));
+    *word = word_address(bitmap, level, (ck_u32)address);
     return bitmap >> 32;
 }
 
@@ -173,12 +175,12 @@ CK_INLINE void search_and_set(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u
                           address, bytes, RETRY_BUDGET};
     const ck_u64 bitmap = find_or_claim(&search);
     userdata = reload(&search)->userdata, bytes = reload(&search)->bytes;
-    const ck_u32 low = (ck_u32)reload(&search)->address, same_level = level_of(low, bytes);
-    const ck_u64 word = word_at(bitmap, same_level, low);
+    const ck_u32 low_address = (ck_u32)reload(&search)->address, same_level = level_of(low_address, bytes);
+    const ck_u64 word = word_address(bitmap, same_level, low_address);
     if (bitmap == CK_NO_PAGE)
-        mark_lost(userdata);
+        mark_launch_lost(userdata);
     else
-        set_runs(word, same_level, low, bytes);
+        set_runs(word, same_level, low_address, bytes);
 }
 
 /* Record the access of one instruction: at most 32 bytes, naturally aligned, so within one word. Most
@@ -284,11 +286,11 @@ CK_PATCH ck_tensor_load(ck_u64 userdata, ck_u64 pc, ck_u64 map, ck_u32 destinati
 
 /* SANITIZER_INSTRUCTION_TMA_STORE. The header names its callback type, SanitizerCallbackTensorMemoryStore,
  * but does not declare it (13.5.25), so the words after the map are recorded unchanged. */
-CK_PATCH ck_tensor_store(ck_u64 userdata, ck_u64 pc, ck_u64 map, ck_u32 w0, ck_u32 w1, ck_u32 w2, ck_u32 w3,
-                         ck_u32 w4, ck_u32 w5, ck_u32 w6, ck_u32 w7)
+CK_PATCH ck_tensor_store(ck_u64 userdata, ck_u64 pc, ck_u64 map, ck_u32 word0, ck_u32 word1, ck_u32 word2,
+                         ck_u32 word3, ck_u32 word4, ck_u32 word5, ck_u32 word6, ck_u32 word7)
 {
     (void)pc;
-    const ck_u32 word[] = {w0, w1, w2, w3, w4, w5, w6, w7};
+    const ck_u32 word[] = {word0, word1, word2, word3, word4, word5, word6, word7};
     if (is_leader(active_lanes()))
         record_box(userdata, CK_WRITE, map, word, 8, 1);
     return 0;

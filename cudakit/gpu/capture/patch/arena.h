@@ -82,12 +82,12 @@ enum ck_mode {
 
 typedef struct {
     ck_u32 format;
-    ck_u32 pages;  /* capacity */
-    ck_u32 cursor; /* requested pages; may exceed the capacity */
-    ck_u32 lost;   /* number of launches with missing accesses */
-    ck_u32 maps;   /* like cursor, for maps and boxes */
-    ck_u32 boxes;
-    ck_u32 pages_at, chunks_at; /* precomputed, because the patch has no register left */
+    ck_u32 page_capacity;   /* capacity */
+    ck_u32 requested_pages; /* requested pages; may exceed the capacity */
+    ck_u32 lost_launches;   /* number of launches with missing accesses */
+    ck_u32 requested_maps;  /* like cursor, for maps and boxes */
+    ck_u32 requested_boxes;
+    ck_u32 pages_offset, chunks_offset; /* precomputed, because the patch has no register left */
     ck_u32 reserved[24];
 } ck_header;
 
@@ -130,16 +130,17 @@ typedef struct { /* one use of a tensor map */
 #define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 2))
 
 /* The entries come first, so that their offset fits into a load instruction. */
-#define CK_LOST_AT 4096ull
-#define CK_ENTRIES_AT (CK_LOST_AT + CK_MAX_LAUNCHES / 8)
-#define CK_PAGES_AT(entries_log2) (CK_ENTRIES_AT + (sizeof(ck_entry) << (entries_log2)))
-#define CK_MAP_KEYS_AT(entries_log2) \
-    (CK_ENTRIES_AT + ((sizeof(ck_entry) + sizeof(ck_page) / 4) << (entries_log2))) /* after CK_MAX_PAGES pages */
-#define CK_BOX_KEYS_AT(entries_log2) (CK_MAP_KEYS_AT(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
-#define CK_MAPS_AT(entries_log2) (CK_BOX_KEYS_AT(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
-#define CK_BOXES_AT(entries_log2) (CK_MAPS_AT(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))
-#define CK_CHUNKS_AT(entries_log2) \
-    ((CK_BOXES_AT(entries_log2) + CK_MAX_BOXES * sizeof(ck_box) + CK_CHUNK - 1) & ~(CK_CHUNK - 1))
+#define CK_LOST_OFFSET 4096ull
+#define CK_ENTRIES_OFFSET (CK_LOST_OFFSET + CK_MAX_LAUNCHES / 8)
+#define CK_PAGES_OFFSET(entries_log2) (CK_ENTRIES_OFFSET + (sizeof(ck_entry) << (entries_log2)))
+#define CK_MAP_KEYS_OFFSET(entries_log2) \
+    (CK_ENTRIES_OFFSET + \
+     ((sizeof(ck_entry) + sizeof(ck_page) / 4) << (entries_log2))) /* after CK_MAX_PAGES pages */
+#define CK_BOX_KEYS_OFFSET(entries_log2) (CK_MAP_KEYS_OFFSET(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
+#define CK_MAPS_OFFSET(entries_log2) (CK_BOX_KEYS_OFFSET(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
+#define CK_BOXES_OFFSET(entries_log2) (CK_MAPS_OFFSET(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))
+#define CK_CHUNKS_OFFSET(entries_log2) \
+    ((CK_BOXES_OFFSET(entries_log2) + CK_MAX_BOXES * sizeof(ck_box) + CK_CHUNK - 1) & ~(CK_CHUNK - 1))
 
 /* --- chunks -------------------------------------------------------------------------------------- */
 
@@ -149,13 +150,14 @@ typedef struct { /* one use of a tensor map */
     (CK_CHUNK / CK_BITMAP_BYTES * CK_SUMMARY_BYTES / CK_BITMAP_BYTES) /* the first one that holds a bitmap */
 #define CK_CHUNK_PAGES (CK_CHUNK / CK_BITMAP_BYTES - CK_FIRST_SLOT)
 #define CK_SLOT_OF_PAGE(page) ((page) + (ck_u32)CK_FIRST_SLOT * (1 + (page) / (ck_u32)CK_CHUNK_PAGES))
-#define CK_BITMAP_AT(entries_log2, page) \
-    (CK_CHUNKS_AT(entries_log2) + (ck_u64)CK_SLOT_OF_PAGE(page) * CK_BITMAP_BYTES)
-#define CK_SUMMARY_AT(entries_log2, page) \
-    (CK_CHUNKS_AT(entries_log2) + (page) / (ck_u32)CK_CHUNK_PAGES * CK_CHUNK + \
+#define CK_BITMAP_OFFSET(entries_log2, page) \
+    (CK_CHUNKS_OFFSET(entries_log2) + (ck_u64)CK_SLOT_OF_PAGE(page) * CK_BITMAP_BYTES)
+#define CK_SUMMARY_OFFSET(entries_log2, page) \
+    (CK_CHUNKS_OFFSET(entries_log2) + (page) / (ck_u32)CK_CHUNK_PAGES * CK_CHUNK + \
      (CK_FIRST_SLOT + (page) % (ck_u32)CK_CHUNK_PAGES) * CK_SUMMARY_BYTES)
 #define CK_ARENA_BYTES(entries_log2, pages) \
-    ((pages) ? CK_BITMAP_AT(entries_log2, (ck_u32)(pages) - 1) + CK_BITMAP_BYTES : CK_CHUNKS_AT(entries_log2))
+    ((pages) ? CK_BITMAP_OFFSET(entries_log2, (ck_u32)(pages) - 1) + CK_BITMAP_BYTES \
+             : CK_CHUNKS_OFFSET(entries_log2))
 
 /* Address and bit of a word's summary, from the lower half of the word's address. */
 #define CK_SUMMARY_OF(word) (((word) & ~(ck_u32)(CK_CHUNK - 1)) | ((word) >> 5 & (ck_u32)(CK_CHUNK / 32 - 4)))
@@ -171,14 +173,14 @@ typedef struct { /* one use of a tensor map */
 #define CK_STATIC_ASSERT _Static_assert
 #endif
 CK_STATIC_ASSERT(sizeof(ck_u32) == 4 && sizeof(ck_u64) == 8, "sizes of integers");
-CK_STATIC_ASSERT(sizeof(ck_header) == 128 && sizeof(ck_header) <= CK_LOST_AT, "header");
+CK_STATIC_ASSERT(sizeof(ck_header) == 128 && sizeof(ck_header) <= CK_LOST_OFFSET, "header");
 CK_STATIC_ASSERT(sizeof(ck_entry) == 16 && sizeof(ck_page) == 16, "entries and pages");
 CK_STATIC_ASSERT(sizeof(ck_map) == 80 && sizeof(ck_box) == 56, "maps and boxes");
 CK_STATIC_ASSERT(CK_MAP_KEYS <= CK_NO_MAP, "places of maps in 16 bits");
-CK_STATIC_ASSERT(CK_ENTRIES_AT % 128 == 0, "eight entries to a line of the cache");
-CK_STATIC_ASSERT(CK_ENTRIES_AT < 1u << 23, "in the offset of a load");
-CK_STATIC_ASSERT(CK_MAPS_AT(CK_MIN_ENTRIES_LOG2) % 128 == 0, "maps at lines of the cache");
-CK_STATIC_ASSERT(CK_CHUNKS_AT(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but in chunks, in 32 bits");
+CK_STATIC_ASSERT(CK_ENTRIES_OFFSET % 128 == 0, "eight entries to a line of the cache");
+CK_STATIC_ASSERT(CK_ENTRIES_OFFSET < 1u << 23, "in the offset of a load");
+CK_STATIC_ASSERT(CK_MAPS_OFFSET(CK_MIN_ENTRIES_LOG2) % 128 == 0, "maps at lines of the cache");
+CK_STATIC_ASSERT(CK_CHUNKS_OFFSET(CK_MAX_ENTRIES_LOG2) < 1ull << 32, "offsets, but in chunks, in 32 bits");
 CK_STATIC_ASSERT(CK_FIRST_SLOT *CK_BITMAP_BYTES == CK_CHUNK / 32, "summaries before the first bitmap");
 CK_STATIC_ASSERT(1ull << (CK_LAUNCH_BITS + 5) == CK_BY_GRID && CK_BY_GRID < CK_ALIGNMENT,
                  "user data in the bits of the alignment");

@@ -5,19 +5,19 @@
 #include "arena.h"
 
 /* offsetof, which NVRTC 13.0 lacks without headers. */
-#define AT(type, field) ((ck_u64) & ((type *)0)->field)
+#define OFFSET_OF(type, field) ((ck_u64) & ((type *)0)->field)
 
 /* State of a thread that searches for its page. Kept in local memory and reloaded where needed: in registers
  * it would stay live throughout and exceed their number. */
 typedef struct {
     ck_u64 userdata, key, address;
-    ck_u32 bytes, retries;
+    ck_u32 bytes, retry_budget;
 } page_search;
 
 #define MAX_PROBES 63u
 /* Bounds the wait for an entry that another thread is filling, which takes only a few instructions. */
-#define RETRIES_PER_PROBE (1u << 20)
-#define RETRY_BUDGET (MAX_PROBES * RETRIES_PER_PROBE)
+#define PROBE_COST (1u << 20)
+#define RETRY_BUDGET (MAX_PROBES * PROBE_COST)
 
 /* One comparison: arenas lie above the first 4 GiB. */
 CK_INLINE bool has_arena(ck_u64 userdata)
@@ -33,21 +33,21 @@ CK_INLINE ck_u64 launch_user_data(ck_u64 userdata)
 
 CK_INLINE ck_u64 lost_word(ck_u64 userdata)
 {
-    return CK_BASE_OF(userdata) + CK_LOST_AT + CK_LAUNCH_OF(userdata) / 32 * 4;
+    return CK_BASE_OF(userdata) + CK_LOST_OFFSET + CK_LAUNCH_OF(userdata) / 32 * 4;
 }
 
-CK_INLINE bool is_lost(ck_u64 userdata)
+CK_INLINE bool launch_is_lost(ck_u64 userdata)
 {
     return load(lost_word(userdata)) >> (CK_LAUNCH_OF(userdata) & 31) & 1;
 }
 
-CK_INLINE void mark_lost(ck_u64 userdata)
+CK_INLINE void mark_launch_lost(ck_u64 userdata)
 {
     const ck_u32 bit = 1u << (CK_LAUNCH_OF(userdata) & 31);
     if (load_coherent(lost_word(userdata)) & bit)
         return;
     if (!(atomic_or(lost_word(userdata), bit) & bit))
-        atomic_add(CK_BASE_OF(userdata) + AT(ck_header, lost), 1);
+        atomic_add(CK_BASE_OF(userdata) + OFFSET_OF(ck_header, lost_launches), 1);
 }
 
 /* --- pages ----------------------------------------------------------------------------------------- */
@@ -76,10 +76,10 @@ CK_INLINE ck_u32 next_probe(ck_u32 probe, ck_u64 key)
     return probe + (((ck_u32)(key >> 32) * 0x85EBCA6Bu) >> 8 | 1);
 }
 
-CK_INLINE ck_u64 entry_at(ck_u64 userdata, ck_u32 probe)
+CK_INLINE ck_u64 entry_address(ck_u64 userdata, ck_u32 probe)
 {
     const ck_u32 index = probe & wrapping_mask(0, (ck_u32)userdata >> CK_LAUNCH_BITS);
-    return CK_BASE_OF(userdata) + CK_ENTRIES_AT + (ck_u64)index * sizeof(ck_entry);
+    return CK_BASE_OF(userdata) + CK_ENTRIES_OFFSET + (ck_u64)index * sizeof(ck_entry);
 }
 
 /* Find the bitmap of a key through the L1 cache; 0 or CK_NO_PAGE if there is none. */
@@ -87,8 +87,8 @@ CK_INLINE ck_u64 find_bitmap(ck_u64 userdata, ck_u64 key)
 {
     ck_u32 probe = first_probe(key);
 #pragma unroll 1
-    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++, probe = next_probe(probe, key)) {
-        const ck_entry entry = load_entry(entry_at(userdata, probe));
+    for (ck_u32 probes = 0; probes < MAX_PROBES; probes++, probe = next_probe(probe, key)) {
+        const ck_entry entry = load_entry(entry_address(userdata, probe));
         if (entry.key == key)
             return entry.bitmap;
         if (!entry.key)
@@ -100,23 +100,23 @@ CK_INLINE ck_u64 find_bitmap(ck_u64 userdata, ck_u64 key)
 CK_INLINE ck_u64 claim_page(const page_search *search)
 {
     const ck_u64 header = CK_BASE_OF(reload(search)->userdata);
-    const ck_u32 number = atomic_add(header + AT(ck_header, cursor), 1);
-    if (number >= load(header + AT(ck_header, pages)))
+    const ck_u32 index = atomic_add(header + OFFSET_OF(ck_header, requested_pages), 1);
+    if (index >= load(header + OFFSET_OF(ck_header, page_capacity)))
         return CK_NO_PAGE;
-    const ck_u32 page = load(header + AT(ck_header, pages_at)) + number * (ck_u32)sizeof(ck_page);
+    const ck_u32 page = load(header + OFFSET_OF(ck_header, pages_offset)) + index * (ck_u32)sizeof(ck_page);
     store64(header + page, reload(search)->key);
     /* Reloaded, so that no register holds the address across the calls above. */
     const ck_u64 same_header = CK_BASE_OF(reload(search)->userdata);
-    return same_header + load(same_header + AT(ck_header, chunks_at)) +
-           (ck_u64)CK_SLOT_OF_PAGE(number) * CK_BITMAP_BYTES;
+    return same_header + load(same_header + OFFSET_OF(ck_header, chunks_offset)) +
+           (ck_u64)CK_SLOT_OF_PAGE(index) * CK_BITMAP_BYTES;
 }
 
 /* Take retries from the budget; return true when it is used up. */
-CK_INLINE bool use_retries(page_search *search, ck_u32 retries)
+CK_INLINE bool spend_retry_budget(page_search *search, ck_u32 cost)
 {
-    const ck_u32 before = reload(search)->retries;
-    search->retries = before - retries;
-    return before <= retries;
+    const ck_u32 budget = reload(search)->retry_budget;
+    search->retry_budget = budget - cost;
+    return budget <= cost;
 }
 
 /* Return the address of the bitmap of a key, claiming a page if the key is new. Return CK_NO_PAGE if no page is left,
@@ -131,19 +131,19 @@ CK_INLINE ck_u64 find_or_claim(page_search *search)
     ck_u32 probe = first_probe(reload(search)->key);
 #pragma unroll 1
     for (;;) {
-        const ck_u64 entry = entry_at(reload(search)->userdata, probe);
-        const ck_entry current = load_entry_coherent(entry);
-        if (current.key == reload(search)->key) {
-            if (current.bitmap)
-                return current.bitmap;
-            if (use_retries(search, 1))
+        const ck_u64 entry = entry_address(reload(search)->userdata, probe);
+        const ck_entry stored = load_entry_coherent(entry);
+        if (stored.key == reload(search)->key) {
+            if (stored.bitmap)
+                return stored.bitmap;
+            if (spend_retry_budget(search, 1))
                 break;
-        } else if (current.key) {
-            if (is_lost(reload(search)->userdata) || use_retries(search, RETRIES_PER_PROBE))
+        } else if (stored.key) {
+            if (launch_is_lost(reload(search)->userdata) || spend_retry_budget(search, PROBE_COST))
                 break;
             probe = next_probe(probe, reload(search)->key);
         } else if (is_leader(active_lanes()) && !atomic_claim(entry, reload(search)->key)) {
-            store64(entry + AT(ck_entry, bitmap), claim_page(search));
+            store64(entry + OFFSET_OF(ck_entry, bitmap), claim_page(search));
         }
     }
     return CK_NO_PAGE;

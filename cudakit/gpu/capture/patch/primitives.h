@@ -15,98 +15,104 @@
 
 /* Loads through the L1 cache may be stale, but only miss bits that were set since: then the access takes the
  * slow path. Bits are never cleared while a launch may still read them. */
-CK_INLINE ck_entry load_entry(ck_u64 at)
+CK_INLINE ck_entry load_entry(ck_u64 address)
 {
     ck_entry entry;
-    asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(entry.key), "=l"(entry.bitmap) : "l"(at));
+    asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(entry.key), "=l"(entry.bitmap) : "l"(address));
     return entry;
 }
-CK_INLINE ck_u32 load(ck_u64 at)
+CK_INLINE ck_u32 load(ck_u64 address)
 {
     ck_u32 value;
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(at));
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(address));
     return value;
 }
-CK_INLINE ck_u64 load64(ck_u64 at)
+CK_INLINE ck_u64 load64(ck_u64 address)
 {
     ck_u64 value;
-    asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(at));
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address));
     return value;
 }
 /* Loads that are coherent across the device. */
-CK_INLINE ck_u32 load_coherent(ck_u64 at)
+CK_INLINE ck_u32 load_coherent(ck_u64 address)
 {
     ck_u32 value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return value;
 }
-CK_INLINE ck_u64 load_coherent64(ck_u64 at)
+CK_INLINE ck_u64 load_coherent64(ck_u64 address)
 {
     ck_u64 value;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
 }
 /* Each half is atomic by itself: the bitmap may be newer than the key. */
-CK_INLINE ck_entry load_entry_coherent(ck_u64 at)
+CK_INLINE ck_entry load_entry_coherent(ck_u64 address)
 {
     ck_entry entry;
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(entry.key), "=l"(entry.bitmap)
-                 : "l"(at)
+                 : "l"(address)
                  : "memory");
     return entry;
 }
-CK_INLINE void store64(ck_u64 at, ck_u64 value)
+CK_INLINE void store64(ck_u64 address, ck_u64 value)
 {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
-CK_INLINE void store(ck_u64 at, ck_u32 value)
+CK_INLINE void store(ck_u64 address, ck_u32 value)
 {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-CK_INLINE ck_u32 atomic_or(ck_u64 at, ck_u32 bits)
+CK_INLINE ck_u32 atomic_or(ck_u64 address, ck_u32 bits)
 {
     ck_u32 old;
-    asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(bits) : "memory");
+    asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(bits) : "memory");
     return old;
 }
-CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
+CK_INLINE ck_u32 atomic_add(ck_u64 address, ck_u32 value)
 {
     ck_u32 old;
-    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(value) : "memory");
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(address), "r"(value)
+                 : "memory");
     return old;
 }
 /* A reduction does not return the old value, so the thread does not wait for memory. */
-CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
+CK_INLINE void set_bits(ck_u64 address, ck_u32 bits)
 {
-    asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
+    asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
-CK_INLINE ck_u64 atomic_claim(ck_u64 at, ck_u64 value)
+CK_INLINE ck_u64 atomic_claim(ck_u64 address, ck_u64 value)
 {
     ck_u64 old;
-    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], 0, %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], 0, %2;"
+                 : "=l"(old)
+                 : "l"(address), "l"(value)
+                 : "memory");
     return old;
 }
 
 /* The id of the launch, or of the node in a graph launch: gridId of Sanitizer_LaunchData. */
 CK_INLINE ck_u32 grid_id(void)
 {
-    ck_u64 number;
-    asm volatile("mov.u64 %0, %%gridid;" : "=l"(number));
-    return (ck_u32)number;
+    ck_u64 id;
+    asm volatile("mov.u64 %0, %%gridid;" : "=l"(id));
+    return (ck_u32)id;
 }
 CK_INLINE ck_u32 lane_id(void)
 {
-    ck_u32 number;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));
-    return number;
+    ck_u32 id;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(id));
+    return id;
 }
 /* The bit of this lane in a lane mask. */
 CK_INLINE ck_u32 lane_bit(void)
 {
-    ck_u32 before;
-    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
-    return before + 1;
+    ck_u32 lower_lanes;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower_lanes));
+    return lower_lanes + 1;
 }
 
 /* The lanes of this warp that are executing together. */
@@ -114,41 +120,41 @@ CK_INLINE ck_u32 active_lanes(void)
 {
     return __activemask();
 }
-CK_INLINE bool is_leader(ck_u32 threads)
+CK_INLINE bool is_leader(ck_u32 lanes)
 {
-    return lane_id() == (ck_u32)__ffs(threads) - 1;
+    return lane_id() == (ck_u32)__ffs(lanes) - 1;
 }
 /* The following omit ".sync" on purpose. Patches are assembled without uniform registers, and then each such
  * instruction first gathers its threads (WARPSYNC.COLLECTIVE), which takes longer than all other work for an
  * access. Lanes that are together here stay together: there is no branch in between. */
 
 /* The active lanes with the same value. */
-CK_INLINE ck_u32 active_lanes_with_same(bool yes)
+CK_INLINE ck_u32 active_lanes_with_same(bool condition)
 {
-    ck_u32 some;
+    ck_u32 matching_lanes;
     asm volatile("{.reg .pred yes; setp.ne.u32 yes, %1, 0;\n"
                  "@yes activemask.b32 %0; @!yes activemask.b32 %0;}"
-                 : "=r"(some)
-                 : "r"((ck_u32)yes));
-    return some;
+                 : "=r"(matching_lanes)
+                 : "r"((ck_u32)condition));
+    return matching_lanes;
 }
 /* The value of the lane to the left, if that lane is active. */
 CK_INLINE ck_u32 from_left_lane(ck_u32 value)
 {
-    ck_u32 left;
-    asm volatile("shfl.up.b32 %0, %1, 1, 0;" : "=r"(left) : "r"(value));
-    return left;
+    ck_u32 left_value;
+    asm volatile("shfl.up.b32 %0, %1, 1, 0;" : "=r"(left_value) : "r"(value));
+    return left_value;
 }
-CK_INLINE bool has_left_lane(ck_u32 threads, ck_u32 self)
+CK_INLINE bool has_left_lane(ck_u32 lanes, ck_u32 this_lane_bit)
 {
-    return threads & (self >> 1); /* lane 0: none */
+    return lanes & (this_lane_bit >> 1); /* lane 0: none */
 }
 /* The lanes after this one, before the next of ``heads``. */
-CK_INLINE ck_u32 lanes_until_next(ck_u32 heads, ck_u32 self)
+CK_INLINE ck_u32 lanes_until_next(ck_u32 run_starts, ck_u32 this_lane_bit)
 {
-    const ck_u32 behind = 0u - self - self;
-    const ck_u32 next = heads & behind;
-    return behind & ((next & -next) - 1); /* no next head: all lanes after this one */
+    const ck_u32 later_lanes = 0u - this_lane_bit - this_lane_bit;
+    const ck_u32 next_start = run_starts & later_lanes;
+    return later_lanes & ((next_start & -next_start) - 1); /* no next head: all lanes after this one */
 }
 CK_INLINE ck_u32 popcount(ck_u32 word)
 {
@@ -178,9 +184,9 @@ CK_INLINE ck_u32 clipped_mask(ck_u32 position, ck_u32 width)
 /* Combines two registers without instructions. */
 CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
 {
-    ck_u64 both;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(high));
-    return both;
+    ck_u64 combined;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(combined) : "r"(low), "r"(high));
+    return combined;
 }
 
 /* Return the value unchanged, hidden from the compiler. */
@@ -195,12 +201,12 @@ CK_INLINE ck_u32 opaque(ck_u32 value)
  * registers. */
 CK_INLINE ck_u32 rematerialized(ck_u32 value)
 {
-    ck_u32 again;
+    ck_u32 copy;
     asm volatile("{.reg .pred some; .reg .b32 here;\n"
                  "activemask.b32 here; setp.ne.u32 some, here, 0; selp.b32 %0, %1, 0, some;}"
-                 : "=r"(again)
+                 : "=r"(copy)
                  : "r"(value));
-    return again;
+    return copy;
 }
 
 CK_INLINE ck_u64 rematerialized(ck_u64 value)
@@ -212,13 +218,13 @@ CK_INLINE ck_u64 rematerialized(ck_u64 value)
  * occupies no register in between. As above, the assembler cannot know that the result equals the argument. */
 template <class type> CK_INLINE const type *reload(const type *variable)
 {
-    ck_u64 at;
+    ck_u64 address;
     asm volatile("{.reg .pred some; .reg .b32 here;\n"
                  "activemask.b32 here; setp.ne.u32 some, here, 0; selp.b64 %0, %1, 0, some;}"
-                 : "=l"(at)
+                 : "=l"(address)
                  : "l"(__cvta_generic_to_local(variable))
                  : "memory");
-    return (const type *)__cvta_local_to_generic(at);
+    return (const type *)__cvta_local_to_generic(address);
 }
 
 #endif

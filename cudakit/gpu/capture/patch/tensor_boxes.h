@@ -17,14 +17,14 @@ CK_INLINE ck_u32 claim_slot(ck_u64 keys, ck_u32 slots, ck_u64 key, bool *is_new)
     const ck_u32 step = (ck_u32)(key >> 44) | 1;
     ck_u32 slot = (ck_u32)(key >> 20);
     *is_new = false;
-    for (ck_u32 tries = 0; tries < MAX_PROBES; tries++, slot += step) {
-        const ck_u64 at = keys + (slot & (slots - 1)) * sizeof(ck_u64);
-        ck_u64 current = load64(at);
-        if (!current) {
-            current = atomic_claim(at, key);
-            *is_new = !current;
+    for (ck_u32 probes = 0; probes < MAX_PROBES; probes++, slot += step) {
+        const ck_u64 address = keys + (slot & (slots - 1)) * sizeof(ck_u64);
+        ck_u64 stored = load64(address);
+        if (!stored) {
+            stored = atomic_claim(address, key);
+            *is_new = !stored;
         }
-        if (!current || current == key)
+        if (!stored || stored == key)
             return slot & (slots - 1);
     }
     return slots;
@@ -37,13 +37,14 @@ CK_INLINE ck_u64 arena_address(ck_u64 userdata, ck_u64 offset)
 
 CK_INLINE void write_map(ck_u64 userdata, ck_u64 map, ck_u32 slot)
 {
-    const ck_u32 number = atomic_add(CK_BASE_OF(userdata) + AT(ck_header, maps), 1);
-    const ck_u64 at = arena_address(userdata, CK_MAPS_AT(CK_ENTRIES_LOG2_OF(userdata))) + number * sizeof(ck_map);
-    if (number >= CK_MAX_MAPS)
+    const ck_u32 index = atomic_add(CK_BASE_OF(userdata) + OFFSET_OF(ck_header, requested_maps), 1);
+    const ck_u64 address =
+        arena_address(userdata, CK_MAPS_OFFSET(CK_ENTRIES_LOG2_OF(userdata))) + index * sizeof(ck_map);
+    if (index >= CK_MAX_MAPS)
         return;
     for (int i = 0; i < CK_MAP_WORDS; i++)
-        store64(at + AT(ck_map, content) + i * 8, load64(map + i * 8));
-    store(at + AT(ck_map, slot), slot);
+        store64(address + OFFSET_OF(ck_map, content) + i * 8, load64(map + i * 8));
+    store(address + OFFSET_OF(ck_map, slot), slot);
 }
 
 /* Return the slot of a tensor map by its content, writing a new map to the arena. A map that has a slot but
@@ -54,7 +55,7 @@ CK_INLINE ck_u32 slot_of_map(ck_u64 userdata, ck_u64 map)
     for (int i = 0; i < CK_MAP_WORDS; i++)
         hash = hash_mix(hash, load64(map + i * 8));
     bool is_new;
-    const ck_u64 keys = arena_address(userdata, CK_MAP_KEYS_AT(CK_ENTRIES_LOG2_OF(userdata)));
+    const ck_u64 keys = arena_address(userdata, CK_MAP_KEYS_OFFSET(CK_ENTRIES_LOG2_OF(userdata)));
     const ck_u32 slot = claim_slot(keys, CK_MAP_KEYS, hash | 1, &is_new);
     if (is_new)
         write_map(userdata, map, slot);
@@ -63,35 +64,37 @@ CK_INLINE ck_u32 slot_of_map(ck_u64 userdata, ck_u64 map)
 
 CK_INLINE void write_box(ck_u64 userdata, ck_u32 map_and_mode, const ck_u32 *word, ck_u32 words)
 {
-    const ck_u32 number = atomic_add(CK_BASE_OF(userdata) + AT(ck_header, boxes), 1);
-    const ck_u64 at = arena_address(userdata, CK_BOXES_AT(CK_ENTRIES_LOG2_OF(userdata))) + number * sizeof(ck_box);
-    if (number >= CK_MAX_BOXES) {
-        mark_lost(userdata);
+    const ck_u32 index = atomic_add(CK_BASE_OF(userdata) + OFFSET_OF(ck_header, requested_boxes), 1);
+    const ck_u64 address =
+        arena_address(userdata, CK_BOXES_OFFSET(CK_ENTRIES_LOG2_OF(userdata))) + index * sizeof(ck_box);
+    if (index >= CK_MAX_BOXES) {
+        mark_launch_lost(userdata);
         return;
     }
-    store(at + AT(ck_box, launch), CK_LAUNCH_OF(userdata));
-    store(at + AT(ck_box, map), map_and_mode);
+    store(address + OFFSET_OF(ck_box, launch), CK_LAUNCH_OF(userdata));
+    store(address + OFFSET_OF(ck_box, map), map_and_mode);
     for (ck_u32 i = 0; i < 12; i++)
-        store(at + AT(ck_box, word) + i * 4, i < words ? word[i] : 0);
+        store(address + OFFSET_OF(ck_box, word) + i * 4, i < words ? word[i] : 0);
 }
 
 /* Record each use of a map once. Words from ``first`` on distinguish uses; earlier words locate the box in
  * shared memory. */
-CK_INLINE void record_box(ck_u64 userdata, ck_u32 mode, ck_u64 map, const ck_u32 *word, ck_u32 words, ck_u32 first)
+CK_INLINE void record_box(ck_u64 userdata, ck_u32 mode, ck_u64 map, const ck_u32 *word, ck_u32 words,
+                          ck_u32 first_distinguishing_word)
 {
     if (!has_arena(userdata))
         return;
     userdata = launch_user_data(userdata);
-    if (is_lost(userdata))
+    if (launch_is_lost(userdata))
         return;
     const ck_u32 map_and_mode = slot_of_map(userdata, map) | mode << 16;
     ck_u64 hash = hash_mix((ck_u64)CK_LAUNCH_OF(userdata) << 32 | map_and_mode, words);
-    for (ck_u32 i = first; i < words; i++)
+    for (ck_u32 i = first_distinguishing_word; i < words; i++)
         hash = hash_mix(hash, word[i]);
     bool is_new;
-    const ck_u64 keys = arena_address(userdata, CK_BOX_KEYS_AT(CK_ENTRIES_LOG2_OF(userdata)));
+    const ck_u64 keys = arena_address(userdata, CK_BOX_KEYS_OFFSET(CK_ENTRIES_LOG2_OF(userdata)));
     if (claim_slot(keys, CK_BOX_KEYS, hash | 1, &is_new) == CK_BOX_KEYS)
-        mark_lost(userdata);
+        mark_launch_lost(userdata);
     if (is_new)
         write_box(userdata, map_and_mode, word, words);
 }

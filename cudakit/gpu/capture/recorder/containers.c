@@ -3,85 +3,85 @@
 #include <stdlib.h>
 #include <string.h>
 
-void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_bytes, size_t first)
+void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_bytes, size_t first_capacity)
 {
     if (count <= *capacity)
         return items;
-    size_t larger = *capacity ? *capacity : first;
+    size_t larger = *capacity ? *capacity : first_capacity;
     while (larger < count)
         larger *= 2;
-    void *moved = realloc(items, larger * item_bytes);
-    if (moved)
+    void *resized_items = realloc(items, larger * item_bytes);
+    if (resized_items)
         *capacity = larger;
-    return moved;
+    return resized_items;
 }
 
 /* --- hash map --------------------------------------------------------------------------------- */
 
-#define FIRST_SLOTS 256
+#define MIN_SLOT_COUNT 256
 
-static size_t slot_of(const table *map, uint64_t key)
+static size_t find_slot(const hash_table *table, uint64_t key)
 {
     /* Fibonacci hashing: addresses differ in their middle bits. */
-    size_t slot = (size_t)((key * 0x9E3779B97F4A7C15ull) >> 20) & (map->slots - 1);
-    while (map->keys[slot] && map->keys[slot] != key)
-        slot = (slot + 1) & (map->slots - 1);
+    size_t slot = (size_t)((key * 0x9E3779B97F4A7C15ull) >> 20) & (table->slot_count - 1);
+    while (table->keys[slot] && table->keys[slot] != key)
+        slot = (slot + 1) & (table->slot_count - 1);
     return slot;
 }
 
-uint32_t table_get(const table *map, uint64_t key)
+uint32_t hash_table_get(const hash_table *table, uint64_t key)
 {
-    return map->slots ? map->values[slot_of(map, key)] : 0;
+    return table->slot_count ? table->values[find_slot(table, key)] : 0;
 }
 
-static int grow(table *map)
+static int grow(hash_table *table)
 {
-    table larger = {NULL, NULL, map->slots ? map->slots * 2 : FIRST_SLOTS, 0};
-    larger.keys = calloc(larger.slots, sizeof *larger.keys);
-    larger.values = calloc(larger.slots, sizeof *larger.values);
+    hash_table larger = {NULL, NULL, table->slot_count ? table->slot_count * 2 : MIN_SLOT_COUNT, 0};
+    larger.keys = calloc(larger.slot_count, sizeof *larger.keys);
+    larger.values = calloc(larger.slot_count, sizeof *larger.values);
     if (!larger.keys || !larger.values) {
         free(larger.keys);
         free(larger.values);
         return -1;
     }
-    for (size_t i = 0; i < map->slots; i++) {
-        if (map->keys[i] && map->values[i]) { /* skip removed keys */
-            size_t slot = slot_of(&larger, map->keys[i]);
-            larger.keys[slot] = map->keys[i];
-            larger.values[slot] = map->values[i];
-            larger.used++;
+    for (size_t i = 0; i < table->slot_count; i++) {
+        if (table->keys[i] && table->values[i]) { /* skip removed keys */
+            size_t slot = find_slot(&larger, table->keys[i]);
+            larger.keys[slot] = table->keys[i];
+            larger.values[slot] = table->values[i];
+            larger.used_slots++;
         }
     }
-    free(map->keys);
-    free(map->values);
-    *map = larger;
+    free(table->keys);
+    free(table->values);
+    *table = larger;
     return 0;
 }
 
-int table_put(table *map, uint64_t key, uint32_t value)
+int hash_table_put(hash_table *table, uint64_t key, uint32_t value)
 {
-    if (2 * (map->used + 1) > map->slots && grow(map))
+    if (2 * (table->used_slots + 1) > table->slot_count && grow(table))
         return -1;
-    size_t slot = slot_of(map, key);
-    map->used += map->keys[slot] == 0;
-    map->keys[slot] = key;
-    map->values[slot] = value;
+    size_t slot = find_slot(table, key);
+    table->used_slots += table->keys[slot] == 0;
+    table->keys[slot] = key;
+    table->values[slot] = value;
     return 0;
 }
 
-uint32_t table_remove(table *map, uint64_t key)
+uint32_t hash_table_remove(hash_table *table, uint64_t key)
 {
-    if (!map->slots)
+    if (!table->slot_count)
         return 0;
-    size_t slot = slot_of(map, key);
-    uint32_t value = map->values[slot];
-    map->values[slot] = 0; /* keep the key, so that keys probed past this slot are still found */
+    size_t slot = find_slot(table, key);
+    uint32_t value = table->values[slot];
+    table->values[slot] = 0; /* keep the key, so that keys probed past this slot are still found */
     return value;
 }
 
-void table_clear(table *map)
+void hash_table_clear(hash_table *table)
 {
-    free(map->keys);
-    free(map->values);
-    memset(map, 0, sizeof *map);
+    free(table->keys);
+    free(table->values);
+    memset(table, 0, sizeof *table);
 }

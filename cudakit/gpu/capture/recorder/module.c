@@ -14,11 +14,11 @@
 #include "write/record.h"
 #include "write/spool.h"
 
-#define WHY_BYTES 1024
+#define ERROR_BYTES 1024
 
-static PyObject *raise_error(const char *why)
+static PyObject *raise_error(const char *error)
 {
-    PyErr_SetString(PyExc_RuntimeError, why);
+    PyErr_SetString(PyExc_RuntimeError, error);
     return NULL;
 }
 
@@ -49,21 +49,22 @@ static int add_patches(PyObject *patches)
     return count < 0 ? -1 : 0;
 }
 
-static PyObject *start(PyObject *self, PyObject *args, PyObject *keywords)
+static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
-    static char *names[] = {"spool", "library", "walker", "patches", NULL};
+    static char *parameter_names[] = {"spool", "library", "walker", "patches", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
     PyObject *patches = NULL;
-    char why[WHY_BYTES];
+    char error[ERROR_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "ss|KO", names, &spool, &library, &walker, &patches) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KO", parameter_names, &spool, &library, &walker,
+                                     &patches) ||
         add_patches(patches))
         return NULL;
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
-    if (!subscription_begin(library, why, sizeof why))
-        return raise_error(why);
+    if (!subscription_begin(library, error, sizeof error))
+        return raise_error(error);
     Py_RETURN_NONE;
 }
 
@@ -109,12 +110,12 @@ PyDoc_STRVAR(check_doc, "check(library)\n--\n\n"
 static PyObject *check(PyObject *self, PyObject *args)
 {
     const char *library;
-    char why[WHY_BYTES];
+    char error[ERROR_BYTES];
     (void)self;
     if (!PyArg_ParseTuple(args, "s", &library))
         return NULL;
-    if (!subscription_begin(library, why, sizeof why))
-        return raise_error(why);
+    if (!subscription_begin(library, error, sizeof error))
+        return raise_error(error);
     subscription_end();
     Py_RETURN_NONE;
 }
@@ -124,10 +125,10 @@ PyDoc_STRVAR(counts_doc,
 
 static PyObject *counts(PyObject *self, PyObject *unused)
 {
-    int why;
+    int error_number;
     (void)self, (void)unused;
-    unsigned long long lost = spool_lost(&why), written = spool_written();
-    return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", why);
+    unsigned long long lost = spool_lost(&error_number), written = spool_written();
+    return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", error_number);
 }
 
 /* --- backward passes -------------------------------------------------------------------------- */
@@ -136,18 +137,18 @@ static PyObject *counts(PyObject *self, PyObject *unused)
  * returns the number of that pass, or -1. */
 static bool is_in_backward(PyObject *current_task)
 {
-    PyObject *number = current_task == Py_None ? NULL : PyObject_CallNoArgs(current_task);
-    bool is_in = number && PyLong_AsLong(number) >= 0;
-    Py_XDECREF(number);
+    PyObject *pass_number = current_task == Py_None ? NULL : PyObject_CallNoArgs(current_task);
+    bool is_running = pass_number && PyLong_AsLong(pass_number) >= 0;
+    Py_XDECREF(pass_number);
     PyErr_Clear();
-    return is_in;
+    return is_running;
 }
 
 /* A nested pass is a part of the outer one, and its work counts as work of the outer one. */
-static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keywords)
+static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
     backward_pass *pass = is_in_backward(PyTuple_GetItem(self, 1)) ? NULL : backward_begin();
-    PyObject *result = PyObject_Call(PyTuple_GetItem(self, 0), args, keywords);
+    PyObject *result = PyObject_Call(PyTuple_GetItem(self, 0), args, keyword_arguments);
     backward_end(pass);
     return result;
 }
@@ -162,19 +163,19 @@ PyDoc_STRVAR(with_call_site_doc, "with_call_site(run_backward, current_task=None
 
 static PyObject *with_call_site(PyObject *self, PyObject *args)
 {
-    PyObject *run, *current_task = Py_None;
+    PyObject *run_backward_function, *current_task = Py_None;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O|O", &run, &current_task))
+    if (!PyArg_ParseTuple(args, "O|O", &run_backward_function, &current_task))
         return NULL;
-    PyObject *both = PyTuple_Pack(2, run, current_task);
-    PyObject *wrapped = both ? PyCFunction_NewEx(&RUN_BACKWARD, both, NULL) : NULL;
-    Py_XDECREF(both);
+    PyObject *bound_arguments = PyTuple_Pack(2, run_backward_function, current_task);
+    PyObject *wrapped = bound_arguments ? PyCFunction_NewEx(&RUN_BACKWARD, bound_arguments, NULL) : NULL;
+    Py_XDECREF(bound_arguments);
     return wrapped;
 }
 
 /* --- struct offsets --------------------------------------------------------------------------- */
 
-#define FIELDS(X) \
+#define SANITIZER_FIELDS(X) \
     X(Sanitizer_CallbackData, callbackSite) \
     X(Sanitizer_CallbackData, functionParams) \
     X(Sanitizer_CallbackData, functionReturnValue) \
@@ -273,20 +274,20 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
 /* clang-format on */
 
 /* Set all[structure][field] = offset; on failure return -1 with an exception set. */
-static int set_offset(PyObject *all, const char *structure, const char *field, size_t offset)
+static int set_offset(PyObject *offset_dicts, const char *structure, const char *field, size_t offset)
 {
-    PyObject *fields = PyDict_GetItemString(all, structure); /* borrowed reference */
+    PyObject *fields = PyDict_GetItemString(offset_dicts, structure); /* borrowed reference */
     if (!fields) {
         fields = PyDict_New();
-        if (!fields || PyDict_SetItemString(all, structure, fields)) {
+        if (!fields || PyDict_SetItemString(offset_dicts, structure, fields)) {
             Py_XDECREF(fields);
             return -1;
         }
         Py_DECREF(fields);
     }
-    PyObject *number = PyLong_FromSize_t(offset);
-    int failed = !number || PyDict_SetItemString(fields, field, number);
-    Py_XDECREF(number);
+    PyObject *offset_object = PyLong_FromSize_t(offset);
+    int failed = !offset_object || PyDict_SetItemString(fields, field, offset_object);
+    Py_XDECREF(offset_object);
     return failed ? -1 : 0;
 }
 
@@ -296,16 +297,17 @@ PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
 
 static PyObject *offsets(PyObject *self, PyObject *unused)
 {
-    PyObject *all = PyDict_New();
-    int failed = !all;
+    PyObject *offset_dicts = PyDict_New();
+    int failed = !offset_dicts;
     (void)self, (void)unused;
-#define X(structure, field) failed = failed || set_offset(all, #structure, #field, offsetof(structure, field));
-    FIELDS(X)
+#define X(structure, field) \
+    failed = failed || set_offset(offset_dicts, #structure, #field, offsetof(structure, field));
+    SANITIZER_FIELDS(X)
     RECORD_FIELDS(X)
 #undef X
     if (failed)
-        Py_CLEAR(all);
-    return all;
+        Py_CLEAR(offset_dicts);
+    return offset_dicts;
 }
 
 static PyMethodDef METHODS[] = {

@@ -20,18 +20,18 @@ sanitizer_api sanitizer;
 #define MAX_DETAIL 256
 
 static uint64_t last_seq;
-static int16_t devices[MAX_CONTEXTS]; /* by context id */
+static int16_t context_devices[MAX_CONTEXTS]; /* by context id */
 
 void set_context_device(uint32_t context, CUdevice device)
 {
     if (context < MAX_CONTEXTS)
-        devices[context] = (int16_t)device;
+        context_devices[context] = (int16_t)device;
 }
 
 int context_device(CUcontext context)
 {
-    uint32_t number = context_id(context);
-    return number < MAX_CONTEXTS ? devices[number] : -1;
+    uint32_t id = context_id(context);
+    return id < MAX_CONTEXTS ? context_devices[id] : -1;
 }
 
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
@@ -49,7 +49,7 @@ record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t s
     rec.context = context;
     rec.stream = stream;
     rec.site = site;
-    rec.device = context < MAX_CONTEXTS ? devices[context] : 0;
+    rec.device = context < MAX_CONTEXTS ? context_devices[context] : 0;
     return rec;
 }
 
@@ -58,33 +58,33 @@ void record_append(const record *rec)
     spool_records(rec, 1);
 }
 
-void record_gaps(const char *what, uint64_t count)
+void record_gaps(const char *reason, uint64_t count)
 {
     record rec = record_begin(KIND_GAP, 0, 0, 0);
-    rec.gap.what = spool_text(what);
+    rec.gap.what = spool_text(reason);
     rec.gap.count = count;
     record_append(&rec);
 }
 
-void record_gap(const char *what)
+void record_gap(const char *reason)
 {
-    record_gaps(what, 1);
+    record_gaps(reason, 1);
 }
 
-void record_gap_detail(const char *what, const char *detail)
+void record_gap_detail(const char *reason, const char *detail)
 {
     char text[MAX_DETAIL];
-    snprintf(text, sizeof text, "%s%s", what, detail);
+    snprintf(text, sizeof text, "%s%s", reason, detail);
     record_gaps(text, 1);
 }
 
 record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
 {
-    call_site here;
-    call_site_here(&here);
+    call_site stack;
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    uint32_t number = context_id(context), of_stream = stream_id(stream, context);
-    return record_begin(kind, number, of_stream, call_site_id(&here));
+    uint32_t context_number = context_id(context), stream_number = stream_id(stream, context);
+    return record_begin(kind, context_number, stream_number, call_site_id(&stack));
 }
 
 void record_append_and_unlock(const record *rec)

@@ -23,33 +23,33 @@ struct launch_arena;
 typedef struct {
     record launch_record;
     uint32_t executable, kernels, kernels_left; /* kernels_left: expected kernels that have not launched yet */
-    uint32_t first_index, capacity;             /* launch indices; capacity 0: not reserved yet */
-    uint64_t first_grid;                        /* %gridid that maps to first_index */
-    bool refused;
+    uint32_t first_index, index_count;          /* launch indices; capacity 0: not reserved yet */
+    uint64_t first_grid_id;                     /* %gridid that maps to first_index */
+    bool reservation_failed;
 } graph_launch;
 
 typedef struct {
-    uint64_t id;       /* kernel thread id (gettid) */
-    bool in_own_call;  /* inside a CUDA call that the recorder itself makes */
-    bool is_patching;  /* and that call patches a module */
-    bool in_graph;     /* inside a graph launch, whose nodes are already recorded */
-    uint32_t function; /* cbid of the current driver call; 0: one that is not subscribed */
+    uint64_t id;           /* kernel thread id (gettid) */
+    bool in_recorder_call; /* inside a CUDA call that the recorder itself makes */
+    bool is_patching;      /* and that call patches a module */
+    bool in_graph_launch;  /* inside a graph launch, whose nodes are already recorded */
+    uint32_t cbid;         /* cbid of the current driver call; 0: one that is not subscribed */
 
     /* Kernel launch */
     void **parameters, **extra;
-    const struct kernel_layout *layout;
-    uint64_t user_data; /* passed to the device patch */
-    uint64_t signature; /* of the launch that was prepared, for estimates of its space */
+    const struct kernel_layout *parameter_layout;
+    uint64_t user_data;        /* passed to the device patch */
+    uint64_t launch_signature; /* of the launch that was prepared, for estimates of its space */
     /* Stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;
     /* 3D copy: rows from one slice to the next */
     uint64_t source_height, destination_height;
     /* Graph instantiation: graph id and its number of kernel nodes */
-    uint32_t graph, graph_kernels;
+    uint32_t instantiated_graph, instantiated_kernels;
     /* Graph launch */
-    uint32_t expected_kernels, seen_kernels, launched_graph;
-    graph_launch pending_graph;
+    uint32_t expected_kernels, launched_kernels, launched_graph;
+    graph_launch pending_graph_launch;
     /* Launch that has a slot in an arena but may not be in its stream yet */
     struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
@@ -76,8 +76,8 @@ record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamH
 void record_append_and_unlock(const record *rec);
 
 /* Append a GAP record: ``what`` could not be recorded, ``count`` times. The lock is held. */
-void record_gap(const char *what);
-void record_gaps(const char *what, uint64_t count);
-void record_gap_detail(const char *what, const char *detail);
+void record_gap(const char *reason);
+void record_gaps(const char *reason, uint64_t count);
+void record_gap_detail(const char *reason, const char *detail);
 
 #endif

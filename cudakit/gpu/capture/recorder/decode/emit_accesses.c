@@ -16,18 +16,19 @@
 typedef struct {
     arena_copy *copy;
     const arena_launch *launches;
-    uint32_t next, count; /* launches before ``next`` are done */
+    uint32_t next_launch, launch_count; /* launches before ``next`` are done */
     const tma_store_set *stores;
     size_t next_store;
     bool attribution_lost;
-    uint64_t lost, unknown_stores; /* numbers of launches; of those, the ones whose stores are unknown */
-    size_t pieces;                 /* of the current launch */
-    size_t used;
+    uint64_t lost_launches,
+        launches_with_unknown_stores; /* numbers of launches; of those, the ones whose stores are unknown */
+    size_t piece_count;               /* of the current launch */
+    size_t buffered_count;
 } emitter;
 
-static record rows[BUFFERED_RECORDS]; /* protected by the reader lock */
+static record record_buffer[BUFFERED_RECORDS]; /* protected by the reader lock */
 
-static const uint8_t MODE_OF[CK_MODES] = {
+static const uint8_t RECORD_MODE_OF[CK_MODES] = {
     [CK_READ] = MODE_READ,
     [CK_WRITE] = MODE_WRITE,
     [CK_ATOMIC] = MODE_READ | MODE_WRITE | MODE_ATOMIC,
@@ -35,114 +36,115 @@ static const uint8_t MODE_OF[CK_MODES] = {
 
 static void flush(emitter *out)
 {
-    if (!out->used)
+    if (!out->buffered_count)
         return;
     pthread_mutex_lock(&recorder_lock);
-    spool_records(rows, out->used);
+    spool_records(record_buffer, out->buffered_count);
     pthread_mutex_unlock(&recorder_lock);
-    out->used = 0;
+    out->buffered_count = 0;
 }
 
 static record *append(emitter *out, const record *launch_record, uint16_t kind)
 {
-    if (out->used == BUFFERED_RECORDS)
+    if (out->buffered_count == BUFFERED_RECORDS)
         flush(out);
-    record *row = rows + out->used++;
-    *row = *launch_record;
-    row->kind = kind;
-    memset(row->own, 0, sizeof row->own);
-    return row;
+    record *rec = record_buffer + out->buffered_count++;
+    *rec = *launch_record;
+    rec->kind = kind;
+    memset(rec->kind_fields, 0, sizeof rec->kind_fields);
+    return rec;
 }
 
 static bool is_lost(const emitter *out, uint32_t launch)
 {
     if (out->attribution_lost)
         return true;
-    return out->copy->top.header.lost && out->copy->lost[launch / 32] >> (launch & 31) & 1;
+    return out->copy->top.header.lost_launches && out->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
 /* Append an access of the current launch; the caller sets mode and known. */
 static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
-    const record *base = &out->launches[out->next].base;
-    record *row = append(out, base, KIND_ACCESS);
-    row->access.lo = lo;
-    row->access.hi = lo + (count - 1) * stride + bytes;
-    row->access.stride_bytes = count > 1 ? (int64_t)stride : 0;
-    row->access.count = count > 1 ? count : 0;
-    row->access.node = base->access.node;
-    return row;
+    const record *launch_record = &out->launches[out->next_launch].template_record;
+    record *rec = append(out, launch_record, KIND_ACCESS);
+    rec->access.lo = lo;
+    rec->access.hi = lo + (count - 1) * stride + bytes;
+    rec->access.stride_bytes = count > 1 ? (int64_t)stride : 0;
+    rec->access.count = count > 1 ? count : 0;
+    rec->access.node = launch_record->access.node;
+    return rec;
 }
 
 static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     emitter *out = context;
-    record *row = append_access(out, lo, bytes, stride, count);
-    row->access.mode = out->stores->maps[out->next_store].mode;
-    row->access.known = KNOWN_SUMMARY;
+    record *rec = append_access(out, lo, bytes, stride, count);
+    rec->access.mode = out->stores->maps[out->next_store].mode;
+    rec->access.known = KNOWN_SUMMARY;
 }
 
 /* Append the stores of the current launch through tensor maps. */
 static void emit_stores(emitter *out)
 {
     const tma_store_set *stores = out->stores;
-    for (; out->next_store < stores->count && stores->maps[out->next_store].launch <= out->next; out->next_store++)
+    for (; out->next_store < stores->count && stores->maps[out->next_store].launch <= out->next_launch;
+         out->next_store++)
         if (!out->attribution_lost && !stores->maps[out->next_store].is_load)
             tma_store_rows(stores->maps + out->next_store, append_store_row, out);
 }
 
 static void finish_launches(emitter *out, uint32_t before)
 {
-    for (; out->next < before; out->next++) {
-        const arena_launch *launch = out->launches + out->next;
-        if (!launch->base.kind)
+    for (; out->next_launch < before; out->next_launch++) {
+        const arena_launch *launch = out->launches + out->next_launch;
+        if (!launch->template_record.kind)
             continue;
-        bool lost = is_lost(out, out->next);
-        out->lost += lost;
+        bool is_lost_launch = is_lost(out, out->next_launch);
+        out->lost_launches += is_lost_launch;
         emit_stores(out);
-        record *row = append(out, &launch->base, KIND_ACCESSED);
-        row->accessed.node = launch->base.access.node;
-        row->accessed.exact = !lost && !launch->is_incomplete;
-        out->pieces = 0;
+        record *rec = append(out, &launch->template_record, KIND_ACCESSED);
+        rec->accessed.node = launch->template_record.access.node;
+        rec->accessed.exact = !is_lost_launch && !launch->is_incomplete;
+        out->piece_count = 0;
     }
 }
 
-static bool can_coalesce(const record *row, const access_range *range, uint64_t hi)
+static bool can_coalesce(const record *rec, const access_range *range, uint64_t hi)
 {
-    return row->access.mode == MODE_OF[range->mode] && row->kind == KIND_ACCESS && range->lo >= row->access.lo &&
-           range->lo < row->access.hi + COALESCE_GAP_BYTES && hi > row->access.hi;
+    return rec->access.mode == RECORD_MODE_OF[range->mode] && rec->kind == KIND_ACCESS &&
+           range->lo >= rec->access.lo && range->lo < rec->access.hi + COALESCE_GAP_BYTES && hi > rec->access.hi;
 }
 
 static void emit_range(void *context, const access_range *range)
 {
     emitter *out = context;
-    if (range->launch >= out->count || range->mode == CK_SYNC)
+    if (range->launch >= out->launch_count || range->mode == CK_SYNC)
         return; /* system-scope synchronisation variables, not data */
     finish_launches(out, range->launch);
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
-    if (!out->launches[range->launch].base.kind || out->attribution_lost || hi <= LOWEST_ADDRESS)
+    if (!out->launches[range->launch].template_record.kind || out->attribution_lost || hi <= LOWEST_ADDRESS)
         return;
-    record *last = out->used ? rows + out->used - 1 : NULL;
-    if (++out->pieces > MAX_PIECES && last && can_coalesce(last, range, hi)) {
-        last->access.hi = hi;
-        last->access.known = KNOWN_MERGED;
-        last->access.stride_bytes = 0;
-        last->access.count = 0;
+    record *last_record = out->buffered_count ? record_buffer + out->buffered_count - 1 : NULL;
+    if (++out->piece_count > MAX_PIECES && last_record && can_coalesce(last_record, range, hi)) {
+        last_record->access.hi = hi;
+        last_record->access.known = KNOWN_MERGED;
+        last_record->access.stride_bytes = 0;
+        last_record->access.count = 0;
         return;
     }
-    record *row = append_access(out, range->lo, range->bytes, range->stride, range->count);
-    row->access.mode = MODE_OF[range->mode];
-    row->access.known = KNOWN_EXACT;
+    record *rec = append_access(out, range->lo, range->bytes, range->stride, range->count);
+    rec->access.mode = RECORD_MODE_OF[range->mode];
+    rec->access.known = KNOWN_EXACT;
 }
 
 static void mark_lost(void *context, uint32_t launch)
 {
     emitter *out = context;
-    if (launch >= out->count)
+    if (launch >= out->launch_count)
         return;
-    if (!out->copy->top.header.lost++)
-        memset(out->copy->lost, 0, sizeof out->copy->lost);
-    out->copy->lost[launch / 32] |= 1u << (launch & 31);
+    if (!out->copy->top.header.lost_launches++)
+        memset(out->copy->lost_bits, 0, sizeof out->copy->lost_bits);
+    out->copy->lost_bits[launch / 32] |= 1u << (launch & 31);
 }
 
 /* A launch that loads through all of its tensor maps stores through an unknown map, or through one of them,
@@ -150,13 +152,14 @@ static void mark_lost(void *context, uint32_t launch)
 static void mark_unknown_stores_lost(emitter *out)
 {
     const tma_store *maps = out->stores->maps;
-    for (size_t i = 0, next; i < out->stores->count; i = next) {
-        bool known = false;
-        for (next = i; next < out->stores->count && maps[next].launch == maps[i].launch; next++)
-            known = known || !maps[next].is_load;
-        if (!known)
+    for (size_t i = 0, next_group; i < out->stores->count; i = next_group) {
+        bool has_store_map = false;
+        for (next_group = i; next_group < out->stores->count && maps[next_group].launch == maps[i].launch;
+             next_group++)
+            has_store_map = has_store_map || !maps[next_group].is_load;
+        if (!has_store_map)
             mark_lost(out, maps[i].launch);
-        out->unknown_stores += !known;
+        out->launches_with_unknown_stores += !has_store_map;
     }
 }
 
@@ -164,27 +167,28 @@ void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t coun
                    bool attribution_lost)
 {
     const ck_header *header = &copy->top.header;
-    const size_t maps = header->maps < CK_MAX_MAPS ? header->maps : CK_MAX_MAPS;
-    const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
+    const size_t maps = header->requested_maps < CK_MAX_MAPS ? header->requested_maps : CK_MAX_MAPS;
+    const size_t boxes = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
     attribution_lost = !tma_stores_resolve(stores, copy->maps, maps, copy->boxes, boxes) || attribution_lost;
     emitter out = {.copy = copy,
                    .launches = launches,
-                   .count = count,
+                   .launch_count = count,
                    .stores = stores,
                    .attribution_lost = attribution_lost};
     mark_unknown_stores_lost(&out);
     page_set *pages = &copy->pages;
-    if (!tma_boxes_expand(copy->maps, copy->top.header.maps, copy->boxes, copy->top.header.boxes, pages, mark_lost,
-                          &out) ||
+    if (!tma_boxes_expand(copy->maps, copy->top.header.requested_maps, copy->boxes,
+                          copy->top.header.requested_boxes, pages, mark_lost, &out) ||
         !pages_to_ranges(pages->pages, pages->bitmaps, pages->count, emit_range, &out))
         out.attribution_lost = true;
     finish_launches(&out, count);
     flush(&out);
     pthread_mutex_lock(&recorder_lock);
-    if (out.unknown_stores)
-        record_gaps("launch with lost accesses: store through an unknown tensor map", out.unknown_stores);
-    if (out.lost > out.unknown_stores)
-        record_gaps("launch with lost accesses: arena full", out.lost - out.unknown_stores);
+    if (out.launches_with_unknown_stores)
+        record_gaps("launch with lost accesses: store through an unknown tensor map",
+                    out.launches_with_unknown_stores);
+    if (out.lost_launches > out.launches_with_unknown_stores)
+        record_gaps("launch with lost accesses: arena full", out.lost_launches - out.launches_with_unknown_stores);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -192,7 +196,7 @@ void emit_unknown_accesses(const record *launch_record)
 {
     record rec = *launch_record;
     rec.kind = KIND_ACCESSED;
-    memset(rec.own, 0, sizeof rec.own);
+    memset(rec.kind_fields, 0, sizeof rec.kind_fields);
     rec.accessed.node = launch_record->access.node;
     record_append(&rec);
 }

@@ -8,8 +8,8 @@
 
 /* A launch that writes its accesses to an arena. */
 typedef struct {
-    record base;        /* access records are based on it; kind 0: no launch has this index */
-    bool is_incomplete; /* some of its accesses are not reported to the patch */
+    record template_record; /* access records are based on it; kind 0: no launch has this index */
+    bool is_incomplete;     /* some of its accesses are not reported to the patch */
 } arena_launch;
 
 /* Write the accesses of launches, which are in the order of their index in the arena. ``attribution_lost``: accesses

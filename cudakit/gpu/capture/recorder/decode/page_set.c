@@ -28,107 +28,108 @@ void page_set_free(page_set *set)
 
 /* --- hash table of page keys ------------------------------------------------------------------ */
 
-#define MIN_SLOTS 1024
+#define MIN_SLOT_COUNT 1024
 
-page_writer page_writer_of(page_set *set)
+page_writer page_writer_begin(page_set *set)
 {
-    return (page_writer){.set = set, .first = set->count};
+    return (page_writer){.set = set, .first_page = set->count};
 }
 
 void page_writer_free(page_writer *writer)
 {
-    free(writer->numbers);
+    free(writer->page_numbers);
 }
 
 static size_t slot_of(const page_writer *writer, uint64_t key)
 {
-    return (size_t)(key * 0x9E3779B97F4A7C15ull >> 20) & (writer->slots - 1);
+    return (size_t)(key * 0x9E3779B97F4A7C15ull >> 20) & (writer->slot_count - 1);
 }
 
-static void insert(page_writer *writer, size_t number)
+static void insert_page(page_writer *writer, size_t number)
 {
-    size_t slot = slot_of(writer, writer->set->pages[writer->first + number].key);
-    while (writer->numbers[slot])
-        slot = (slot + 1) & (writer->slots - 1);
-    writer->numbers[slot] = (uint32_t)number + 1;
+    size_t slot = slot_of(writer, writer->set->pages[writer->first_page + number].key);
+    while (writer->page_numbers[slot])
+        slot = (slot + 1) & (writer->slot_count - 1);
+    writer->page_numbers[slot] = (uint32_t)number + 1;
 }
 
 /* Keep at least half of the slots free. */
-static bool grow(page_writer *writer)
+static bool grow_hash_table(page_writer *writer)
 {
-    const size_t used = writer->set->count - writer->first;
-    if (2 * (used + 1) <= writer->slots)
+    const size_t page_count = writer->set->count - writer->first_page;
+    if (2 * (page_count + 1) <= writer->slot_count)
         return true;
-    free(writer->numbers);
-    writer->slots = writer->slots ? 2 * writer->slots : MIN_SLOTS;
-    writer->numbers = calloc(writer->slots, sizeof *writer->numbers);
-    if (!writer->numbers)
+    free(writer->page_numbers);
+    writer->slot_count = writer->slot_count ? 2 * writer->slot_count : MIN_SLOT_COUNT;
+    writer->page_numbers = calloc(writer->slot_count, sizeof *writer->page_numbers);
+    if (!writer->page_numbers)
         return false;
-    for (size_t i = 0; i < used; i++)
-        insert(writer, i);
+    for (size_t i = 0; i < page_count; i++)
+        insert_page(writer, i);
     return true;
 }
 
 static bool add_page(page_writer *writer, uint64_t key)
 {
     page_set *set = writer->set;
-    if ((set->count == set->capacity && !page_set_reserve(set, 2 * set->capacity + 64)) || !grow(writer))
+    if ((set->count == set->capacity && !page_set_reserve(set, 2 * set->capacity + 64)) ||
+        !grow_hash_table(writer))
         return false;
     set->pages[set->count] = (ck_page){.key = key};
     memset(set->bitmaps + set->count * CK_BITMAP_BYTES, 0, CK_BITMAP_BYTES);
-    insert(writer, set->count++ - writer->first);
+    insert_page(writer, set->count++ - writer->first_page);
     return true;
 }
 
 static bool find_or_add(page_writer *writer, uint64_t key)
 {
-    for (size_t slot = slot_of(writer, key); writer->slots && writer->numbers[slot];
-         slot = (slot + 1) & (writer->slots - 1)) {
-        writer->page = writer->first + writer->numbers[slot] - 1;
-        if (writer->set->pages[writer->page].key == key)
+    for (size_t slot = slot_of(writer, key); writer->slot_count && writer->page_numbers[slot];
+         slot = (slot + 1) & (writer->slot_count - 1)) {
+        writer->last_page = writer->first_page + writer->page_numbers[slot] - 1;
+        if (writer->set->pages[writer->last_page].key == key)
             return true;
     }
-    writer->page = writer->set->count;
+    writer->last_page = writer->set->count;
     return add_page(writer, key);
 }
 
 /* Return NULL if out of memory. */
 static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
 {
-    if (key != writer->key && !find_or_add(writer, key))
+    if (key != writer->last_key && !find_or_add(writer, key))
         return NULL;
-    writer->key = key;
-    return (uint64_t *)(writer->set->bitmaps + writer->page * CK_BITMAP_BYTES);
+    writer->last_key = key;
+    return (uint64_t *)(writer->set->bitmaps + writer->last_page * CK_BITMAP_BYTES);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
 static void set_bits(uint64_t *words, size_t first, size_t last)
 {
-    const uint64_t from = ~0ull << (first & 63), to = ~0ull >> (63 - (last & 63));
+    const uint64_t first_mask = ~0ull << (first & 63), last_mask = ~0ull >> (63 - (last & 63));
     uint64_t *word = words + first / 64, *end = words + last / 64;
     if (word == end) {
-        *word |= from & to;
+        *word |= first_mask & last_mask;
         return;
     }
-    *word++ |= from;
+    *word++ |= first_mask;
     memset(word, 0xFF, (size_t)((char *)end - (char *)word));
-    *end |= to;
+    *end |= last_mask;
 }
 
-bool page_set_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)
+bool page_writer_mark_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)
 {
     const unsigned level = ((begin | end) & 3) != 0;
     const unsigned page_shift = CK_PAGE_SHIFT(level), granule_shift = CK_GRANULE_SHIFT(level);
     while (begin < end) {
         const uint64_t page = begin >> page_shift, page_end = (page + 1) << page_shift;
-        const uint64_t here = end < page_end ? end : page_end;
+        const uint64_t part_end = end < page_end ? end : page_end;
         uint64_t *words = bitmap_of(writer, CK_KEY(launch, mode, level, page));
         if (!words)
             return false;
         set_bits(words, begin >> granule_shift & (CK_BITMAP_BITS - 1),
-                 (here - 1) >> granule_shift & (CK_BITMAP_BITS - 1));
-        begin = here;
+                 (part_end - 1) >> granule_shift & (CK_BITMAP_BITS - 1));
+        begin = part_end;
     }
     return true;
 }

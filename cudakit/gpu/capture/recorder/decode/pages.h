@@ -24,18 +24,18 @@ void page_set_free(page_set *set);
  * set may then have two pages of one key. */
 typedef struct {
     page_set *set;
-    size_t first;      /* index of the first appended page */
-    uint32_t *numbers; /* hash table of page numbers, counted from 1; 0: free */
-    size_t slots;      /* of the hash table; a power of two */
-    uint64_t key;      /* of the last lookup, and its page */
-    size_t page;
+    size_t first_page;      /* index of the first appended page */
+    uint32_t *page_numbers; /* hash table of page numbers, counted from 1; 0: free */
+    size_t slot_count;      /* of the hash table; a power of two */
+    uint64_t last_key;      /* of the last lookup, and its page */
+    size_t last_page;
 } page_writer;
 
-page_writer page_writer_of(page_set *set);
+page_writer page_writer_begin(page_set *set);
 void page_writer_free(page_writer *writer);
 
 /* Mark the bytes from ``begin`` to ``end`` as accessed by a launch. False if out of memory. */
-bool page_set_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end);
+bool page_writer_mark_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end);
 
 /* --- ranges -------------------------------------------------------------------------------------- */
 

@@ -24,18 +24,18 @@ static uint64_t sort_key_of(uint64_t key)
 #define DIGIT_BITS 11
 #define DIGITS (1u << DIGIT_BITS)
 
-static bool count_digit(const sort_entry *from, size_t count, unsigned shift, size_t begin[DIGITS])
+static bool find_digit_starts(const sort_entry *pages, size_t count, unsigned shift, size_t starts[DIGITS])
 {
-    memset(begin, 0, DIGITS * sizeof *begin);
+    memset(starts, 0, DIGITS * sizeof *starts);
     for (size_t i = 0; i < count; i++)
-        begin[from[i].sort_key >> shift & (DIGITS - 1)]++;
-    if (begin[from[0].sort_key >> shift & (DIGITS - 1)] == count)
+        starts[pages[i].sort_key >> shift & (DIGITS - 1)]++;
+    if (starts[pages[0].sort_key >> shift & (DIGITS - 1)] == count)
         return false; /* the same digit in all pages */
-    size_t sum = 0;
+    size_t offset = 0;
     for (size_t i = 0; i < DIGITS; i++) {
-        size_t here = begin[i];
-        begin[i] = sum;
-        sum += here;
+        size_t digit_count = starts[i];
+        starts[i] = offset;
+        offset += digit_count;
     }
     return true;
 }
@@ -44,16 +44,16 @@ static bool count_digit(const sort_entry *from, size_t count, unsigned shift, si
  * the result. */
 static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count)
 {
-    size_t begin[DIGITS];
+    size_t starts[DIGITS];
     for (unsigned shift = 0; shift < 64; shift += DIGIT_BITS) {
-        if (!count_digit(pages, count, shift, begin))
+        if (!find_digit_starts(pages, count, shift, starts))
             continue;
         for (size_t i = 0; i < count; i++)
             // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): count entries are set
-            spare[begin[pages[i].sort_key >> shift & (DIGITS - 1)]++] = pages[i];
-        sort_entry *other = pages;
+            spare[starts[pages[i].sort_key >> shift & (DIGITS - 1)]++] = pages[i];
+        sort_entry *unsorted = pages;
         pages = spare;
-        spare = other;
+        spare = unsorted;
     }
     return pages;
 }
@@ -75,7 +75,7 @@ static void flush_range(range_writer *out)
 }
 
 /* Two pieces do not establish a stride: the second may be the first of a new range. */
-static void emit_first(range_writer *out)
+static void emit_first_of_two(range_writer *out)
 {
     access_range second = out->range;
     second.lo += second.stride;
@@ -87,7 +87,7 @@ static void emit_first(range_writer *out)
     out->range = second;
 }
 
-static bool extends(const access_range *range, uint64_t lo, uint64_t bytes)
+static bool continues_range(const access_range *range, uint64_t lo, uint64_t bytes)
 {
     if (bytes != range->bytes)
         return false;
@@ -101,9 +101,9 @@ static void end_piece(range_writer *out)
     if (!bytes)
         return;
     out->hi = out->lo = 0;
-    if (range->count == 2 && !extends(range, lo, bytes))
-        emit_first(out);
-    if (range->count && !extends(range, lo, bytes))
+    if (range->count == 2 && !continues_range(range, lo, bytes))
+        emit_first_of_two(out);
+    if (range->count && !continues_range(range, lo, bytes))
         flush_range(out);
     if (!range->count) {
         range->lo = lo;
@@ -119,11 +119,11 @@ static void end_mode(range_writer *out)
 {
     end_piece(out);
     if (out->range.count == 2)
-        emit_first(out);
+        emit_first_of_two(out);
     flush_range(out);
 }
 
-static inline void put_piece(range_writer *out, uint64_t lo, uint64_t hi)
+static inline void add_piece(range_writer *out, uint64_t lo, uint64_t hi)
 {
     if (out->hi != lo || out->hi == out->lo) {
         end_piece(out);
@@ -134,7 +134,7 @@ static inline void put_piece(range_writer *out, uint64_t lo, uint64_t hi)
 
 /* --- bits to pieces --------------------------------------------------------------------------- */
 
-static void put_bits(range_writer *out, uint64_t word, uint64_t base, unsigned shift)
+static void add_bits(range_writer *out, uint64_t word, uint64_t base, unsigned shift)
 {
     unsigned at = 0;
     while (word) {
@@ -142,7 +142,7 @@ static void put_bits(range_writer *out, uint64_t word, uint64_t base, unsigned s
         word >>= skip;
         at += skip;
         unsigned run = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
-        put_piece(out, base + ((uint64_t)at << shift), base + ((uint64_t)(at + run) << shift));
+        add_piece(out, base + ((uint64_t)at << shift), base + ((uint64_t)(at + run) << shift));
         if (run == 64)
             return;
         word >>= run;
@@ -150,11 +150,11 @@ static void put_bits(range_writer *out, uint64_t word, uint64_t base, unsigned s
     }
 }
 
-static void put_bitmap(range_writer *out, const uint64_t *words, uint64_t base, unsigned shift)
+static void add_bitmap(range_writer *out, const uint64_t *words, uint64_t base, unsigned shift)
 {
     for (size_t i = 0; i < WORDS; i++)
         if (words[i])
-            put_bits(out, words[i], base + ((uint64_t)i << (6 + shift)), shift);
+            add_bits(out, words[i], base + ((uint64_t)i << (6 + shift)), shift);
 }
 
 /* --- windows: the pages of the same 128 KiB --------------------------------------------------- */
@@ -162,52 +162,52 @@ static void put_bitmap(range_writer *out, const uint64_t *words, uint64_t base, 
 typedef struct {
     const ck_page *pages;
     unsigned char *bitmaps;
-    uint64_t words[WORDS]; /* one quarter at byte granularity */
-} source;
+    uint64_t quarter_words[WORDS]; /* one quarter at byte granularity */
+} page_source;
 
-static uint64_t *bitmap_of(const source *from, uint32_t page)
+static uint64_t *bitmap_of(const page_source *source, uint32_t page)
 {
-    return (uint64_t *)(from->bitmaps + (size_t)page * CK_BITMAP_BYTES);
+    return (uint64_t *)(source->bitmaps + (size_t)page * CK_BITMAP_BYTES);
 }
 
-static bool is_full(const source *from, uint32_t page)
+static bool is_full(const page_source *source, uint32_t page)
 {
-    return from->pages[page].full;
+    return source->pages[page].full;
 }
 
 /* Merge sorted pages of the same key. Return the number of pages left. */
-static size_t merge_same_key(const source *from, sort_entry *pages, size_t count)
+static size_t merge_same_key(const page_source *source, sort_entry *pages, size_t count)
 {
-    size_t used = 0;
+    size_t page_count = 0;
     for (size_t i = 0; i < count; i++) {
-        sort_entry *last = used ? pages + used - 1 : NULL;
+        sort_entry *last = page_count ? pages + page_count - 1 : NULL;
         if (!last || last->sort_key != pages[i].sort_key) {
-            pages[used++] = pages[i];
-        } else if (is_full(from, pages[i].page)) {
+            pages[page_count++] = pages[i];
+        } else if (is_full(source, pages[i].page)) {
             *last = pages[i];
-        } else if (!is_full(from, last->page)) {
-            uint64_t *into = bitmap_of(from, last->page), *other = bitmap_of(from, pages[i].page);
+        } else if (!is_full(source, last->page)) {
+            uint64_t *into = bitmap_of(source, last->page), *added = bitmap_of(source, pages[i].page);
             for (size_t word = 0; word < WORDS; word++)
-                into[word] |= other[word];
+                into[word] |= added[word];
         }
     }
-    return used;
+    return page_count;
 }
 
-static uint64_t address_of(const source *from, uint32_t page)
+static uint64_t address_of(const page_source *source, uint32_t page)
 {
-    uint64_t key = from->pages[page].key;
+    uint64_t key = source->pages[page].key;
     return CK_KEY_PAGE(key) << CK_PAGE_SHIFT(CK_KEY_LEVEL(key));
 }
 
-static void put_page(range_writer *out, const source *from, uint32_t page)
+static void add_page(range_writer *out, const page_source *source, uint32_t page)
 {
-    unsigned level = CK_KEY_LEVEL(from->pages[page].key);
-    uint64_t base = address_of(from, page);
-    if (is_full(from, page))
-        put_piece(out, base, base + (1ull << CK_PAGE_SHIFT(level)));
+    unsigned level = CK_KEY_LEVEL(source->pages[page].key);
+    uint64_t base = address_of(source, page);
+    if (is_full(source, page))
+        add_piece(out, base, base + (1ull << CK_PAGE_SHIFT(level)));
     else
-        put_bitmap(out, bitmap_of(from, page), base, CK_GRANULE_SHIFT(level));
+        add_bitmap(out, bitmap_of(source, page), base, CK_GRANULE_SHIFT(level));
 }
 
 /* Repeat each of 16 bits four times. */
@@ -228,19 +228,19 @@ static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quar
 }
 
 /* Emit a level-0 page together with the level-1 pages of the same memory. */
-static void put_mixed(range_writer *out, source *from, const sort_entry *pages, size_t count)
+static void add_mixed_window(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
 {
-    uint64_t base = address_of(from, pages[0].page);
+    uint64_t base = address_of(source, pages[0].page);
     size_t next = 1;
     for (unsigned quarter = 0; quarter < QUARTERS; quarter++, base += 1ull << CK_PAGE_SHIFT(1)) {
-        spread_quarter(from->words, bitmap_of(from, pages[0].page), quarter);
-        if (next < count && address_of(from, pages[next].page) == base) {
-            const uint64_t *bytes = bitmap_of(from, pages[next].page);
-            bool full = is_full(from, pages[next++].page);
+        spread_quarter(source->quarter_words, bitmap_of(source, pages[0].page), quarter);
+        if (next < count && address_of(source, pages[next].page) == base) {
+            const uint64_t *bytes = bitmap_of(source, pages[next].page);
+            bool full = is_full(source, pages[next++].page);
             for (size_t i = 0; i < WORDS; i++)
-                from->words[i] |= full ? ~0ull : bytes[i];
+                source->quarter_words[i] |= full ? ~0ull : bytes[i];
         }
-        put_bitmap(out, from->words, base, 0);
+        add_bitmap(out, source->quarter_words, base, 0);
     }
 }
 
@@ -248,31 +248,31 @@ static void put_mixed(range_writer *out, source *from, const sort_entry *pages, 
 
 /* The sort key without its lowest 3 bits (quarter and level) identifies the window; a level-0 page sorts
  * first, because its quarter and level are 0. */
-static void put_window(range_writer *out, source *from, const sort_entry *pages, size_t count)
+static void add_window(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
 {
-    bool coarse = !(pages[0].sort_key & 1);
-    if (coarse && (count == 1 || is_full(from, pages[0].page)))
-        put_page(out, from, pages[0].page);
-    else if (coarse)
-        put_mixed(out, from, pages, count);
+    bool has_level_0_page = !(pages[0].sort_key & 1);
+    if (has_level_0_page && (count == 1 || is_full(source, pages[0].page)))
+        add_page(out, source, pages[0].page);
+    else if (has_level_0_page)
+        add_mixed_window(out, source, pages, count);
     else
         for (size_t i = 0; i < count; i++)
-            put_page(out, from, pages[i].page);
+            add_page(out, source, pages[i].page);
 }
 
 #define LAUNCH_AND_MODE(sort_key) ((sort_key) >> (CK_PAGE_BITS + 1))
 
-static void put_all(range_writer *out, source *from, const sort_entry *pages, size_t count)
+static void emit_pages(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
 {
     for (size_t begin = 0, end; begin < count; begin = end) {
         for (end = begin + 1; end < count && WINDOW(pages[end].sort_key) == WINDOW(pages[begin].sort_key);)
             end++;
         if (!begin || LAUNCH_AND_MODE(pages[begin].sort_key) != LAUNCH_AND_MODE(pages[begin - 1].sort_key)) {
             end_mode(out);
-            out->range.launch = CK_KEY_LAUNCH(from->pages[pages[begin].page].key);
-            out->range.mode = CK_KEY_MODE(from->pages[pages[begin].page].key);
+            out->range.launch = CK_KEY_LAUNCH(source->pages[pages[begin].page].key);
+            out->range.mode = CK_KEY_MODE(source->pages[pages[begin].page].key);
         }
-        put_window(out, from, pages + begin, end - begin);
+        add_window(out, source, pages + begin, end - begin);
     }
     end_mode(out);
 }
@@ -281,19 +281,19 @@ bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_si
 {
     if (!count)
         return true;
-    sort_entry *order = malloc(2 * count * sizeof *order);
-    if (!order)
+    sort_entry *entries = malloc(2 * count * sizeof *entries);
+    if (!entries)
         return false;
-    size_t used = 0;
+    size_t page_count = 0;
     for (size_t i = 0; i < count; i++)
         if (pages[i].key)
-            order[used++] = (sort_entry){sort_key_of(pages[i].key), (uint32_t)i};
-    source from = {.pages = pages, .bitmaps = bitmaps};
+            entries[page_count++] = (sort_entry){sort_key_of(pages[i].key), (uint32_t)i};
+    page_source source = {.pages = pages, .bitmaps = bitmaps};
     range_writer out = {.sink = sink, .context = context};
-    if (used) {
-        sort_entry *in_order = radix_sort(order, order + count, used);
-        put_all(&out, &from, in_order, merge_same_key(&from, in_order, used));
+    if (page_count) {
+        sort_entry *sorted_entries = radix_sort(entries, entries + count, page_count);
+        emit_pages(&out, &source, sorted_entries, merge_same_key(&source, sorted_entries, page_count));
     }
-    free(order);
+    free(entries);
     return true;
 }

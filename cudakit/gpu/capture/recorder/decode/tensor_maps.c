@@ -26,7 +26,7 @@ enum {
 #define RANK(form) (BITS(form, 4, 3) + 1)
 #define TYPE(form) BITS(form, 7, 4)
 #define INTERLEAVE(form) BITS(form, 11, 2)
-#define UNKNOWN(form) BITS(form, 23, 9)
+#define UNKNOWN_BITS(form) BITS(form, 23, 9)
 
 static const uint8_t BYTES_OF_TYPE[16] = {
     1, 2, 4, 4, 8, 8, /* integers: u8, u16, u32, s32, u64, s64 */
@@ -52,14 +52,14 @@ static bool decode_im2col(const uint32_t words[WORDS], tensor_map *map)
     return true;
 }
 
-bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
+bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 {
     uint32_t words[WORDS];
     memcpy(words, content, sizeof words);
     const uint32_t form = words[FORM];
     *map = (tensor_map){.address = content[ADDRESS], .rank = RANK(form), .interleave = INTERLEAVE(form)};
     map->strides[0] = BYTES_OF_TYPE[TYPE(form)];
-    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN(form) || FORMAT_KIND(form) & ~3u)
+    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN_BITS(form) || FORMAT_KIND(form) & ~3u)
         return false;
     for (unsigned i = 0; i < map->rank; i++) {
         const unsigned box_bit = 24 + 8 * i;
@@ -76,13 +76,13 @@ bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 
 bool tensor_map_end(const tensor_map *map, uint64_t *end)
 {
-    bool fits = !__builtin_add_overflow(map->address, map->strides[0], end);
-    for (unsigned i = 0; fits && i < map->rank; i++) {
-        uint64_t length;
-        fits = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &length) &&
-               !__builtin_add_overflow(*end, length, end);
+    bool is_valid = !__builtin_add_overflow(map->address, map->strides[0], end);
+    for (unsigned i = 0; is_valid && i < map->rank; i++) {
+        uint64_t extent;
+        is_valid = !__builtin_mul_overflow(map->dims[i] - 1, map->strides[i], &extent) &&
+                   !__builtin_add_overflow(*end, extent, end);
     }
-    return fits;
+    return is_valid;
 }
 
 /* --- boxes ---------------------------------------------------------------------------------------- */
@@ -95,15 +95,15 @@ static uint32_t moved_elements(const tensor_map *map, unsigned i)
 
 /* Return the number of elements of a box inside the tensor in one dimension, and the coordinate of the
  * first. */
-static uint32_t clip(const tensor_map *map, unsigned i, int64_t at, uint64_t *first)
+static uint32_t clip_dimension(const tensor_map *map, unsigned i, int64_t coordinate, uint64_t *first)
 {
     const int64_t step = map->steps[i], count = moved_elements(map, i), end = (int64_t)map->dims[i];
-    const int64_t from = at < 0 ? (-at + step - 1) / step : 0;
-    int64_t to = at < end ? (end - at + step - 1) / step : 0;
-    if (to > count)
-        to = count;
-    *first = (uint64_t)(at + from * step);
-    return to > from ? (uint32_t)(to - from) : 0;
+    const int64_t first_moved = coordinate < 0 ? (-coordinate + step - 1) / step : 0;
+    int64_t end_moved = coordinate < end ? (end - coordinate + step - 1) / step : 0;
+    if (end_moved > count)
+        end_moved = count;
+    *first = (uint64_t)(coordinate + first_moved * step);
+    return end_moved > first_moved ? (uint32_t)(end_moved - first_moved) : 0;
 }
 
 /* Upper limit of shared memory. */
@@ -118,13 +118,13 @@ static bool is_certain(const tensor_map *map)
 }
 
 /* Add count * stride to ``to``; false on overflow. */
-static bool add_product(uint64_t *to, uint64_t count, uint64_t stride)
+static bool add_product(uint64_t *sum, uint64_t count, uint64_t stride)
 {
     uint64_t distance;
-    return !__builtin_mul_overflow(count, stride, &distance) && !__builtin_add_overflow(*to, distance, to);
+    return !__builtin_mul_overflow(count, stride, &distance) && !__builtin_add_overflow(*sum, distance, sum);
 }
 
-bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent *extent)
+bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], box_extent *extent)
 {
     *extent = (box_extent){.begin = map->address};
     if (!is_certain(map))
@@ -132,7 +132,7 @@ bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent
     uint64_t end = map->address;
     for (unsigned i = 0; i < map->rank; i++) {
         uint64_t first;
-        const uint32_t count = clip(map, i, at[i], &first);
+        const uint32_t count = clip_dimension(map, i, coordinates[i], &first);
         const uint64_t stride = map->strides[i] * map->steps[i];
         if (!count) {
             extent->bytes = 0;

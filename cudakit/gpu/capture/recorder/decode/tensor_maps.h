@@ -37,14 +37,14 @@ typedef struct {
 
 /* Decode a map as cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col encodes it. False for unknown forms and elements
  * smaller than a byte. */
-bool tensor_map_of(const ck_u64 content[CK_MAP_WORDS], tensor_map *map);
+bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map);
 
 /* Compute the end address of the tensor; false on overflow. */
 bool tensor_map_end(const tensor_map *map, uint64_t *end);
 
 /* Compute the memory that a box covers. False if that is not certain: interleaved layouts, steps in the first
  * dimension (which the driver API documents as ignored), boxes larger than shared memory, and invalid addresses. */
-bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent *extent);
+bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], box_extent *extent);
 
 /* --- im2col loads -------------------------------------------------------------------------------- */
 
@@ -52,13 +52,14 @@ bool box_extent_of(const tensor_map *map, const int32_t at[MAX_RANK], box_extent
 typedef struct {
     uint32_t launch;
     uint16_t mode, map;
-    uint16_t offset[MAX_SPATIAL_RANK]; /* added to the coordinates of each pixel: the position in the filter */
-    uint32_t channel, channels;        /* of each pixel */
-    uint64_t first, end;               /* numbers of pixels */
+    uint16_t offset[MAX_SPATIAL_RANK];     /* added to the coordinates of each pixel: the position in the filter */
+    uint32_t first_channel, channel_count; /* of each pixel */
+    uint64_t first_pixel, end_pixel;       /* numbers of pixels */
 } im2col_run;
 
 /* Find the pixels that a load reads; ``offset_bits`` is the argument of the callback. False if that is not certain. */
-bool im2col_run_of(const tensor_map *map, const int32_t at[MAX_RANK], uint32_t offset_bits, im2col_run *run);
+bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], uint32_t offset_bits,
+                        im2col_run *run);
 
 /* Mark the bytes of runs as accessed; changes the order of the runs. ``maps`` are indexed from 1. False if out of
  * memory. */
@@ -71,8 +72,8 @@ bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, cons
  *
  * The counts are those of the arena's header, which may exceed the arrays. Calls ``lost`` for each launch, maybe
  * more than once, of which a box cannot be expanded with certainty. False if out of memory. */
-bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *into,
-                      void (*lost)(void *context, uint32_t launch), void *context);
+bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *pages,
+                      void (*report_lost)(void *context, uint32_t launch), void *context);
 
 /* --- stores -------------------------------------------------------------------------------------- */
 
@@ -109,7 +110,7 @@ bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count
 /* Pass the rows of a map's tensor to ``row``: ``count`` rows of ``bytes``, the first at ``lo``, each ``stride``
  * after the one before. */
 void tma_store_rows(const tma_store *store,
-                    void (*row)(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count),
+                    void (*emit_rows)(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count),
                     void *context);
 
 #endif

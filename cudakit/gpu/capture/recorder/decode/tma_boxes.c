@@ -7,14 +7,14 @@
 
 /* Advance to the next row: to the next index in the second dimension, or back to its start and on in the
  * third. */
-static bool next_row(const box_extent *box, uint32_t at[MAX_RANK], uint64_t *begin)
+static bool next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64_t *begin)
 {
     for (unsigned i = 1; i < MAX_RANK && box->counts[i]; i++) {
         *begin += box->strides[i];
-        if (++at[i] < box->counts[i])
+        if (++row_index[i] < box->counts[i])
             return true;
         *begin -= box->counts[i] * box->strides[i];
-        at[i] = 0;
+        row_index[i] = 0;
     }
     return false;
 }
@@ -28,17 +28,17 @@ typedef struct {
 /* Rows that are contiguous in memory are written as one. */
 static bool write_box(page_writer *writer, const placed_box *box)
 {
-    uint32_t at[MAX_RANK] = {0};
+    uint32_t row_index[MAX_RANK] = {0};
     uint64_t row = box->extent.begin, begin = row, end = row;
     do {
         if (row != end) {
-            if (!page_set_bytes(writer, box->launch, box->mode, begin, end))
+            if (!page_writer_mark_bytes(writer, box->launch, box->mode, begin, end))
                 return false;
             begin = row;
         }
         end = row + box->extent.bytes;
-    } while (next_row(&box->extent, at, &row));
-    return page_set_bytes(writer, box->launch, box->mode, begin, end);
+    } while (next_row(&box->extent, row_index, &row));
+    return page_writer_mark_bytes(writer, box->launch, box->mode, begin, end);
 }
 
 static int compare_boxes(const void *left, const void *right)
@@ -69,48 +69,49 @@ static bool merge_adjacent(placed_box *box, const placed_box *next)
 
 static bool write_boxes(page_writer *writer, placed_box *boxes, size_t count)
 {
-    bool done = true;
+    bool succeeded = true;
     qsort(boxes, count, sizeof *boxes, compare_boxes);
-    for (size_t i = 0, next; done && i < count; i = next) {
+    for (size_t i = 0, next; succeeded && i < count; i = next) {
         for (next = i + 1; next < count && merge_adjacent(boxes + i, boxes + next);)
             next++;
-        done = write_box(writer, boxes + i);
+        succeeded = write_box(writer, boxes + i);
     }
-    return done;
+    return succeeded;
 }
 
 /* --- decoding boxes --------------------------------------------------------------------------- */
 
 typedef struct { /* decoded words of a ck_box */
-    int32_t at[MAX_RANK];
+    int32_t coordinates[MAX_RANK];
     uint32_t rank, mode, offset_bits;
-} box_use;
+} box_arguments;
 
 enum { TILED = 0, IM2COL = 1 }; /* Sanitizer_LoadMode */
 
 /* Load: destination and barrier precede the coordinates, and multicast fields follow the rank. Store:
  * assumed to be the source before, the mode behind. */
-static box_use decode_use(const ck_box *box)
+static box_arguments decode_arguments(const ck_box *box)
 {
     const uint32_t *word = box->word;
-    const bool load = box->mode == CK_READ;
-    box_use use = {.rank = word[load ? 7 : 6], .mode = word[load ? 10 : 7], .offset_bits = word[9]};
-    memcpy(use.at, word + (load ? 2 : 1), sizeof use.at);
-    return use;
+    const bool is_load = box->mode == CK_READ;
+    box_arguments arguments = {
+        .rank = word[is_load ? 7 : 6], .mode = word[is_load ? 10 : 7], .offset_bits = word[9]};
+    memcpy(arguments.coordinates, word + (is_load ? 2 : 1), sizeof arguments.coordinates);
+    return arguments;
 }
 
 /* Coordinates beyond the rank must be 0; otherwise the assumed layout is wrong. */
-static bool is_plausible(const box_use *use, const tensor_map *map)
+static bool is_plausible(const box_arguments *arguments, const tensor_map *map)
 {
-    bool zeros = true;
+    bool are_zero = true;
     for (unsigned i = map->rank; i < MAX_RANK; i++)
-        zeros = zeros && !use->at[i];
-    return use->mode == (map->is_im2col ? IM2COL : TILED) && use->rank == map->rank && zeros;
+        are_zero = are_zero && !arguments->coordinates[i];
+    return arguments->mode == (map->is_im2col ? IM2COL : TILED) && arguments->rank == map->rank && are_zero;
 }
 
 typedef struct {
     tensor_map *maps;
-    uint16_t number[CK_MAP_KEYS]; /* index of the map with this key slot, from 1; 0: unknown */
+    uint16_t map_numbers[CK_MAP_KEYS]; /* index of the map with this key slot, from 1; 0: unknown */
 } map_index;
 
 static map_index *map_index_create(const ck_map *maps, size_t count)
@@ -121,8 +122,8 @@ static map_index *map_index_create(const ck_map *maps, size_t count)
         return NULL;
     }
     for (size_t i = 0; i < count; i++)
-        if (maps[i].slot < CK_MAP_KEYS && tensor_map_of(maps[i].content, index->maps + i))
-            index->number[maps[i].slot] = (uint16_t)(i + 1);
+        if (maps[i].slot < CK_MAP_KEYS && tensor_map_decode(maps[i].content, index->maps + i))
+            index->map_numbers[maps[i].slot] = (uint16_t)(i + 1);
     return index;
 }
 
@@ -142,56 +143,57 @@ typedef struct {
 } located_boxes;
 
 /* Compute the memory that a box covers; false if that is not certain. */
-static bool locate_box(located_boxes *all, const ck_box *box)
+static bool locate_box(located_boxes *located, const ck_box *box)
 {
-    const unsigned number = box->map < CK_MAP_KEYS ? all->index->number[box->map] : 0;
-    if (!number || box->launch >= CK_MAX_LAUNCHES || box->mode == CK_SYNC || box->mode >= CK_MODES)
+    const unsigned map_number = box->map < CK_MAP_KEYS ? located->index->map_numbers[box->map] : 0;
+    if (!map_number || box->launch >= CK_MAX_LAUNCHES || box->mode == CK_SYNC || box->mode >= CK_MODES)
         return false;
-    const box_use use = decode_use(box);
-    const tensor_map *map = all->index->maps + number - 1;
-    if (!is_plausible(&use, map))
+    const box_arguments arguments = decode_arguments(box);
+    const tensor_map *map = located->index->maps + map_number - 1;
+    if (!is_plausible(&arguments, map))
         return false;
     if (map->is_im2col) {
-        im2col_run *run = all->runs + all->run_count;
-        *run = (im2col_run){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
-        const bool located = box->mode == CK_READ && im2col_run_of(map, use.at, use.offset_bits, run);
-        all->run_count += located && run->first < run->end;
-        return located;
+        im2col_run *run = located->runs + located->run_count;
+        *run = (im2col_run){.launch = box->launch, .mode = box->mode, .map = (uint16_t)map_number};
+        const bool is_located =
+            box->mode == CK_READ && im2col_run_compute(map, arguments.coordinates, arguments.offset_bits, run);
+        located->run_count += is_located && run->first_pixel < run->end_pixel;
+        return is_located;
     }
-    placed_box *tile = all->tiles + all->tile_count;
-    *tile = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)number};
-    const bool located = box_extent_of(map, use.at, &tile->extent);
-    all->tile_count += located && tile->extent.bytes;
-    return located;
+    placed_box *tile = located->tiles + located->tile_count;
+    *tile = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)map_number};
+    const bool is_located = box_extent_compute(map, arguments.coordinates, &tile->extent);
+    located->tile_count += is_located && tile->extent.bytes;
+    return is_located;
 }
 
-static void located_boxes_free(located_boxes *all)
+static void located_boxes_free(located_boxes *located)
 {
-    map_index_free(all->index);
-    free(all->tiles);
-    free(all->runs);
+    map_index_free(located->index);
+    free(located->tiles);
+    free(located->runs);
 }
 
-bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *into,
-                      void (*lost)(void *context, uint32_t launch), void *context)
+bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *pages,
+                      void (*report_lost)(void *context, uint32_t launch), void *context)
 {
     if (!box_count)
         return true;
     if (box_count > CK_MAX_BOXES)
         box_count = CK_MAX_BOXES;
-    located_boxes all = {
+    located_boxes located = {
         .index = map_index_create(maps, map_count < CK_MAX_MAPS ? map_count : CK_MAX_MAPS),
-        .tiles = malloc(box_count * sizeof *all.tiles),
-        .runs = malloc(box_count * sizeof *all.runs),
+        .tiles = malloc(box_count * sizeof *located.tiles),
+        .runs = malloc(box_count * sizeof *located.runs),
     };
-    bool done = all.index && all.tiles && all.runs;
-    for (size_t i = 0; done && i < box_count; i++)
-        if (!locate_box(&all, boxes + i))
-            lost(context, boxes[i].launch);
-    page_writer writer = page_writer_of(into);
-    done = done && write_boxes(&writer, all.tiles, all.tile_count) &&
-           im2col_write_runs(&writer, all.runs, all.run_count, all.index->maps);
+    bool succeeded = located.index && located.tiles && located.runs;
+    for (size_t i = 0; succeeded && i < box_count; i++)
+        if (!locate_box(&located, boxes + i))
+            report_lost(context, boxes[i].launch);
+    page_writer writer = page_writer_begin(pages);
+    succeeded = succeeded && write_boxes(&writer, located.tiles, located.tile_count) &&
+                im2col_write_runs(&writer, located.runs, located.run_count, located.index->maps);
     page_writer_free(&writer);
-    located_boxes_free(&all);
-    return done;
+    located_boxes_free(&located);
+    return succeeded;
 }

@@ -10,7 +10,7 @@
 /* More rows than this, of a tensor with gaps in several dimensions, are emitted as one range. */
 #define MAX_ROWS 4096
 
-static bool reserve_one(tma_store_set *set)
+static bool reserve_map(tma_store_set *set)
 {
     tma_store *maps = array_reserve(set->maps, &set->capacity, set->count + 1, sizeof *maps, 64);
     if (maps)
@@ -24,22 +24,22 @@ static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
 {
     tensor_map map;
     uint64_t end;
-    const allocation *in = content[0] % 16 ? NULL : allocations_find(content[0]);
-    if (!in || !tensor_map_of(content, &map) || map.rank < 2)
+    const allocation *container = content[0] % 16 ? NULL : allocations_find(content[0]);
+    if (!container || !tensor_map_decode(content, &map) || map.rank < 2)
         return false;
     for (unsigned i = 1; i < map.rank; i++)
         if (map.dims[i] > 1 && map.strides[i] && map.strides[i] < map.strides[0])
             return false;
-    return tensor_map_end(&map, &end) && end <= in->hi;
+    return tensor_map_end(&map, &end) && end <= container->hi;
 }
 
 static bool add_map(tma_store_set *set, uint32_t launch, uint8_t mode, const ck_u64 content[CK_MAP_WORDS])
 {
-    if (!reserve_one(set))
+    if (!reserve_map(set))
         return false;
-    tma_store *added = set->maps + set->count++;
-    *added = (tma_store){.launch = launch, .mode = mode};
-    memcpy(added->content, content, sizeof added->content);
+    tma_store *store = set->maps + set->count++;
+    *store = (tma_store){.launch = launch, .mode = mode};
+    memcpy(store->content, content, sizeof store->content);
     return true;
 }
 
@@ -47,21 +47,21 @@ bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const str
                     void **parameters, void **extra)
 {
     ck_u64 content[CK_MAP_WORDS];
-    size_t before = set->count;
+    size_t old_count = set->count;
     for (size_t i = 0; kernels_read_words(layout, parameters, extra, i, content, CK_MAP_WORDS) >= 0; i++)
         if (is_tensor_map(content) && !add_map(set, launch, mode, content)) {
-            set->count = before;
+            set->count = old_count;
             break;
         }
-    return set->count > before;
+    return set->count > old_count;
 }
 
 bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tma_store *maps, size_t count)
 {
-    size_t before = set->count;
+    size_t old_count = set->count;
     for (size_t i = 0; i < count; i++)
         if (!add_map(set, launch, mode, maps[i].content)) {
-            set->count = before;
+            set->count = old_count;
             return false;
         }
     return count > 0;
@@ -69,38 +69,38 @@ bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tm
 
 /* --- maps that are loaded through ------------------------------------------------------------- */
 
-static uint64_t load_key(uint32_t launch, uint32_t place)
+static uint64_t load_key(uint32_t launch, uint32_t map_slot)
 {
-    return (uint64_t)launch << 17 | (uint64_t)place << 1 | 1;
+    return (uint64_t)launch << 17 | (uint64_t)map_slot << 1 | 1;
 }
 
-static bool loads_through(const tma_store *store, const table *loads, const ck_map *maps, size_t map_count)
+static bool loads_through(const tma_store *store, const hash_table *loads, const ck_map *maps, size_t map_count)
 {
     for (size_t i = 0; i < map_count; i++)
         if (!memcmp(maps[i].content, store->content, sizeof store->content) &&
-            table_get(loads, load_key(store->launch, maps[i].slot)))
+            hash_table_get(loads, load_key(store->launch, maps[i].slot)))
             return true;
     return false;
 }
 
-static int compare_launches(const void *one, const void *other)
+static int compare_launches(const void *left, const void *right)
 {
-    uint32_t a = ((const tma_store *)one)->launch, b = ((const tma_store *)other)->launch;
+    uint32_t a = ((const tma_store *)left)->launch, b = ((const tma_store *)right)->launch;
     return (a > b) - (a < b);
 }
 
 bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,
                         size_t box_count)
 {
-    table loads = {0};
+    hash_table loads = {0};
     for (size_t i = 0; set->count && i < box_count; i++)
-        if (boxes[i].mode == CK_READ && table_put(&loads, load_key(boxes[i].launch, boxes[i].map), 1)) {
-            table_clear(&loads);
+        if (boxes[i].mode == CK_READ && hash_table_put(&loads, load_key(boxes[i].launch, boxes[i].map), 1)) {
+            hash_table_clear(&loads);
             return false;
         }
     for (size_t i = 0; i < set->count; i++)
         set->maps[i].is_load = loads_through(set->maps + i, &loads, maps, map_count);
-    table_clear(&loads);
+    hash_table_clear(&loads);
     if (set->count)
         qsort(set->maps, set->count, sizeof *set->maps, compare_launches);
     return true;
@@ -109,34 +109,34 @@ bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count
 /* --- rows ------------------------------------------------------------------------------------- */
 
 void tma_store_rows(const tma_store *store,
-                    void (*row)(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count),
+                    void (*emit_rows)(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count),
                     void *context)
 {
     tensor_map map;
     uint64_t end;
-    if (!tensor_map_of(store->content, &map) || !tensor_map_end(&map, &end))
+    if (!tensor_map_decode(store->content, &map) || !tensor_map_end(&map, &end))
         return;
     for (unsigned i = 1; i < map.rank; i++)
         if (!map.strides[i])
             map.dims[i] = 1; /* cuBLAS adds dimensions of any length that do not move the address */
-    unsigned first = 1;
-    uint64_t bytes = map.dims[0] * map.strides[0], outer = 1;
-    while (first < map.rank && (map.strides[first] == bytes || map.dims[first] == 1))
-        bytes *= map.dims[first++];
-    for (unsigned i = first + 1; i < map.rank; i++)
-        outer *= map.dims[i];
-    if (first == map.rank) {
-        row(context, map.address, bytes, 0, 1);
+    unsigned row_dimension = 1;
+    uint64_t bytes = map.dims[0] * map.strides[0], row_group_count = 1;
+    while (row_dimension < map.rank && (map.strides[row_dimension] == bytes || map.dims[row_dimension] == 1))
+        bytes *= map.dims[row_dimension++];
+    for (unsigned i = row_dimension + 1; i < map.rank; i++)
+        row_group_count *= map.dims[i];
+    if (row_dimension == map.rank) {
+        emit_rows(context, map.address, bytes, 0, 1);
         return;
     }
-    if (outer > MAX_ROWS || map.strides[first] < bytes) {
-        row(context, map.address, end - map.address, 0, 1);
+    if (row_group_count > MAX_ROWS || map.strides[row_dimension] < bytes) {
+        emit_rows(context, map.address, end - map.address, 0, 1);
         return;
     }
-    for (uint64_t i = 0; i < outer; i++) {
-        uint64_t lo = map.address, rest = i;
-        for (unsigned d = first + 1; d < map.rank; rest /= map.dims[d++])
-            lo += rest % map.dims[d] * map.strides[d];
-        row(context, lo, bytes, map.strides[first], map.dims[first]);
+    for (uint64_t i = 0; i < row_group_count; i++) {
+        uint64_t lo = map.address, remainder = i;
+        for (unsigned d = row_dimension + 1; d < map.rank; remainder /= map.dims[d++])
+            lo += remainder % map.dims[d] * map.strides[d];
+        emit_rows(context, lo, bytes, map.strides[row_dimension], map.dims[row_dimension]);
     }
 }

@@ -8,8 +8,8 @@
 
 /* The arenas of a context take a tenth of the memory that the program has allocated there, but at least two arenas of
  * 2^17 entries (361 MiB), at most 1 GiB, and at most half of the memory that is free. */
-#define LEAST_ENTRIES_LOG2 17
-#define LEAST_ENTRIES_LOG2_IF_FULL 12 /* on a device without free memory */
+#define MIN_ENTRIES_LOG2 17
+#define MIN_ENTRIES_LOG2_IF_FULL 12 /* on a device without free memory */
 #define MAX_BYTES (1ull << 30)
 
 Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream)
@@ -40,23 +40,23 @@ static void record_arena_size(const arena_pool *pool)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-static unsigned wanted_entries_log2(void)
+static unsigned target_entries_log2(void)
 {
     pthread_mutex_lock(&recorder_lock);
-    uint64_t share = allocations_device_bytes() / 10;
+    uint64_t budget_bytes = allocations_device_bytes() / 10;
     pthread_mutex_unlock(&recorder_lock);
-    if (share > MAX_BYTES)
-        share = MAX_BYTES;
-    unsigned log2 = LEAST_ENTRIES_LOG2;
-    while (log2 < CK_MAX_ENTRIES_LOG2 && ARENAS * arena_bytes(log2 + 1) <= share)
+    if (budget_bytes > MAX_BYTES)
+        budget_bytes = MAX_BYTES;
+    unsigned log2 = MIN_ENTRIES_LOG2;
+    while (log2 < CK_MAX_ENTRIES_LOG2 && ARENAS * arena_bytes(log2 + 1) <= budget_bytes)
         log2++;
     return log2;
 }
 
 static unsigned affordable_entries_log2(const arena_pool *pool)
 {
-    unsigned log2 = wanted_entries_log2();
-    while (log2 > LEAST_ENTRIES_LOG2_IF_FULL && ARENAS * arena_bytes(log2) > pool->free_bytes / 2)
+    unsigned log2 = target_entries_log2();
+    while (log2 > MIN_ENTRIES_LOG2_IF_FULL && ARENAS * arena_bytes(log2) > pool->free_bytes / 2)
         log2--;
     return log2;
 }
@@ -65,40 +65,40 @@ void arena_budget_query(arena_pool *pool)
 {
     const driver_functions *driver = driver_api();
     size_t free_bytes = 0, total_bytes = 0;
-    const uint64_t held_bytes = allocated_bytes(pool);
-    if (held_bytes >= ARENAS * arena_bytes(wanted_entries_log2()) || graphs_is_capturing() || !driver)
+    const uint64_t arena_bytes_held = allocated_bytes(pool);
+    if (arena_bytes_held >= ARENAS * arena_bytes(target_entries_log2()) || graphs_is_capturing() || !driver)
         return;
-    const bool was_own_call = this_thread.in_own_call;
-    this_thread.in_own_call = true;
+    const bool was_in_recorder_call = this_thread.in_recorder_call;
+    this_thread.in_recorder_call = true;
     if (!driver->cuMemGetInfo_v2(&free_bytes, &total_bytes))
-        pool->free_bytes = free_bytes + held_bytes;
-    this_thread.in_own_call = was_own_call;
+        pool->free_bytes = free_bytes + arena_bytes_held;
+    this_thread.in_recorder_call = was_in_recorder_call;
 }
 
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
 {
-    unsigned wanted = affordable_entries_log2(pool);
-    arena_memory larger;
-    if (unused->memory.allocated && unused->memory.entries_log2 >= wanted)
+    unsigned entries_log2 = affordable_entries_log2(pool);
+    arena_memory new_memory;
+    if (unused->memory.allocated && unused->memory.entries_log2 >= entries_log2)
         return true;
-    if (graphs_is_capturing() || !arena_create(&larger, pool->context, pool->stream, wanted))
+    if (graphs_is_capturing() || !arena_create(&new_memory, pool->context, pool->stream, entries_log2))
         return unused->memory.allocated; /* allocating could invalidate the capture */
     arena_free(&unused->memory);
-    unused->memory = larger;
+    unused->memory = new_memory;
     record_arena_size(pool);
     return true;
 }
 
-void arena_memory_release(arena_pool *pool, bool stream)
+void arena_memory_release(arena_pool *pool, bool destroy_stream)
 {
     const driver_functions *driver = driver_api();
-    bool any = false;
+    bool freed_memory = false;
     for (size_t i = 0; i < ARENAS; i++) {
-        any = any || pool->arenas[i].memory.allocated;
+        freed_memory = freed_memory || pool->arenas[i].memory.allocated;
         arena_free(&pool->arenas[i].memory);
     }
-    if (any)
+    if (freed_memory)
         record_arena_size(pool);
-    if (driver && stream)
-        driver->cuStreamDestroy_v2(pool->own_stream);
+    if (driver && destroy_stream)
+        driver->cuStreamDestroy_v2(pool->driver_stream);
 }

@@ -6,15 +6,16 @@
 
 static uint64_t device_address(const arena_memory *arena, uint64_t offset)
 {
-    return arena->base + offset;
+    return arena->base_address + offset;
 }
 
-static bool copy_to_host(const arena_memory *arena, void *into, uint64_t offset, size_t bytes)
+static bool copy_to_host(const arena_memory *arena, void *destination, uint64_t offset, size_t bytes)
 {
-    return !bytes || !sanitizer.to_host(into, (void *)device_address(arena, offset), bytes, arena->stream);
+    return !bytes ||
+           !sanitizer.copy_to_host(destination, (void *)device_address(arena, offset), bytes, arena->stream);
 }
 
-static bool zero(const arena_memory *arena, uint64_t offset, uint64_t bytes)
+static bool zero_bytes(const arena_memory *arena, uint64_t offset, uint64_t bytes)
 {
     return !bytes || !sanitizer.memset((void *)device_address(arena, offset), 0, bytes, arena->stream);
 }
@@ -35,32 +36,32 @@ static bool set_header(const arena_memory *arena)
 {
     ck_header header = {
         .format = CK_FORMAT,
-        .pages = arena->pages,
-        .pages_at = (uint32_t)CK_PAGES_AT(arena->entries_log2),
-        .chunks_at = (uint32_t)CK_CHUNKS_AT(arena->entries_log2),
+        .page_capacity = arena->pages,
+        .pages_offset = (uint32_t)CK_PAGES_OFFSET(arena->entries_log2),
+        .chunks_offset = (uint32_t)CK_CHUNKS_OFFSET(arena->entries_log2),
     };
-    return !sanitizer.to_device((void *)arena->base, &header, sizeof header, arena->stream) &&
+    return !sanitizer.copy_to_device((void *)arena->base_address, &header, sizeof header, arena->stream) &&
            !sanitizer.stream_synchronize(arena->stream);
 }
 
-bool arena_create(arena_memory *created, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2)
+bool arena_create(arena_memory *arena, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2)
 {
-    arena_memory arena = {
+    arena_memory created = {
         .context = context,
         .stream = stream,
         .entries_log2 = entries_log2,
         .pages = (uint32_t)CK_MAX_PAGES(entries_log2),
         .size_bytes = arena_bytes(entries_log2),
     };
-    if (sanitizer.alloc(context, &arena.allocated, arena.size_bytes))
+    if (sanitizer.alloc(context, &created.allocated, created.size_bytes))
         return false;
-    arena.base = ((uint64_t)(uintptr_t)arena.allocated + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1);
-    if (arena.base < CK_LOWEST_BASE || !zero(&arena, 0, CK_ARENA_BYTES(entries_log2, arena.pages)) ||
-        !set_header(&arena)) {
-        arena_free(&arena);
+    created.base_address = ((uint64_t)(uintptr_t)created.allocated + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1);
+    if (created.base_address < CK_LOWEST_BASE ||
+        !zero_bytes(&created, 0, CK_ARENA_BYTES(entries_log2, created.pages)) || !set_header(&created)) {
+        arena_free(&created);
         return false;
     }
-    *created = arena;
+    *arena = created;
     return true;
 }
 
@@ -73,9 +74,9 @@ void arena_free(arena_memory *arena)
 
 /* --- copies to the host ----------------------------------------------------------------------- */
 
-bool arena_copy_top(const arena_memory *arena, arena_top *into)
+bool arena_copy_top(const arena_memory *arena, arena_top *top)
 {
-    return copy_to_host(arena, into, 0, sizeof *into);
+    return copy_to_host(arena, top, 0, sizeof *top);
 }
 
 /* Return the number of pages from ``page`` on, before ``end``, whose bitmaps are contiguous in their chunk. */
@@ -87,32 +88,32 @@ static uint32_t contiguous_pages(uint32_t page, uint32_t end)
 /* Copying a few bitmaps is faster than first checking which of them are full. */
 #define MIN_PAGES_FOR_SUMMARIES 128
 
-static bool find_full_pages(const arena_memory *arena, page_set *into)
+static bool find_full_pages(const arena_memory *arena, page_set *pages)
 {
-    const uint32_t count = into->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)into->count;
-    unsigned char *summaries = into->bitmaps; /* not filled yet; used as scratch memory */
-    for (uint32_t page = 0, run; page < count; page += run) {
-        run = contiguous_pages(page, count);
-        if (!copy_to_host(arena, summaries + page * CK_SUMMARY_BYTES, CK_SUMMARY_AT(arena->entries_log2, page),
-                          run * CK_SUMMARY_BYTES))
+    const uint32_t count = pages->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->count;
+    unsigned char *summaries = pages->bitmaps; /* not filled yet; used as scratch memory */
+    for (uint32_t page = 0, run_pages; page < count; page += run_pages) {
+        run_pages = contiguous_pages(page, count);
+        if (!copy_to_host(arena, summaries + page * CK_SUMMARY_BYTES, CK_SUMMARY_OFFSET(arena->entries_log2, page),
+                          run_pages * CK_SUMMARY_BYTES))
             return false;
     }
     for (uint32_t page = 0; page < count; page++) {
-        const uint64_t *summary = (const uint64_t *)(summaries + page * CK_SUMMARY_BYTES);
-        uint64_t all = ~0ull;
-        for (size_t i = 0; i < CK_SUMMARY_BYTES / sizeof all; i++)
-            all &= summary[i];
-        into->pages[page].full = all == ~0ull;
+        const uint64_t *summary_words = (const uint64_t *)(summaries + page * CK_SUMMARY_BYTES);
+        uint64_t common_bits = ~0ull;
+        for (size_t i = 0; i < CK_SUMMARY_BYTES / sizeof common_bits; i++)
+            common_bits &= summary_words[i];
+        pages->pages[page].full = common_bits == ~0ull;
     }
     return true;
 }
 
-static bool copy_bitmap_run(const arena_memory *arena, page_set *into, uint32_t begin, uint32_t end)
+static bool copy_bitmap_run(const arena_memory *arena, page_set *pages, uint32_t begin, uint32_t end)
 {
-    for (uint32_t run; begin < end; begin += run) {
-        run = contiguous_pages(begin, end);
-        if (!copy_to_host(arena, into->bitmaps + (size_t)begin * CK_BITMAP_BYTES,
-                          CK_BITMAP_AT(arena->entries_log2, begin), (size_t)run * CK_BITMAP_BYTES))
+    for (uint32_t run_pages; begin < end; begin += run_pages) {
+        run_pages = contiguous_pages(begin, end);
+        if (!copy_to_host(arena, pages->bitmaps + (size_t)begin * CK_BITMAP_BYTES,
+                          CK_BITMAP_OFFSET(arena->entries_log2, begin), (size_t)run_pages * CK_BITMAP_BYTES))
             return false;
     }
     return true;
@@ -121,80 +122,84 @@ static bool copy_bitmap_run(const arena_memory *arena, page_set *into, uint32_t 
 /* Bitmaps of full pages are not needed, but a separate copy costs as much as copying this many of them. */
 #define MIN_FULL_RUN 32
 
-static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *into)
+static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *pages)
 {
-    const uint32_t count = (uint32_t)into->count;
-    for (uint32_t begin = 0, end, full; begin < count; begin = end + full) {
-        for (end = begin, full = 0; end + full < count && full < MIN_FULL_RUN;) {
-            if (into->pages[end + full].full)
-                full++;
+    const uint32_t count = (uint32_t)pages->count;
+    for (uint32_t begin = 0, end, full_run; begin < count; begin = end + full_run) {
+        for (end = begin, full_run = 0; end + full_run < count && full_run < MIN_FULL_RUN;) {
+            if (pages->pages[end + full_run].full)
+                full_run++;
             else
-                end += full + 1, full = 0;
+                end += full_run + 1, full_run = 0;
         }
-        while (end + full < count && into->pages[end + full].full)
-            full++;
-        if (!copy_bitmap_run(arena, into, begin, end))
+        while (end + full_run < count && pages->pages[end + full_run].full)
+            full_run++;
+        if (!copy_bitmap_run(arena, pages, begin, end))
             return false;
     }
     return true;
 }
 
-static bool copy_pages(const arena_memory *arena, uint32_t count, page_set *into)
+static bool copy_pages(const arena_memory *arena, uint32_t count, page_set *pages)
 {
-    into->count = 0;
-    if (!page_set_reserve(into, count))
+    pages->count = 0;
+    if (!page_set_reserve(pages, count))
         return false;
-    into->count = count;
-    return copy_to_host(arena, into->pages, CK_PAGES_AT(arena->entries_log2), count * sizeof(ck_page)) &&
-           find_full_pages(arena, into) && copy_bitmaps_of_pages(arena, into);
+    pages->count = count;
+    return copy_to_host(arena, pages->pages, CK_PAGES_OFFSET(arena->entries_log2), count * sizeof(ck_page)) &&
+           find_full_pages(arena, pages) && copy_bitmaps_of_pages(arena, pages);
 }
 
 /* Copy tensor maps and boxes; most launches have none. */
-static bool copy_boxes(const arena_memory *arena, uint32_t maps, uint32_t boxes, arena_copy *into)
+static bool copy_boxes(const arena_memory *arena, uint32_t maps, uint32_t boxes, arena_copy *copy)
 {
-    if (!into->maps)
-        into->maps = malloc(CK_MAX_MAPS * sizeof *into->maps);
-    if (boxes > into->box_capacity) {
-        free(into->boxes);
-        into->boxes = malloc(boxes * sizeof *into->boxes);
-        into->box_capacity = into->boxes ? boxes : 0;
+    if (!copy->maps)
+        copy->maps = malloc(CK_MAX_MAPS * sizeof *copy->maps);
+    if (boxes > copy->box_capacity) {
+        free(copy->boxes);
+        copy->boxes = malloc(boxes * sizeof *copy->boxes);
+        copy->box_capacity = copy->boxes ? boxes : 0;
     }
-    return into->maps && (into->boxes || !boxes) &&
-           copy_to_host(arena, into->maps, CK_MAPS_AT(arena->entries_log2), maps * sizeof(ck_map)) &&
-           copy_to_host(arena, into->boxes, CK_BOXES_AT(arena->entries_log2), boxes * sizeof(ck_box));
+    return copy->maps && (copy->boxes || !boxes) &&
+           copy_to_host(arena, copy->maps, CK_MAPS_OFFSET(arena->entries_log2), maps * sizeof(ck_map)) &&
+           copy_to_host(arena, copy->boxes, CK_BOXES_OFFSET(arena->entries_log2), boxes * sizeof(ck_box));
 }
 
-bool arena_copy_all(const arena_memory *arena, arena_copy *into)
+bool arena_copy_all(const arena_memory *arena, arena_copy *copy)
 {
-    if (!arena_copy_top(arena, &into->top))
+    if (!arena_copy_top(arena, &copy->top))
         return false;
-    const ck_header *header = &into->top.header;
-    const uint32_t maps = min_u32(header->maps, CK_MAX_MAPS), boxes = min_u32(header->boxes, CK_MAX_BOXES);
-    return (!header->lost || copy_to_host(arena, into->lost, CK_LOST_AT, sizeof into->lost)) &&
-           copy_boxes(arena, maps, boxes, into) &&
-           copy_pages(arena, min_u32(header->cursor, arena->pages), &into->pages);
+    const ck_header *header = &copy->top.header;
+    const uint32_t maps = min_u32(header->requested_maps, CK_MAX_MAPS),
+                   boxes = min_u32(header->requested_boxes, CK_MAX_BOXES);
+    return (!header->lost_launches ||
+            copy_to_host(arena, copy->lost_bits, CK_LOST_OFFSET, sizeof copy->lost_bits)) &&
+           copy_boxes(arena, maps, boxes, copy) &&
+           copy_pages(arena, min_u32(header->requested_pages, arena->pages), &copy->pages);
 }
 
 /* --- clearing --------------------------------------------------------------------------------- */
 
 static bool zero_bitmaps(const arena_memory *arena, uint32_t count)
 {
-    for (uint32_t page = 0, run; page < count; page += run) {
-        run = contiguous_pages(page, count);
-        if (!zero(arena, CK_SUMMARY_AT(arena->entries_log2, page), run * CK_SUMMARY_BYTES) ||
-            !zero(arena, CK_BITMAP_AT(arena->entries_log2, page), (uint64_t)run * CK_BITMAP_BYTES))
+    for (uint32_t page = 0, run_pages; page < count; page += run_pages) {
+        run_pages = contiguous_pages(page, count);
+        if (!zero_bytes(arena, CK_SUMMARY_OFFSET(arena->entries_log2, page), run_pages * CK_SUMMARY_BYTES) ||
+            !zero_bytes(arena, CK_BITMAP_OFFSET(arena->entries_log2, page), (uint64_t)run_pages * CK_BITMAP_BYTES))
             return false;
     }
     return true;
 }
 
-bool arena_clear(const arena_memory *arena, const ck_header *used)
+bool arena_clear(const arena_memory *arena, const ck_header *copied_header)
 {
     const unsigned log2 = arena->entries_log2;
-    const uint32_t pages = min_u32(used->cursor, arena->pages);
-    const uint64_t keys = used->maps || used->boxes ? CK_MAPS_AT(log2) - CK_MAP_KEYS_AT(log2) : 0;
-    return zero(arena, 0, CK_PAGES_AT(log2)) && zero(arena, CK_MAP_KEYS_AT(log2), keys) &&
-           zero(arena, CK_PAGES_AT(log2), pages * sizeof(ck_page)) && zero_bitmaps(arena, pages) &&
+    const uint32_t pages = min_u32(copied_header->requested_pages, arena->pages);
+    const uint64_t keys = copied_header->requested_maps || copied_header->requested_boxes
+                              ? CK_MAPS_OFFSET(log2) - CK_MAP_KEYS_OFFSET(log2)
+                              : 0;
+    return zero_bytes(arena, 0, CK_PAGES_OFFSET(log2)) && zero_bytes(arena, CK_MAP_KEYS_OFFSET(log2), keys) &&
+           zero_bytes(arena, CK_PAGES_OFFSET(log2), pages * sizeof(ck_page)) && zero_bitmaps(arena, pages) &&
            set_header(arena);
 }
 

@@ -18,15 +18,15 @@
 
 typedef struct {
     CUcontext context;
-    Sanitizer_StreamHandle stream; /* the recorder's own */
-    void *allocated;               /* NULL: none */
-    uint64_t base, size_bytes;     /* base: aligned as the user data of launches requires */
+    Sanitizer_StreamHandle stream;     /* the recorder's own */
+    void *allocated;                   /* NULL: none */
+    uint64_t base_address, size_bytes; /* base: aligned as the user data of launches requires */
     unsigned entries_log2;
     uint32_t pages;
 } arena_memory;
 
 /* Words behind the header that streams set when they reach a marker. */
-#define MAX_MARKERS ((CK_LOST_AT - sizeof(ck_header)) / sizeof(uint32_t))
+#define MAX_MARKERS ((CK_LOST_OFFSET - sizeof(ck_header)) / sizeof(uint32_t))
 typedef union {
     ck_header header;
     struct {
@@ -38,7 +38,7 @@ typedef union {
 /* Host copy of an arena; its buffers are reused. */
 typedef struct {
     arena_top top;
-    uint32_t lost[CK_MAX_LAUNCHES / 32]; /* one bit per launch with missing accesses */
+    uint32_t lost_bits[CK_MAX_LAUNCHES / 32]; /* one bit per launch with missing accesses */
     page_set pages;
     ck_map *maps;
     ck_box *boxes;
@@ -46,15 +46,15 @@ typedef struct {
 } arena_copy;
 
 /* Allocate and clear an arena with a quarter as many pages as entries. */
-bool arena_create(arena_memory *created, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
+bool arena_create(arena_memory *arena, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
 void arena_free(arena_memory *arena);
 
 /* Copy the header and the markers to the host; copy the whole arena. False if a copy failed or memory is out. */
-bool arena_copy_top(const arena_memory *arena, arena_top *into);
-bool arena_copy_all(const arena_memory *arena, arena_copy *into);
+bool arena_copy_top(const arena_memory *arena, arena_top *top);
+bool arena_copy_all(const arena_memory *arena, arena_copy *copy);
 
 /* Clear the parts of the arena that launches wrote, as found in the copied header. */
-bool arena_clear(const arena_memory *arena, const ck_header *used);
+bool arena_clear(const arena_memory *arena, const ck_header *copied_header);
 
 /* Enqueue on ``stream`` the write of a marker. */
 bool arena_enqueue_marker(const arena_memory *arena, uint32_t marker, Sanitizer_StreamHandle stream);
@@ -66,18 +66,18 @@ uint64_t arena_bytes(unsigned entries_log2);
 
 /* Progress of one stream with its launches in an arena. */
 typedef struct {
-    Sanitizer_StreamHandle stream; /* NULL: destroyed */
-    uint64_t thread;               /* that made all launches, or SEVERAL_THREADS */
-    uint32_t enqueued, done;       /* number of launches; done: those that the host waited for */
-    uint32_t marker, marked;       /* number of the marker (0: none); value of ``enqueued`` at that time */
+    Sanitizer_StreamHandle stream;                 /* NULL: destroyed */
+    uint64_t launching_thread;                     /* that made all launches, or SEVERAL_THREADS */
+    uint32_t enqueued_launches, complete_launches; /* number of launches; done: those that the host waited for */
+    uint32_t marker, marked_launches; /* number of the marker (0: none); value of ``enqueued`` at that time */
 } arena_stream;
 
 #define SEVERAL_THREADS UINT64_MAX
 
 typedef struct {
-    arena_stream *all;
+    arena_stream *entries;
     size_t count, capacity;
-    uint32_t markers; /* markers in use */
+    uint32_t marker_count; /* markers in use */
 } arena_streams;
 
 /* Return the entry of a stream, adding one if needed; NULL if out of memory. The lock is held. */
@@ -100,7 +100,7 @@ bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
 
 /* Enqueue markers on the streams without a wait of the host, or on ``only`` one. Calls CUDA: the lock is not held,
  * the reader lock is. */
-void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only);
+void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream);
 
 /* Synchronise with the streams without a marker; false if one cannot be synchronised with. Calls CUDA: the lock
  * is not held, the reader lock is. */

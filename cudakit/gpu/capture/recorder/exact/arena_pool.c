@@ -22,7 +22,7 @@
 
 static arena_pool *pools[MAX_POOLS];
 static size_t pool_count;
-static arena_copy copy; /* protected by the reader lock */
+static arena_copy host_copy; /* protected by the reader lock */
 
 arena_pool *pool_find(CUcontext context)
 {
@@ -32,7 +32,7 @@ arena_pool *pool_find(CUcontext context)
     return NULL;
 }
 
-bool pool_owns_stream(Sanitizer_StreamHandle stream)
+bool pool_is_recorder_stream(Sanitizer_StreamHandle stream)
 {
     for (size_t i = 0; i < pool_count; i++)
         if (stream && pools[i]->stream == stream)
@@ -40,13 +40,13 @@ bool pool_owns_stream(Sanitizer_StreamHandle stream)
     return false;
 }
 
-static void reset(launch_arena *arena)
+static void reset_arena(launch_arena *arena)
 {
     pthread_mutex_lock(&recorder_lock);
     if (arena->launch_count)
         memset(arena->launches, 0, arena->launch_count * sizeof *arena->launches);
-    arena->launch_count = arena->streams.markers = 0;
-    arena->expected = (arena_space){0};
+    arena->launch_count = arena->streams.marker_count = 0;
+    arena->expected_space = (arena_space){0};
     arena->group_count = arena->stores.count = arena->streams.count = 0;
     arena->attribution_lost = arena->retired = false;
     pthread_mutex_unlock(&recorder_lock);
@@ -65,7 +65,7 @@ static arena_pool *new_pool(CUcontext context)
     pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; pool && i < ARENAS; i++) {
         pool->arenas[i].memory.allocated = NULL; /* was destroyed with its context */
-        reset(pool->arenas + i);
+        reset_arena(pool->arenas + i);
     }
     if (!pool && pool_count < MAX_POOLS && (pool = calloc(1, sizeof *pool)))
         pool->context = context;
@@ -77,19 +77,19 @@ static arena_pool *create_pool(CUcontext context)
     arena_pool *pool = new_pool(context);
     if (!pool)
         return NULL;
-    pool->stream = arena_stream_create(context, &pool->own_stream);
+    pool->stream = arena_stream_create(context, &pool->driver_stream);
     pool->free_bytes = UINT64_MAX; /* unknown */
     arena_budget_query(pool);
-    bool works = pool->stream && arena_memory_provide(pool, pool->arenas);
+    bool has_memory = pool->stream && arena_memory_provide(pool, pool->arenas);
     pthread_mutex_lock(&recorder_lock);
     pool->polled_ns = monotonic_now_ns();
     pool->read_ns = 0;
-    pool->current = works ? pool->arenas : NULL;
-    pool->disabled = !works;
+    pool->current = has_memory ? pool->arenas : NULL;
+    pool->disabled = !has_memory;
     pool->wait_timed_out = false;
     if (!pool_find(context))
         pools[pool_count++] = pool;
-    if (!works)
+    if (!has_memory)
         record_gap("no device memory for arenas: accesses inferred from arguments");
     pthread_mutex_unlock(&recorder_lock);
     return pool;
@@ -99,9 +99,9 @@ arena_pool *pool_open(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = context ? pool_find(context) : NULL;
-    bool wanted = !pool && patching_is_active(context) && !graphs_is_capturing();
+    bool must_create = !pool && patching_is_active(context) && !graphs_is_capturing();
     pthread_mutex_unlock(&recorder_lock);
-    if (!wanted || !reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS))
+    if (!must_create || !reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS))
         return pool;
     pool = pool_find(context); /* another thread may have created it meanwhile */
     if (!pool)
@@ -116,28 +116,29 @@ static bool is_complete(const launch_arena *arena)
 {
     arena_top top;
     pthread_mutex_lock(&recorder_lock);
-    bool enqueued = !arena->launches_entering;
+    bool all_enqueued = !arena->launches_entering;
     pthread_mutex_unlock(&recorder_lock);
-    if (!enqueued || arena_streams_complete(&arena->streams, NULL))
-        return enqueued;
-    return arena->streams.markers && arena_copy_top(&arena->memory, &top) &&
+    if (!all_enqueued || arena_streams_complete(&arena->streams, NULL))
+        return all_enqueued;
+    return arena->streams.marker_count && arena_copy_top(&arena->memory, &top) &&
            arena_streams_complete(&arena->streams, &top);
 }
 
 /* Write the accesses in a retired arena to the trace and clear it for reuse. */
-static void read_arena(arena_pool *pool, launch_arena *from)
+static void read_arena(arena_pool *pool, launch_arena *arena)
 {
-    bool fetched = from->memory.allocated && arena_copy_all(&from->memory, &copy);
+    bool is_copied = arena->memory.allocated && arena_copy_all(&arena->memory, &host_copy);
     pthread_mutex_lock(&recorder_lock);
-    if (fetched && !from->attribution_lost)
-        space_learn(from, &copy);
+    if (is_copied && !arena->attribution_lost)
+        space_learn(arena, &host_copy);
     pthread_mutex_unlock(&recorder_lock);
-    if (!fetched)
-        memset(&copy.top, 0, sizeof copy.top), copy.pages.count = 0;
-    emit_accesses(&copy, from->launches, from->launch_count, &from->stores, from->attribution_lost || !fetched);
-    if (!fetched || !arena_clear(&from->memory, &copy.top.header))
-        arena_free(&from->memory); /* the next launches get new memory */
-    reset(from);
+    if (!is_copied)
+        memset(&host_copy.top, 0, sizeof host_copy.top), host_copy.pages.count = 0;
+    emit_accesses(&host_copy, arena->launches, arena->launch_count, &arena->stores,
+                  arena->attribution_lost || !is_copied);
+    if (!is_copied || !arena_clear(&arena->memory, &host_copy.top.header))
+        arena_free(&arena->memory); /* the next launches get new memory */
+    reset_arena(arena);
     pool->wait_timed_out = false;
     pool->read_ns = monotonic_now_ns();
 }
@@ -159,7 +160,7 @@ static void read_retired(arena_pool *pool)
 /* Whether the next launches may need the space, and would be delayed. */
 static bool is_large(const launch_arena *arena)
 {
-    return arena->expected.pages > arena->memory.pages / 4 || arena->expected.boxes > CK_MAX_BOXES / 4;
+    return arena->expected_space.pages > arena->memory.pages / 4 || arena->expected_space.boxes > CK_MAX_BOXES / 4;
 }
 
 /* When the host has just waited, the device is idle. Reading is deferred until new launches keep the device
@@ -189,20 +190,21 @@ static launch_arena *unused_arena(arena_pool *pool)
 
 static bool replace_current(arena_pool *pool)
 {
-    launch_arena *next = unused_arena(pool);
-    bool provided = next && arena_memory_provide(pool, next);
+    launch_arena *next_arena = unused_arena(pool);
+    bool has_memory = next_arena && arena_memory_provide(pool, next_arena);
     pthread_mutex_lock(&recorder_lock);
-    launch_arena *full = pool->current;
-    bool replaced = provided && (!full || (full->launch_count && !full->launches_entering));
-    if (replaced) {
-        if (full)
-            full->retired = true;
-        pool->current = next;
+    launch_arena *replaced_arena = pool->current;
+    bool is_replaced =
+        has_memory && (!replaced_arena || (replaced_arena->launch_count && !replaced_arena->launches_entering));
+    if (is_replaced) {
+        if (replaced_arena)
+            replaced_arena->retired = true;
+        pool->current = next_arena;
     }
     pthread_mutex_unlock(&recorder_lock);
-    if (replaced && full)
-        arena_streams_mark(&full->streams, &full->memory, NULL);
-    return replaced;
+    if (is_replaced && replaced_arena)
+        arena_streams_mark(&replaced_arena->streams, &replaced_arena->memory, NULL);
+    return is_replaced;
 }
 
 /* --- polling ---------------------------------------------------------------------------------- */
@@ -215,27 +217,28 @@ static int fill_level(const launch_arena *arena)
 {
     arena_top top;
     pthread_mutex_lock(&recorder_lock);
-    uint32_t used = arena->launch_count;
+    uint32_t launch_count = arena->launch_count;
     bool many_streams = arena->streams.count > MAX_MARKERS / 2;
     pthread_mutex_unlock(&recorder_lock);
-    if (used > SEVEN_EIGHTHS(CK_MAX_LAUNCHES))
+    if (launch_count > SEVEN_EIGHTHS(CK_MAX_LAUNCHES))
         return FULL;
     if (!arena_copy_top(&arena->memory, &top))
         return HAS_SPACE;
-    if (top.header.cursor > SEVEN_EIGHTHS(arena->memory.pages) || top.header.boxes > SEVEN_EIGHTHS(CK_MAX_BOXES))
+    if (top.header.requested_pages > SEVEN_EIGHTHS(arena->memory.pages) ||
+        top.header.requested_boxes > SEVEN_EIGHTHS(CK_MAX_BOXES))
         return FULL;
-    bool half = top.header.cursor > arena->memory.pages / 2 || top.header.boxes > CK_MAX_BOXES / 2 ||
-                used > CK_MAX_LAUNCHES / 2;
-    return half || many_streams ? HALF_FULL : HAS_SPACE;
+    bool is_half_full = top.header.requested_pages > arena->memory.pages / 2 ||
+                        top.header.requested_boxes > CK_MAX_BOXES / 2 || launch_count > CK_MAX_LAUNCHES / 2;
+    return is_half_full || many_streams ? HALF_FULL : HAS_SPACE;
 }
 
 /* After a timeout, as behind a kernel that waits for the host, later launches are not delayed. */
 static void wait_for_free_arena(arena_pool *pool)
 {
-    const int64_t until = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
+    const int64_t deadline_ns = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
     read_retired(pool);
     while (!replace_current(pool)) {
-        if (pool->wait_timed_out || monotonic_now_ns() >= until) {
+        if (pool->wait_timed_out || monotonic_now_ns() >= deadline_ns) {
             pool->wait_timed_out = true;
             return;
         }
@@ -254,22 +257,22 @@ static void poll_pool(arena_pool *pool, bool host_waits)
             read_due(pool);
         return;
     }
-    int state = fill_level(pool->current);
-    if (state != HAS_SPACE)
+    int level = fill_level(pool->current);
+    if (level != HAS_SPACE)
         read_retired(pool);
-    if (state == HALF_FULL)
+    if (level == HALF_FULL)
         replace_current(pool);
-    if (state == FULL)
+    if (level == FULL)
         wait_for_free_arena(pool);
 }
 
 void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool early = host_waits && pool->current && pool->current->launch_count < MIN_LAUNCHES_PER_READ &&
-                 !is_large(pool->current) && monotonic_now_ns() - pool->polled_ns < POLL_INTERVAL_NS;
+    bool is_too_early = host_waits && pool->current && pool->current->launch_count < MIN_LAUNCHES_PER_READ &&
+                        !is_large(pool->current) && monotonic_now_ns() - pool->polled_ns < POLL_INTERVAL_NS;
     pthread_mutex_unlock(&recorder_lock);
-    if (early || !reader_lock_acquire(0))
+    if (is_too_early || !reader_lock_acquire(0))
         return;
     if (!pool->disabled)
         poll_pool(pool, host_waits);
@@ -279,26 +282,27 @@ void pool_poll(arena_pool *pool, bool host_waits)
 /* Use an empty arena even if it is too small: the launch then loses accesses. */
 static bool has_space(const launch_arena *arena, arena_space needed)
 {
-    return !arena->launch_count || (arena->expected.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
-                                    arena->expected.boxes + needed.boxes <= SEVEN_EIGHTHS(CK_MAX_BOXES) &&
-                                    arena->launch_count + needed.indices <= CK_MAX_LAUNCHES);
+    return !arena->launch_count ||
+           (arena->expected_space.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
+            arena->expected_space.boxes + needed.boxes <= SEVEN_EIGHTHS(CK_MAX_BOXES) &&
+            arena->launch_count + needed.indices <= CK_MAX_LAUNCHES);
 }
 
 void pool_reserve(arena_pool *pool, arena_space needed)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool wanted = pool->current && !has_space(pool->current, needed);
+    bool must_wait = pool->current && !has_space(pool->current, needed);
     int64_t timeout_ns = pool->wait_timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
     pthread_mutex_unlock(&recorder_lock);
-    if (wanted && reader_lock_acquire(timeout_ns)) {
+    if (must_wait && reader_lock_acquire(timeout_ns)) {
         if (pool->current && !has_space(pool->current, needed))
             wait_for_free_arena(pool);
         reader_lock_release();
     }
     pthread_mutex_lock(&recorder_lock);
     if (pool->current) {
-        pool->current->expected.pages += needed.pages;
-        pool->current->expected.boxes += needed.boxes;
+        pool->current->expected_space.pages += needed.pages;
+        pool->current->expected_space.boxes += needed.boxes;
     }
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -307,12 +311,12 @@ void pool_reserve(arena_pool *pool, arena_space needed)
 
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
 {
-    bool wanted = false;
+    bool needs_marker = false;
     pthread_mutex_lock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
-        wanted = wanted || arena_streams_pending(&pool->arenas[i].streams, stream);
+        needs_marker = needs_marker || arena_streams_pending(&pool->arenas[i].streams, stream);
     pthread_mutex_unlock(&recorder_lock);
-    if (wanted && reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS)) {
+    if (needs_marker && reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS)) {
         for (size_t i = 0; i < ARENAS; i++)
             arena_streams_mark(&pool->arenas[i].streams, &pool->arenas[i].memory, stream);
         reader_lock_release();
@@ -327,13 +331,13 @@ void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
  * the process from exiting. Memory that such a kernel may still write to is not freed. */
 static void finish_arena(arena_pool *pool, launch_arena *arena)
 {
-    const int64_t until = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
+    const int64_t deadline_ns = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
     arena_top top;
     arena_streams_mark(&arena->streams, &arena->memory, NULL);
     if (!arena_streams_wait_unmarked(&arena->streams))
         arena->attribution_lost = true;
     while (!is_complete(arena)) {
-        if (monotonic_now_ns() >= until || !arena_copy_top(&arena->memory, &top)) {
+        if (monotonic_now_ns() >= deadline_ns || !arena_copy_top(&arena->memory, &top)) {
             arena->memory.allocated = NULL;
             break;
         }
@@ -342,7 +346,7 @@ static void finish_arena(arena_pool *pool, launch_arena *arena)
     read_arena(pool, arena);
 }
 
-static void finish(arena_pool *pool)
+static void finish_pool(arena_pool *pool)
 {
     pthread_mutex_lock(&recorder_lock);
     if (pool->current)
@@ -360,7 +364,7 @@ void pool_read(void)
         return;
     for (size_t i = 0; i < pool_count; i++)
         if (pools[i]->context && !pools[i]->disabled)
-            finish(pools[i]);
+            finish_pool(pools[i]);
     reader_lock_release();
 }
 
@@ -390,7 +394,7 @@ void pool_finish(CUcontext context)
         if (!pool->context || (context && pool->context != context))
             continue;
         if (!pool->disabled) {
-            finish(pool);
+            finish_pool(pool);
             arena_memory_release(pool, !context);
         }
         pthread_mutex_lock(&recorder_lock);
@@ -406,6 +410,6 @@ void pool_clear(void)
 {
     reader_lock_reset();
     space_clear();
-    memset(&copy, 0, sizeof copy); /* another thread may have been changing it during the fork */
+    memset(&host_copy, 0, sizeof host_copy); /* another thread may have been changing it during the fork */
     pool_count = 0;
 }

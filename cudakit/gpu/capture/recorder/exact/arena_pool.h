@@ -17,7 +17,7 @@ typedef struct {
 
 /* The launches of one call: one kernel, or the kernels of a graph. */
 typedef struct {
-    uint32_t first, count; /* launch indices */
+    uint32_t first_index, index_count; /* launch indices */
     uint64_t signature;
 } launch_group;
 
@@ -31,7 +31,7 @@ typedef struct launch_arena {
     launch_group *groups;
     size_t launch_capacity, group_count, group_capacity;
     tma_store_set stores;
-    arena_space expected; /* by the launches so far; its indices are not used */
+    arena_space expected_space; /* by the launches so far; its indices are not used */
     arena_streams streams;
 } launch_arena;
 
@@ -40,7 +40,7 @@ typedef struct launch_arena {
 typedef struct {
     CUcontext context;             /* NULL: destroyed */
     Sanitizer_StreamHandle stream; /* the recorder's own */
-    CUstream own_stream;           /* the same stream, as a driver handle */
+    CUstream driver_stream;        /* the same stream, as a driver handle */
     bool disabled;                 /* accesses cannot be recorded in this context */
     uint64_t free_bytes;           /* device memory that was free at the last query */
     bool wait_timed_out;           /* a wait for a free arena timed out, and no arena was read since */
@@ -54,7 +54,7 @@ typedef struct {
 arena_pool *pool_find(CUcontext context);
 
 /* Whether a stream is the recorder's own. The lock is held. */
-bool pool_owns_stream(Sanitizer_StreamHandle stream);
+bool pool_is_recorder_stream(Sanitizer_StreamHandle stream);
 
 /* Return the pool of a context, creating it if the patch is loaded there. Calls CUDA: the lock is not held. */
 arena_pool *pool_open(CUcontext context);
@@ -106,7 +106,7 @@ void arena_budget_query(arena_pool *pool);
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
 /* Free all arenas, and destroy the stream if ``stream``: otherwise it is destroyed with its context. */
-void arena_memory_release(arena_pool *pool, bool stream);
+void arena_memory_release(arena_pool *pool, bool destroy_stream);
 
 /* --- reader lock --------------------------------------------------------------------------------- */
 

@@ -7,14 +7,15 @@
 arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
     for (size_t i = streams->count; i-- > 0;)
-        if (streams->all[i].stream == stream)
-            return streams->all + i;
-    arena_stream *all = array_reserve(streams->all, &streams->capacity, streams->count + 1, sizeof *all, 16);
-    if (!all)
+        if (streams->entries[i].stream == stream)
+            return streams->entries + i;
+    arena_stream *entries =
+        array_reserve(streams->entries, &streams->capacity, streams->count + 1, sizeof *entries, 16);
+    if (!entries)
         return NULL;
-    streams->all = all;
-    streams->all[streams->count] = (arena_stream){.stream = stream};
-    return streams->all + streams->count++;
+    streams->entries = entries;
+    streams->entries[streams->count] = (arena_stream){.stream = stream};
+    return streams->entries + streams->count++;
 }
 
 void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle stream)
@@ -22,32 +23,32 @@ void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle strea
     arena_stream *entry = arena_streams_get(streams, stream);
     if (!entry)
         return;
-    if (entry->enqueued++ && entry->thread != this_thread.id)
-        entry->thread = SEVERAL_THREADS;
+    if (entry->enqueued_launches++ && entry->launching_thread != this_thread.id)
+        entry->launching_thread = SEVERAL_THREADS;
     else
-        entry->thread = this_thread.id;
+        entry->launching_thread = this_thread.id;
 }
 
 /* Launches that other threads enqueued may be behind the point that this thread waited for; only a marker
  * shows when those are complete. */
 void arena_streams_synchronized(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    for (arena_stream *entry = streams->all; entry < streams->all + streams->count; entry++)
-        if ((!stream || entry->stream == stream) && entry->thread == this_thread.id)
-            entry->done = entry->enqueued;
+    for (arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
+        if ((!stream || entry->stream == stream) && entry->launching_thread == this_thread.id)
+            entry->complete_launches = entry->enqueued_launches;
 }
 
 void arena_streams_forget(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    for (arena_stream *entry = streams->all; entry < streams->all + streams->count; entry++)
+    for (arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
         if (entry->stream == stream)
             entry->stream = NULL;
 }
 
 bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    for (const arena_stream *entry = streams->all; entry < streams->all + streams->count; entry++)
-        if ((!stream || entry->stream == stream) && entry->done < entry->enqueued)
+    for (const arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
+        if ((!stream || entry->stream == stream) && entry->complete_launches < entry->enqueued_launches)
             return true;
     return false;
 }
@@ -56,19 +57,19 @@ bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle 
  * to a reused arena. */
 static bool is_complete(const arena_stream *entry, const arena_top *top)
 {
-    if (entry->marked)
-        return entry->marked == entry->enqueued && top && top->markers[entry->marker];
-    return entry->done == entry->enqueued;
+    if (entry->marked_launches)
+        return entry->marked_launches == entry->enqueued_launches && top && top->markers[entry->marker];
+    return entry->complete_launches == entry->enqueued_launches;
 }
 
 bool arena_streams_complete(const arena_streams *streams, const arena_top *top)
 {
-    bool done = true;
+    bool all_complete = true;
     pthread_mutex_lock(&recorder_lock);
     for (size_t i = 0; i < streams->count; i++)
-        done = done && is_complete(streams->all + i, top);
+        all_complete = all_complete && is_complete(streams->entries + i, top);
     pthread_mutex_unlock(&recorder_lock);
-    return done;
+    return all_complete;
 }
 
 /* --- calls into CUDA: another thread may reallocate the entries meanwhile, but indices stay valid --- */
@@ -78,7 +79,7 @@ static bool copy_entry(const arena_streams *streams, size_t i, arena_stream *ent
     pthread_mutex_lock(&recorder_lock);
     bool exists = i < streams->count;
     if (exists)
-        *entry = streams->all[i];
+        *entry = streams->entries[i];
     pthread_mutex_unlock(&recorder_lock);
     return exists;
 }
@@ -86,37 +87,39 @@ static bool copy_entry(const arena_streams *streams, size_t i, arena_stream *ent
 /* Captured work is not executed. */
 static bool needs_marker(const arena_streams *streams, const arena_stream *entry)
 {
-    return entry->stream && entry->done < entry->enqueued && entry->marked < entry->enqueued &&
-           streams->markers < MAX_MARKERS && !graphs_is_capturing();
+    return entry->stream && entry->complete_launches < entry->enqueued_launches &&
+           entry->marked_launches < entry->enqueued_launches && streams->marker_count < MAX_MARKERS &&
+           !graphs_is_capturing();
 }
 
-void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only)
+void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream)
 {
     arena_stream entry;
     for (size_t i = 0; copy_entry(streams, i, &entry); i++) {
-        if ((only && entry.stream != only) || !needs_marker(streams, &entry))
+        if ((only_stream && entry.stream != only_stream) || !needs_marker(streams, &entry))
             continue;
-        uint32_t marker = streams->markers++;
+        uint32_t marker = streams->marker_count++;
         if (!arena_enqueue_marker(arena, marker, entry.stream))
             continue;
         pthread_mutex_lock(&recorder_lock);
-        streams->all[i].marker = marker;
-        streams->all[i].marked = entry.enqueued;
+        streams->entries[i].marker = marker;
+        streams->entries[i].marked_launches = entry.enqueued_launches;
         pthread_mutex_unlock(&recorder_lock);
     }
 }
 
 bool arena_streams_wait_unmarked(arena_streams *streams)
 {
-    bool waited = true;
+    bool all_synchronized = true;
     arena_stream entry;
     for (size_t i = 0; copy_entry(streams, i, &entry); i++) {
-        if (!entry.stream || entry.done == entry.enqueued || entry.marked == entry.enqueued)
+        if (!entry.stream || entry.complete_launches == entry.enqueued_launches ||
+            entry.marked_launches == entry.enqueued_launches)
             continue;
-        waited = !sanitizer.stream_synchronize(entry.stream) && waited;
+        all_synchronized = !sanitizer.stream_synchronize(entry.stream) && all_synchronized;
         pthread_mutex_lock(&recorder_lock);
-        streams->all[i].done = entry.enqueued;
+        streams->entries[i].complete_launches = entry.enqueued_launches;
         pthread_mutex_unlock(&recorder_lock);
     }
-    return waited;
+    return all_synchronized;
 }

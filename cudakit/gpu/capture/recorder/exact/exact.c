@@ -17,11 +17,11 @@
 
 /* --- launch indices --------------------------------------------------------------------------- */
 
-static bool reserve_launches(launch_arena *arena, size_t indices)
+static bool reserve_indices(launch_arena *arena, size_t indices)
 {
     if (arena->launch_count + indices > CK_MAX_LAUNCHES)
         return false;
-    const size_t before = arena->launch_capacity;
+    const size_t old_capacity = arena->launch_capacity;
     launch_group *groups =
         array_reserve(arena->groups, &arena->group_capacity, arena->group_count + 1, sizeof *groups, 1024);
     if (groups)
@@ -30,27 +30,27 @@ static bool reserve_launches(launch_arena *arena, size_t indices)
                                            sizeof *launches, 1024);
     if (!groups || !launches)
         return false;
-    memset(launches + before, 0, (arena->launch_capacity - before) * sizeof *launches);
+    memset(launches + old_capacity, 0, (arena->launch_capacity - old_capacity) * sizeof *launches);
     arena->launches = launches;
     return true;
 }
 
 /* Assign the next ``indices`` launch indices, which were reserved, and return the first. */
-static uint32_t take_launches(launch_arena *arena, uint32_t indices)
+static uint32_t assign_indices(launch_arena *arena, uint32_t indices)
 {
-    const launch_group group = {arena->launch_count, indices, this_thread.signature};
+    const launch_group group = {arena->launch_count, indices, this_thread.launch_signature};
     arena->groups[arena->group_count++] = group;
     arena->launch_count += indices;
-    return group.first;
+    return group.first_index;
 }
 
-static void set_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node,
-                       bool is_incomplete)
+static void set_arena_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node,
+                             bool is_incomplete)
 {
     arena_launch *launch = arena->launches + index;
     *launch = (arena_launch){*launch_record, is_incomplete};
-    memset(launch->base.own, 0, sizeof launch->base.own);
-    launch->base.access.node = node;
+    memset(launch->template_record.kind_fields, 0, sizeof launch->template_record.kind_fields);
+    launch->template_record.access.node = node;
 }
 
 static launch_arena *current_arena(CUcontext context)
@@ -66,21 +66,21 @@ static void emit_unknown_node(graph_launch *graph, uint32_t node)
 }
 
 /* Write that the accesses of expected kernels of a graph that did not launch are unknown. */
-static void finish_pending(void)
+static void finish_pending_launch(void)
 {
     launch_arena *arena = this_thread.pending_arena;
     if (!arena)
         return;
-    for (graph_launch *graph = &this_thread.pending_graph; graph->kernels_left; graph->kernels_left--)
+    for (graph_launch *graph = &this_thread.pending_graph_launch; graph->kernels_left; graph->kernels_left--)
         emit_unknown_node(graph, 0);
     arena_streams_enqueued(&arena->streams, this_thread.pending_stream);
     arena->launches_entering--;
     this_thread.pending_arena = NULL;
 }
 
-static void begin_pending(launch_arena *arena, Sanitizer_StreamHandle stream)
+static void begin_pending_launch(launch_arena *arena, Sanitizer_StreamHandle stream)
 {
-    finish_pending(); /* a launch whose end was not reported */
+    finish_pending_launch(); /* a launch whose end was not reported */
     arena->launches_entering++;
     this_thread.pending_arena = arena;
     this_thread.pending_stream = stream;
@@ -98,22 +98,22 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
     const char *reason = unreported.reason;
     launch_arena *arena = current_arena(launch->context);
     const bool is_patched = !reason || strcmp(reason, MACHINE_CODE_NOT_PATCHED) != 0;
-    if (!is_patched || !arena || !reserve_launches(arena, 1) ||
+    if (!is_patched || !arena || !reserve_indices(arena, 1) ||
         !arena_streams_get(&arena->streams, launch->hStream)) {
         record_gap_detail(FROM_ARGUMENTS, reason ? reason : "arena full");
         return 0;
     }
     if (unreported.tensor_modes &&
-        !tma_stores_add(&arena->stores, arena->launch_count, unreported.tensor_modes, this_thread.layout,
+        !tma_stores_add(&arena->stores, arena->launch_count, unreported.tensor_modes, this_thread.parameter_layout,
                         this_thread.parameters, this_thread.extra) &&
         !reason)
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
         record_gap_detail(FROM_ARGUMENTS, reason);
-    uint32_t index = take_launches(arena, 1);
-    set_launch(arena, index, launch_record, 0, reason != NULL);
-    begin_pending(arena, launch->hStream);
-    return CK_USERDATA(arena->memory.base, arena->memory.entries_log2, index);
+    uint32_t index = assign_indices(arena, 1);
+    set_arena_launch(arena, index, launch_record, 0, reason != NULL);
+    begin_pending_launch(arena, launch->hStream);
+    return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
 }
 
 void exact_enqueued(void)
@@ -121,7 +121,7 @@ void exact_enqueued(void)
     if (!this_thread.pending_arena)
         return;
     pthread_mutex_lock(&recorder_lock);
-    finish_pending();
+    finish_pending_launch();
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -141,16 +141,16 @@ void exact_assign_failed(void)
 #define MAX_EXECUTABLES 65536
 static struct {
     uint64_t lo, hi; /* range of %gridid of its kernels; 0: unknown */
-} grids[MAX_EXECUTABLES];
+} grid_id_ranges[MAX_EXECUTABLES];
 
 /* Estimated range of %gridid around the first kernel, while the actual range is unknown. */
-#define GRIDS_BEFORE 64
-#define GRIDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
+#define GRID_IDS_BEFORE 64
+#define GRID_IDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
 
 static uint64_t needed_indices(uint32_t executable, uint32_t kernels)
 {
-    const uint64_t lo = grids[executable].lo, hi = grids[executable].hi;
-    return hi ? hi - lo + 1 : GRIDS_BEFORE + GRIDS_AFTER(kernels) + 1;
+    const uint64_t lo = grid_id_ranges[executable].lo, hi = grid_id_ranges[executable].hi;
+    return hi ? hi - lo + 1 : GRID_IDS_BEFORE + GRID_IDS_AFTER(kernels) + 1;
 }
 
 static void record_graph_gap(void)
@@ -162,8 +162,8 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
                             uint32_t executable, uint32_t kernels)
 {
     arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
-    graph_launch *graph = &this_thread.pending_graph;
-    finish_pending();
+    graph_launch *graph = &this_thread.pending_graph_launch;
+    finish_pending_launch();
     *graph = (graph_launch){0};
     if (!kernels || !patching_is_active(launch->context))
         return 0;
@@ -176,107 +176,111 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     graph->executable = executable;
     graph->kernels = graph->kernels_left = kernels;
     pool->launches_since_poll += kernels;
-    begin_pending(pool->current, launch->hStream);
+    begin_pending_launch(pool->current, launch->hStream);
     return kernels;
 }
 
 /* Reserve the launch indices of all kernel nodes when the first kernel launches. */
-static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t grid)
+static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t grid_id)
 {
-    const uint32_t of = graph->executable;
-    const bool known = grids[of].hi && grid >= grids[of].lo && grid <= grids[of].hi;
-    if (!known)
-        grids[of].lo = grids[of].hi = 0;
-    const uint64_t capacity = needed_indices(of, graph->kernels);
-    graph->first_grid = known ? grids[of].lo : grid > GRIDS_BEFORE ? grid - GRIDS_BEFORE : 0;
-    if (capacity > CK_MAX_LAUNCHES || !reserve_launches(arena, capacity)) {
+    const uint32_t executable = graph->executable;
+    const bool is_in_range = grid_id_ranges[executable].hi && grid_id >= grid_id_ranges[executable].lo &&
+                             grid_id <= grid_id_ranges[executable].hi;
+    if (!is_in_range)
+        grid_id_ranges[executable].lo = grid_id_ranges[executable].hi = 0;
+    const uint64_t index_count = needed_indices(executable, graph->kernels);
+    graph->first_grid_id = is_in_range                 ? grid_id_ranges[executable].lo
+                           : grid_id > GRID_IDS_BEFORE ? grid_id - GRID_IDS_BEFORE
+                                                       : 0;
+    if (index_count > CK_MAX_LAUNCHES || !reserve_indices(arena, index_count)) {
         record_graph_gap();
         return false;
     }
-    graph->capacity = (uint32_t)capacity;
-    graph->first_index = take_launches(arena, graph->capacity);
+    graph->index_count = (uint32_t)index_count;
+    graph->first_index = assign_indices(arena, graph->index_count);
     return true;
 }
 
 static uint64_t graph_user_data(const launch_arena *arena, const graph_launch *graph)
 {
-    uint32_t field = (uint32_t)(graph->first_index - graph->first_grid) & (CK_MAX_LAUNCHES - 1);
-    return CK_USERDATA(arena->memory.base, arena->memory.entries_log2, field) | CK_BY_GRID;
+    uint32_t launch_bits = (uint32_t)(graph->first_index - graph->first_grid_id) & (CK_MAX_LAUNCHES - 1);
+    return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, launch_bits) | CK_BY_GRID;
 }
 
-static void widen_grids(uint32_t executable, uint64_t grid)
+static void extend_grid_id_range(uint32_t executable, uint64_t grid_id)
 {
-    if (!grids[executable].hi || grid < grids[executable].lo)
-        grids[executable].lo = grid;
-    if (grid > grids[executable].hi)
-        grids[executable].hi = grid;
+    if (!grid_id_ranges[executable].hi || grid_id < grid_id_ranges[executable].lo)
+        grid_id_ranges[executable].lo = grid_id;
+    if (grid_id > grid_id_ranges[executable].hi)
+        grid_id_ranges[executable].hi = grid_id;
 }
 
 /* Assign a kernel its index in the reserved range. False if it has none: then its accesses may be attributed
  * to other kernels. */
-static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid, uint32_t node, bool is_incomplete)
+static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_id, uint32_t node,
+                        bool is_incomplete)
 {
-    const uint64_t offset = grid - graph->first_grid;
-    widen_grids(graph->executable, grid);
-    if (offset >= graph->capacity) {
+    const uint64_t offset = grid_id - graph->first_grid_id;
+    extend_grid_id_range(graph->executable, grid_id);
+    if (offset >= graph->index_count) {
         arena->attribution_lost = true;
         return false;
     }
     if (node)
-        set_launch(arena, graph->first_index + (uint32_t)offset, &graph->launch_record, node, is_incomplete);
+        set_arena_launch(arena, graph->first_index + (uint32_t)offset, &graph->launch_record, node, is_incomplete);
     return node;
 }
 
 /* Add the tensors that a node stores to; false if its tensor maps are not known. */
-static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint64_t grid, uint32_t node,
+static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint64_t grid_id, uint32_t node,
                             uint8_t mode)
 {
     size_t count;
     const tma_store *maps = node_tensor_maps(this_thread.launched_graph, graph->executable, node, &count);
-    return grid - graph->first_grid < graph->capacity &&
-           tma_stores_copy(&arena->stores, graph->first_index + (uint32_t)(grid - graph->first_grid), mode, maps,
-                           count);
+    return grid_id - graph->first_grid_id < graph->index_count &&
+           tma_stores_copy(&arena->stores, graph->first_index + (uint32_t)(grid_id - graph->first_grid_id), mode,
+                           maps, count);
 }
 
 /* Unexpected additional kernels receive user data, too: the user data may be shared by the others. */
 uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
     launch_arena *arena = this_thread.pending_arena;
-    graph_launch *graph = &this_thread.pending_graph;
+    graph_launch *graph = &this_thread.pending_graph_launch;
     if (!arena || !graph->kernels)
         return 0;
-    const bool expected = graph->kernels_left > 0;
+    const bool is_expected = graph->kernels_left > 0;
     const unreported_accesses unreported = patching_unreported(launch->module, launch->functionName);
     const char *reason = unreported.reason;
-    graph->kernels_left -= expected;
-    memset(graph->launch_record.own, 0, sizeof graph->launch_record.own);
-    if (!graph->refused && !graph->capacity)
-        graph->refused = !reserve_graph(arena, graph, launch->gridId);
-    if (!graph->refused && !reason && unreported.tensor_modes &&
+    graph->kernels_left -= is_expected;
+    memset(graph->launch_record.kind_fields, 0, sizeof graph->launch_record.kind_fields);
+    if (!graph->reservation_failed && !graph->index_count)
+        graph->reservation_failed = !reserve_graph(arena, graph, launch->gridId);
+    if (!graph->reservation_failed && !reason && unreported.tensor_modes &&
         !add_node_stores(arena, graph, launch->gridId, node, unreported.tensor_modes))
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
         record_gap_detail("graph kernel inferred from arguments: ", reason);
-    const bool placed =
-        !graph->refused && assign_node(arena, graph, launch->gridId, expected ? node : 0, reason != NULL);
-    if (expected && !placed)
+    const bool has_index = !graph->reservation_failed &&
+                           assign_node(arena, graph, launch->gridId, is_expected ? node : 0, reason != NULL);
+    if (is_expected && !has_index)
         emit_unknown_node(graph, node);
-    return graph->refused ? 0 : graph_user_data(arena, graph);
+    return graph->reservation_failed ? 0 : graph_user_data(arena, graph);
 }
 
 /* --- preparation and synchronisation ---------------------------------------------------------- */
 
-static void prepare(CUcontext context, uint64_t signature, uint64_t threads, uint64_t indices)
+static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t indices)
 {
     arena_pool *pool = pool_open(context);
-    this_thread.signature = signature;
+    this_thread.launch_signature = signature;
     if (!pool || pool->disabled)
         return;
     pthread_mutex_lock(&recorder_lock);
-    bool due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
+    bool poll_is_due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
     arena_space needed = space_estimate(signature, threads);
     pthread_mutex_unlock(&recorder_lock);
-    if (due) {
+    if (poll_is_due) {
         arena_budget_query(pool);
         pool_poll(pool, false);
     }
@@ -287,29 +291,29 @@ static void prepare(CUcontext context, uint64_t signature, uint64_t threads, uin
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
 {
     if (patching_is_enabled())
-        prepare(context, space_signature(function, threads), threads, 1);
+        prepare_launch(context, space_signature(function, threads), threads, 1);
 }
 
 void exact_prepare_graph(CUcontext context, CUgraphExec executable)
 {
-    uint32_t number, kernels;
+    uint32_t executable_id, kernels;
     if (!patching_is_enabled())
         return;
     pthread_mutex_lock(&recorder_lock);
-    executable_graph(executable, &number, &kernels);
-    uint64_t indices = kernels && number < MAX_EXECUTABLES ? needed_indices(number, kernels) : 0;
+    executable_graph(executable, &executable_id, &kernels);
+    uint64_t indices = kernels && executable_id < MAX_EXECUTABLES ? needed_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
     if (indices) /* more than fits: do not wait */
-        prepare(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
+        prepare_launch(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
 }
 
 static arena_pool *active_pool(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = context ? pool_find(context) : NULL;
-    bool disabled = !pool || pool->disabled;
+    bool is_disabled = !pool || pool->disabled;
     pthread_mutex_unlock(&recorder_lock);
-    return disabled ? NULL : pool;
+    return is_disabled ? NULL : pool;
 }
 
 void exact_event_completed(CUcontext context)
@@ -331,12 +335,12 @@ void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream)
     pool_poll(pool, true);
 }
 
-bool exact_owns_stream(Sanitizer_StreamHandle stream)
+bool exact_is_recorder_stream(Sanitizer_StreamHandle stream)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool ours = pool_owns_stream(stream);
+    bool is_recorder_stream = pool_is_recorder_stream(stream);
     pthread_mutex_unlock(&recorder_lock);
-    return ours;
+    return is_recorder_stream;
 }
 
 void exact_stream_destroying(CUcontext context, Sanitizer_StreamHandle stream)
@@ -374,5 +378,5 @@ void exact_clear(void)
         return;
     pool_clear();
     patching_clear();
-    memset(grids, 0, sizeof grids);
+    memset(grid_id_ranges, 0, sizeof grid_id_ranges);
 }

@@ -44,7 +44,7 @@ void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream);
 void exact_event_completed(CUcontext context);
 
 /* Whether a stream is the recorder's own, whose creation was not recorded. */
-bool exact_owns_stream(Sanitizer_StreamHandle stream);
+bool exact_is_recorder_stream(Sanitizer_StreamHandle stream);
 
 /* A stream or a context is about to be destroyed. Calls CUDA: the lock is not held. */
 void exact_stream_destroying(CUcontext context, Sanitizer_StreamHandle stream);

@@ -28,7 +28,7 @@ static size_t context_count;
 /* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
 static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Module ids, and the functions with unreported accesses. */
-static table patched, unreported;
+static hash_table module_ids, unreported_reasons;
 static uint32_t last_module;
 static bool multicast_used; /* atomic */
 
@@ -47,12 +47,12 @@ static const struct {
 
 int patching_add_image(int capability, const void *image, size_t bytes)
 {
-    void *copy = patch_count < MAX_PATCHES ? malloc(bytes) : NULL;
-    if (!copy)
+    void *image_copy = patch_count < MAX_PATCHES ? malloc(bytes) : NULL;
+    if (!image_copy)
         return -1;
-    memcpy(copy, image, bytes);
+    memcpy(image_copy, image, bytes);
     patches[patch_count].capability = capability;
-    patches[patch_count++].image = copy;
+    patches[patch_count++].image = image_copy;
     return 0;
 }
 
@@ -76,7 +76,7 @@ static const void *patch_for(int device)
     return NULL;
 }
 
-static int *state_of(CUcontext context)
+static int *context_state(CUcontext context)
 {
     for (size_t i = 0; i < context_count; i++)
         if (contexts[i].context == context)
@@ -89,23 +89,23 @@ static int *state_of(CUcontext context)
 }
 
 /* Load the patch into a context, before its first module is patched. */
-static bool is_ready(CUcontext context)
+static bool load_patch(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
-    int *state = state_of(context), known = state ? *state : REFUSED;
+    int *state = context_state(context), current = state ? *state : REFUSED;
     int device = context_device(context);
     pthread_mutex_unlock(&recorder_lock);
-    if (known != UNKNOWN)
-        return known == PATCHED;
+    if (current != UNKNOWN)
+        return current == PATCHED;
     const void *image = patch_for(device);
-    known = image && !sanitizer.add_patches(image, context) ? PATCHED : REFUSED;
+    current = image && !sanitizer.add_patches(image, context) ? PATCHED : REFUSED;
     pthread_mutex_lock(&recorder_lock);
-    if ((state = state_of(context)))
-        *state = known;
-    if (known == REFUSED)
+    if ((state = context_state(context)))
+        *state = current;
+    if (current == REFUSED)
         record_gap("context without device patch: accesses inferred from arguments");
     pthread_mutex_unlock(&recorder_lock);
-    return known == PATCHED;
+    return current == PATCHED;
 }
 
 bool patching_is_active(CUcontext context)
@@ -136,21 +136,21 @@ static uint64_t function_key(uint32_t module, const char *function)
 static const char *reasons[32]; /* strings of machine_code.c; ``unreported`` has a bit for each */
 static uint32_t reason_count;
 
-static uint32_t reason_bit(const char *what)
+static uint32_t reason_bit(const char *reason)
 {
     uint32_t i = 0;
-    while (i < reason_count && strcmp(reasons[i], what))
+    while (i < reason_count && strcmp(reasons[i], reason))
         i++;
     if (i == reason_count && reason_count < sizeof reasons / sizeof *reasons)
-        reasons[reason_count++] = what;
+        reasons[reason_count++] = reason;
     return 1u << i;
 }
 
-static void add_unreported(void *module, const char *function, const char *what)
+static void add_unreported(void *module, const char *function, const char *reason)
 {
     pthread_mutex_lock(&recorder_lock);
     uint64_t key = function_key(*(const uint32_t *)module, function);
-    table_put(&unreported, key, table_get(&unreported, key) | reason_bit(what));
+    hash_table_put(&unreported_reasons, key, hash_table_get(&unreported_reasons, key) | reason_bit(reason));
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -164,26 +164,27 @@ static bool patch_module(CUmodule module)
 
 void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
 {
-    const bool was_own_call = this_thread.in_own_call; /* a query of the recorder may load a module lazily */
-    this_thread.in_own_call = this_thread.is_patching = true;
+    const bool was_in_recorder_call =
+        this_thread.in_recorder_call; /* a query of the recorder may load a module lazily */
+    this_thread.in_recorder_call = this_thread.is_patching = true;
     pthread_mutex_lock(&patching_lock);
-    bool done = is_ready(data->context) && patch_module(data->module);
-    uint32_t number = ++last_module;
+    bool is_patched = load_patch(data->context) && patch_module(data->module);
+    uint32_t module_id = ++last_module;
     pthread_mutex_unlock(&patching_lock);
-    this_thread.in_own_call = was_own_call;
+    this_thread.in_recorder_call = was_in_recorder_call;
     this_thread.is_patching = false;
-    if (!done)
+    if (!is_patched)
         return;
-    if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported, &number) < 0)
+    if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported, &module_id) < 0)
         return;
     pthread_mutex_lock(&recorder_lock);
-    table_put(&patched, (uint64_t)(uintptr_t)data->module, number);
+    hash_table_put(&module_ids, (uint64_t)(uintptr_t)data->module, module_id);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void patching_module_unloading(CUmodule module)
 {
-    table_remove(&patched, (uint64_t)(uintptr_t)module);
+    hash_table_remove(&module_ids, (uint64_t)(uintptr_t)module);
 }
 
 void patching_multicast_used(void)
@@ -193,25 +194,25 @@ void patching_multicast_used(void)
 
 unreported_accesses patching_unreported(CUmodule module, const char *function)
 {
-    unreported_accesses found = {NULL, 0};
-    uint32_t number = table_get(&patched, (uint64_t)(uintptr_t)module);
+    unreported_accesses accesses = {NULL, 0};
+    uint32_t module_id = hash_table_get(&module_ids, (uint64_t)(uintptr_t)module);
     const bool uses_multicast = __atomic_load_n(&multicast_used, __ATOMIC_RELAXED);
-    if (!number) {
-        found.reason = MACHINE_CODE_NOT_PATCHED;
-        return found;
+    if (!module_id) {
+        accesses.reason = MACHINE_CODE_NOT_PATCHED;
+        return accesses;
     }
-    uint32_t bits = function ? table_get(&unreported, function_key(number, function)) : 0;
+    uint32_t bits = function ? hash_table_get(&unreported_reasons, function_key(module_id, function)) : 0;
     for (uint32_t i = 0; i < reason_count; i++) {
         if (!(bits >> i & 1))
             continue;
         if (!strcmp(reasons[i], MACHINE_CODE_TENSOR_STORES))
-            found.tensor_modes |= MODE_WRITE;
+            accesses.tensor_modes |= MODE_WRITE;
         else if (!strcmp(reasons[i], MACHINE_CODE_TENSOR_REDUCTIONS))
-            found.tensor_modes |= MODE_READ | MODE_WRITE | MODE_ATOMIC;
+            accesses.tensor_modes |= MODE_READ | MODE_WRITE | MODE_ATOMIC;
         else if (strcmp(reasons[i], MACHINE_CODE_MULTIMEM) != 0 || uses_multicast)
-            found.reason = reasons[i];
+            accesses.reason = reasons[i];
     }
-    return found;
+    return accesses;
 }
 
 void patching_clear(void)
@@ -219,6 +220,6 @@ void patching_clear(void)
     patching_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     context_count = 0;
     multicast_used = false;
-    table_clear(&patched);
-    table_clear(&unreported);
+    hash_table_clear(&module_ids);
+    hash_table_clear(&unreported_reasons);
 }

@@ -60,7 +60,7 @@ void patching_clear(void);
  *
  * Not detected: reads of constant memory, and addresses of multicast objects. */
 int machine_code_find_unreported(const void *cubin, size_t bytes,
-                                 void (*found)(void *context, const char *function, const char *what),
+                                 void (*report)(void *context, const char *function, const char *kind),
                                  void *context);
 
 #endif

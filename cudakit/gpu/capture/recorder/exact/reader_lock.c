@@ -6,7 +6,7 @@
 
 #include "recorder.h"
 
-#define PAUSE_US 200
+#define SLEEP_US 200
 
 static pthread_mutex_t reader_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -19,7 +19,7 @@ int64_t monotonic_now_ns(void)
 
 void sleep_briefly(void)
 {
-    usleep(PAUSE_US);
+    usleep(SLEEP_US);
 }
 
 bool reader_lock_acquire(int64_t timeout_ns)
@@ -30,13 +30,13 @@ bool reader_lock_acquire(int64_t timeout_ns)
             return false;
         sleep_briefly();
     }
-    this_thread.in_own_call = true;
+    this_thread.in_recorder_call = true;
     return true;
 }
 
 void reader_lock_release(void)
 {
-    this_thread.in_own_call = false;
+    this_thread.in_recorder_call = false;
     pthread_mutex_unlock(&reader_mutex);
 }
 

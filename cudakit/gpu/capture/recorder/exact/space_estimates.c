@@ -16,10 +16,10 @@
 /* For kernels that were never seen: what most kernels of training programs need at most. */
 #define MIN_UNKNOWN_PAGES 256
 
-static table by_signature; /* indices of ``known`` */
-static arena_space known[MAX_SIGNATURES];
-static uint32_t known_count;
-static uint32_t pages_of[CK_MAX_LAUNCHES], boxes_of[CK_MAX_LAUNCHES]; /* by launch index */
+static hash_table signature_numbers; /* indices of ``known`` */
+static arena_space learned_space[MAX_SIGNATURES];
+static uint32_t learned_count;
+static uint32_t launch_pages[CK_MAX_LAUNCHES], launch_boxes[CK_MAX_LAUNCHES]; /* by launch index */
 
 uint64_t space_signature(const void *function, uint64_t threads)
 {
@@ -28,9 +28,9 @@ uint64_t space_signature(const void *function, uint64_t threads)
 
 arena_space space_estimate(uint64_t signature, uint64_t threads)
 {
-    uint32_t number = table_get(&by_signature, signature);
+    uint32_t number = hash_table_get(&signature_numbers, signature);
     if (number)
-        return known[number];
+        return learned_space[number];
     const uint64_t pages = threads / THREADS_PER_PAGE;
     return (arena_space){.pages = pages < MIN_UNKNOWN_PAGES ? MIN_UNKNOWN_PAGES : pages};
 }
@@ -38,28 +38,29 @@ arena_space space_estimate(uint64_t signature, uint64_t threads)
 static void count_space(uint32_t launches, const arena_copy *copy)
 {
     const ck_header *header = &copy->top.header;
-    const size_t boxes = header->boxes < CK_MAX_BOXES ? header->boxes : CK_MAX_BOXES;
-    memset(pages_of, 0, launches * sizeof *pages_of);
-    memset(boxes_of, 0, launches * sizeof *boxes_of);
+    const size_t boxes = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
+    memset(launch_pages, 0, launches * sizeof *launch_pages);
+    memset(launch_boxes, 0, launches * sizeof *launch_boxes);
     for (size_t i = 0; i < copy->pages.count; i++)
-        pages_of[CK_KEY_LAUNCH(copy->pages.pages[i].key)]++;
+        launch_pages[CK_KEY_LAUNCH(copy->pages.pages[i].key)]++;
     for (size_t i = 0; i < boxes; i++)
-        boxes_of[copy->boxes[i].launch & (CK_MAX_LAUNCHES - 1)]++;
+        launch_boxes[copy->boxes[i].launch & (CK_MAX_LAUNCHES - 1)]++;
 }
 
-static void learn(uint64_t signature, arena_space needed)
+static void learn_space(uint64_t signature, arena_space needed)
 {
     if (!signature)
         return; /* a launch by a call that is not subscribed */
-    uint32_t number = table_get(&by_signature, signature);
-    if (!number && (known_count + 1 >= MAX_SIGNATURES || table_put(&by_signature, signature, known_count + 1)))
+    uint32_t number = hash_table_get(&signature_numbers, signature);
+    if (!number &&
+        (learned_count + 1 >= MAX_SIGNATURES || hash_table_put(&signature_numbers, signature, learned_count + 1)))
         return;
     if (!number)
-        known[number = ++known_count] = (arena_space){0};
-    if (known[number].pages < needed.pages)
-        known[number].pages = needed.pages;
-    if (known[number].boxes < needed.boxes)
-        known[number].boxes = needed.boxes;
+        learned_space[number = ++learned_count] = (arena_space){0};
+    if (learned_space[number].pages < needed.pages)
+        learned_space[number].pages = needed.pages;
+    if (learned_space[number].boxes < needed.boxes)
+        learned_space[number].boxes = needed.boxes;
 }
 
 void space_learn(const launch_arena *arena, const arena_copy *copy)
@@ -67,20 +68,21 @@ void space_learn(const launch_arena *arena, const arena_copy *copy)
     count_space(arena->launch_count, copy);
     for (const launch_group *group = arena->groups; group < arena->groups + arena->group_count; group++) {
         arena_space needed = {0};
-        bool lost = false;
-        for (uint32_t i = group->first; i < group->first + group->count; i++) {
-            needed.pages += pages_of[i];
-            needed.boxes += boxes_of[i];
-            lost = lost || (copy->top.header.lost && copy->lost[i / 32] >> (i & 31) & 1);
+        bool is_lower_bound = false;
+        for (uint32_t i = group->first_index; i < group->first_index + group->index_count; i++) {
+            needed.pages += launch_pages[i];
+            needed.boxes += launch_boxes[i];
+            is_lower_bound =
+                is_lower_bound || (copy->top.header.lost_launches && copy->lost_bits[i / 32] >> (i & 31) & 1);
         }
-        if (lost) /* a lower bound: the launch lost accesses */
+        if (is_lower_bound) /* a lower bound: the launch lost accesses */
             needed.pages *= 2, needed.boxes *= 2;
-        learn(group->signature, needed);
+        learn_space(group->signature, needed);
     }
 }
 
 void space_clear(void)
 {
-    table_clear(&by_signature);
-    known_count = 0;
+    hash_table_clear(&signature_numbers);
+    learned_count = 0;
 }

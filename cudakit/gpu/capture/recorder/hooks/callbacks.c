@@ -28,27 +28,27 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
-    static record group[1 + MAX_ACCESSES]; /* protected by the lock */
+    static record launch_records[1 + MAX_ACCESSES]; /* protected by the lock */
     if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
         return;
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
-    size_t count = kernels_find_pointers(this_thread.layout, this_thread.parameters, this_thread.extra, &rec,
-                                         group + 1, MAX_ACCESSES);
+    size_t count = kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
+                                         &rec, launch_records + 1, MAX_ACCESSES);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
     this_thread.user_data = exact_assign(&rec, launch);
     rec.launch.pending = this_thread.user_data != 0;
-    group[0] = rec;
-    spool_records(group, 1 + count);
+    launch_records[0] = rec;
+    spool_records(launch_records, 1 + count);
     if (count == MAX_ACCESSES)
         record_gap("kernel with more than 512 pointer arguments");
-    bool patched = patching_is_active(launch->context);
+    bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
-    if (patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
+    if (context_is_patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
         exact_assign_failed();
 }
 
@@ -62,8 +62,8 @@ static const uint8_t DIRECTION_OF[] = {
 
 static bool is_pinned(uint64_t address)
 {
-    const allocation *found = allocations_find(address);
-    return found && (found->how == HOW_PINNED || found->how == HOW_MANAGED);
+    const allocation *memory = allocations_find(address);
+    return memory && (memory->how == HOW_PINNED || memory->how == HOW_MANAGED);
 }
 
 static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
@@ -77,16 +77,16 @@ static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
     return HOST_NONE;
 }
 
-static uint64_t value_or(uint64_t value, uint64_t otherwise)
+static uint64_t value_or(uint64_t value, uint64_t fallback)
 {
-    return value ? value : otherwise;
+    return value ? value : fallback;
 }
 
 static void on_copy(const Sanitizer_MemcpyData *copy)
 {
     CUcontext context = copy->apiContext ? copy->apiContext : copy->dstContext;
     Sanitizer_StreamHandle stream = copy->hApiStream ? copy->hApiStream : copy->hDstStream;
-    if (this_thread.in_graph || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
+    if (this_thread.in_graph_launch || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
         return;
     uint64_t rows = value_or(copy->height, 1), slices = value_or(copy->depth, 1);
     uint64_t source_slice = copy->srcPitch * value_or(this_thread.source_height, rows);
@@ -107,9 +107,9 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-static void on_fill(const Sanitizer_MemsetData *fill)
+static void on_memset(const Sanitizer_MemsetData *fill)
 {
-    if (this_thread.in_graph)
+    if (this_thread.in_graph_launch)
         return;
     record rec = record_begin_and_lock(KIND_FILL, fill->context, fill->hStream);
     rec.fill.address = fill->address;
@@ -122,7 +122,7 @@ static void on_fill(const Sanitizer_MemsetData *fill)
 
 static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
 {
-    if (this_thread.in_graph)
+    if (this_thread.in_graph_launch)
         return;
     record rec = record_begin_and_lock(KIND_MEMOP, memop->context, memop->hStream);
     rec.memop.address = memop->address;
@@ -140,12 +140,12 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
         pthread_mutex_unlock(&recorder_lock);
         return;
     }
-    bool stream = cbid == SYNC_STREAM;
-    record rec = record_begin_and_lock(stream ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
-                                       stream ? sync->hStream : NULL);
+    bool is_stream_sync = cbid == SYNC_STREAM;
+    record rec = record_begin_and_lock(is_stream_sync ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
+                                       is_stream_sync ? sync->hStream : NULL);
     record_append_and_unlock(&rec);
-    if (!stream || sync->hStream)
-        exact_synchronized(sync->context, stream ? sync->hStream : NULL);
+    if (!is_stream_sync || sync->hStream)
+        exact_synchronized(sync->context, is_stream_sync ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -169,10 +169,10 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         on_event_lifetime(cbid, data->event);
         return;
     }
-    bool known = cbid <= EVENTS_SYNCHRONIZE;
-    record rec = record_begin_and_lock(known ? KIND_OF[cbid] : KIND_GAP, data->context,
+    bool is_stream_event = cbid <= EVENTS_SYNCHRONIZE;
+    record rec = record_begin_and_lock(is_stream_event ? KIND_OF[cbid] : KIND_GAP, data->context,
                                        cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
-    if (known) {
+    if (is_stream_event) {
         rec.event.event = event_id(data->event);
         record_append(&rec);
     } else {
@@ -191,7 +191,7 @@ static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
     if (cbid == GRAPHS_EXEC_DESTROYING) {
         executable_forget(data->graphExec);
     } else {
-        executable_created(data->graphExec, this_thread.graph, this_thread.graph_kernels);
+        executable_created(data->graphExec, this_thread.instantiated_graph, this_thread.instantiated_kernels);
         if (data->isDeviceLaunch || data->containsDeviceGraphLaunches)
             record_gap("graph launched from the device");
     }
@@ -212,37 +212,37 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         record_append(&rec);
     else
         record_gap("graph launch whose instantiation was not recorded");
-    this_thread.in_graph = true;
-    this_thread.seen_kernels = 0;
+    this_thread.in_graph_launch = true;
+    this_thread.launched_kernels = 0;
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void on_graph_launched(void)
 {
     exact_enqueued();
-    if (this_thread.in_graph && this_thread.seen_kernels != this_thread.expected_kernels) {
+    if (this_thread.in_graph_launch && this_thread.launched_kernels != this_thread.expected_kernels) {
         pthread_mutex_lock(&recorder_lock);
         record_gap("graph launch with a different number of kernels than instantiated");
         pthread_mutex_unlock(&recorder_lock);
     }
-    this_thread.in_graph = false;
+    this_thread.in_graph_launch = false;
 }
 
 static void on_node(const Sanitizer_GraphNodeLaunchData *node)
 {
     const Sanitizer_LaunchData *launch = &node->launchData;
-    bool launched = this_thread.in_graph && !node->isGraphUpload;
+    bool is_launched = this_thread.in_graph_launch && !node->isGraphUpload;
     uint64_t user_data = 0;
     if (node->nodeType != NODE_KERNEL)
         return;
-    this_thread.seen_kernels += launched;
+    this_thread.launched_kernels += is_launched;
     pthread_mutex_lock(&recorder_lock);
-    if (launched)
+    if (is_launched)
         user_data = exact_assign_node(
-            launch, graphs_find_node(this_thread.launched_graph, node->node, this_thread.seen_kernels));
-    bool patched = patching_is_active(launch->context);
+            launch, graphs_find_node(this_thread.launched_graph, node->node, this_thread.launched_kernels));
+    bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
-    if (patched)
+    if (context_is_patched)
         set_user_data(launch, user_data);
 }
 
@@ -260,8 +260,8 @@ static void on_graphs(uint32_t cbid, const void *data)
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
 {
     (void)unused;
-    bool loads_module = domain == DOMAIN_RESOURCE && cbid == RESOURCE_MODULE_LOADED && !this_thread.is_patching;
-    if (this_thread.in_own_call && !loads_module)
+    bool is_module_load = domain == DOMAIN_RESOURCE && cbid == RESOURCE_MODULE_LOADED && !this_thread.is_patching;
+    if (this_thread.in_recorder_call && !is_module_load)
         return;
     switch (domain) {
     case DOMAIN_DRIVER_API: on_driver_call(cbid, data); break;
@@ -270,14 +270,14 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
     case DOMAIN_LAUNCH:
         if (cbid == LAUNCH_BEGIN)
             on_launch(data);
-        else if (cbid == LAUNCH_END && !this_thread.in_graph && !is_split_launch(data))
+        else if (cbid == LAUNCH_END && !this_thread.in_graph_launch && !is_split_launch(data))
             exact_enqueued();
         break;
     case DOMAIN_MEMCPY:
         if (cbid == MEMCPY_STARTING || cbid == MEMCPY_BATCH_ITEM_STARTING)
             on_copy(data);
         break;
-    case DOMAIN_MEMSET: on_fill(data); break;
+    case DOMAIN_MEMSET: on_memset(data); break;
     case DOMAIN_BATCH_MEMOP: on_memop(cbid, data); break;
     case DOMAIN_GRAPHS: on_graphs(cbid, data); break;
     case DOMAIN_EVENTS: on_event(cbid, data); break;

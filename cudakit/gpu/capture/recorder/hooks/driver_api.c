@@ -5,18 +5,18 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-static driver_functions queries;
-static bool complete;
+static driver_functions functions;
+static bool has_all_functions;
 
-static void load_queries(void)
+static void load_functions(void)
 {
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!library)
         return;
-    complete = true;
+    has_all_functions = true;
 #define X(name, parameters) \
-    *(void **)&queries.name = dlsym(library, #name); \
-    complete = complete && queries.name;
+    *(void **)&functions.name = dlsym(library, #name); \
+    has_all_functions = has_all_functions && functions.name;
     CALLED_FUNCTIONS(X)
 #undef X
 }
@@ -24,6 +24,6 @@ static void load_queries(void)
 const driver_functions *driver_api(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, load_queries);
-    return complete ? &queries : NULL;
+    pthread_once(&once, load_functions);
+    return has_all_functions ? &functions : NULL;
 }

@@ -148,7 +148,7 @@ typedef struct { /* the first parameters of cuGraphInstantiate and its variants 
 
 typedef struct { /* the first parameters of functions that change an executable graph */
     CUgraphExec hGraphExec;
-    void *second; /* cuGraphExecUpdate: the graph */
+    void *second_parameter; /* cuGraphExecUpdate: the graph */
 } graph_exec_params;
 
 typedef struct { /* cuGraphExec*NodeSetParams */

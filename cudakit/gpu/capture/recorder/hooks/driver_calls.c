@@ -21,7 +21,7 @@ static void enter_launch(CUcontext context, uint64_t threads, CUfunction functio
 {
     this_thread.parameters = parameters;
     this_thread.extra = extra;
-    this_thread.layout = kernels_layout(function); /* the module is loaded by now */
+    this_thread.parameter_layout = kernels_layout(function); /* the module is loaded by now */
     exact_prepare(context, function, threads);
 }
 
@@ -33,9 +33,9 @@ static void enter_3d_copy(const memcpy3d_params *copy)
 
 static void enter_graph_instantiation(CUgraph graph)
 {
-    call_site here;
-    call_site_here(&here);
-    this_thread.graph = graphs_record(graph, &here, &this_thread.graph_kernels);
+    call_site stack;
+    call_site_read(&stack);
+    this_thread.instantiated_graph = graphs_record(graph, &stack, &this_thread.instantiated_kernels);
 }
 
 static void enter_host_call_ptsz(CUcontext context, CUstream stream)
@@ -48,8 +48,8 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
     const launch_params *launch = parameters;
     const launch_ex_params *launch_ex = parameters;
     const stream_create_params *stream = parameters;
-    const green_stream_create_params *green = parameters;
-    this_thread.function = cbid;
+    const green_stream_create_params *green_stream = parameters;
+    this_thread.cbid = cbid;
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
@@ -82,8 +82,8 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
         this_thread.stream_priority = stream->priority;
         break;
     case CBID_cuGreenCtxStreamCreate:
-        this_thread.stream_flags = green->flags;
-        this_thread.stream_priority = green->priority;
+        this_thread.stream_flags = green_stream->flags;
+        this_thread.stream_priority = green_stream->priority;
         break;
     case CBID_cuMemcpy3D_v2:
     case CBID_cuMemcpy3D_v2_ptds:
@@ -98,40 +98,40 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
         break;
     case CBID_cuGraphExecUpdate:
     case CBID_cuGraphExecUpdate_v2:
-        enter_graph_instantiation(((const graph_exec_params *)parameters)->second);
+        enter_graph_instantiation(((const graph_exec_params *)parameters)->second_parameter);
         break;
     }
 }
 
 static void record_event_completed(CUevent event)
 {
-    call_site here;
-    call_site_here(&here);
+    call_site stack;
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    record rec = record_begin(KIND_EVENT_QUERY_OK, 0, 0, call_site_id(&here));
+    record rec = record_begin(KIND_EVENT_QUERY_OK, 0, 0, call_site_id(&stack));
     rec.event.event = event_id(event);
     record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
 
-static void record_gap_locked(const char *what)
+static void lock_and_record_gap(const char *reason)
 {
     pthread_mutex_lock(&recorder_lock);
-    record_gap(what);
+    record_gap(reason);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void exit_graph_update(CUgraphExec executable)
 {
     pthread_mutex_lock(&recorder_lock);
-    executable_created(executable, this_thread.graph, this_thread.graph_kernels);
+    executable_created(executable, this_thread.instantiated_graph, this_thread.instantiated_kernels);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 /* Read the new parameters of a node. Version 1 of the parameters of a kernel node is the beginning of version 2. */
 static graph_node changed_node(uint32_t cbid, const void *parameters)
 {
-    const any_node_params *any = parameters;
+    const any_node_params *node_parameters = parameters;
     graph_node node = {.type = NODE_EMPTY};
     switch (cbid) {
     case CBID_cuGraphExecKernelNodeSetParams:
@@ -151,13 +151,13 @@ static graph_node changed_node(uint32_t cbid, const void *parameters)
         node.fill = *(const memset_node_params *)parameters;
         break;
     case CBID_cuGraphExecNodeSetParams:
-        node.type = any->type;
-        if (any->type == NODE_KERNEL)
-            node.kernel = any->kernel;
-        else if (any->type == NODE_MEMCPY)
-            node.copy = any->copy.parameters;
-        else if (any->type == NODE_MEMSET)
-            node.fill = any->fill;
+        node.type = node_parameters->type;
+        if (node_parameters->type == NODE_KERNEL)
+            node.kernel = node_parameters->kernel;
+        else if (node_parameters->type == NODE_MEMCPY)
+            node.copy = node_parameters->copy.parameters;
+        else if (node_parameters->type == NODE_MEMSET)
+            node.fill = node_parameters->fill;
         break;
     }
     return node;
@@ -173,7 +173,7 @@ static void exit_node_change(uint32_t cbid, const node_set_params *change)
         is_recorded = graphs_node_changed(change->hGraphExec, change->hNode, &node);
     }
     if (!is_recorded)
-        record_gap_locked("executable graph whose nodes were changed");
+        lock_and_record_gap("executable graph whose nodes were changed");
 }
 
 static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
@@ -229,9 +229,9 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuGraphExecMemsetNodeSetParams:
     case CBID_cuGraphExecChildGraphNodeSetParams:
     case CBID_cuGraphExecNodeSetParams: exit_node_change(cbid, parameters); break;
-    case CBID_cuGraphNodeSetEnabled: record_gap_locked("executable graph whose nodes were changed"); break;
+    case CBID_cuGraphNodeSetEnabled: lock_and_record_gap("executable graph whose nodes were changed"); break;
     case CBID_cuGraphLaunchWithArguments:
-        record_gap_locked("graph launched with cuGraphLaunchWithArguments");
+        lock_and_record_gap("graph launched with cuGraphLaunchWithArguments");
         break;
     case CBID_cuMulticastCreate:
     case CBID_cuMulticastAddDevice:
@@ -239,11 +239,11 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuMulticastBindMem_v2:
     case CBID_cuMulticastBindAddr:
     case CBID_cuMulticastBindAddr_v2: patching_multicast_used(); break;
-    case CBID_cuIpcOpenEventHandle: record_gap_locked("event imported from another process"); break;
+    case CBID_cuIpcOpenEventHandle: lock_and_record_gap("event imported from another process"); break;
     case CBID_cuSignalExternalSemaphoresAsync:
     case CBID_cuSignalExternalSemaphoresAsync_ptsz:
     case CBID_cuWaitExternalSemaphoresAsync:
-    case CBID_cuWaitExternalSemaphoresAsync_ptsz: record_gap_locked("external semaphore"); break;
+    case CBID_cuWaitExternalSemaphoresAsync_ptsz: lock_and_record_gap("external semaphore"); break;
     }
 }
 
@@ -259,10 +259,10 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
         graphs_count_captures(-1); /* a failed capture has ended, too */
     exact_enqueued();              /* a failed launch is no longer pending, too */
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
-        this_thread.in_graph = false;
-    this_thread.function = 0;
+        this_thread.in_graph_launch = false;
+    this_thread.cbid = 0;
     this_thread.parameters = this_thread.extra = NULL;
-    this_thread.layout = NULL;
+    this_thread.parameter_layout = NULL;
     this_thread.source_height = this_thread.destination_height = 0;
-    this_thread.graph = this_thread.graph_kernels = 0;
+    this_thread.instantiated_graph = this_thread.instantiated_kernels = 0;
 }

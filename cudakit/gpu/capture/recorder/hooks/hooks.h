@@ -9,7 +9,7 @@
 #include "hooks/sanitizer_api.h"
 
 /* Load the library and start recording; on failure return false and write the reason to ``why``. */
-bool subscription_begin(const char *library, char *why, size_t why_bytes);
+bool subscription_begin(const char *library, char *error, size_t error_bytes);
 
 /* Stop recording. Also runs at process exit: after the program, before the driver's own exit handlers. */
 void subscription_end(void);

@@ -35,26 +35,26 @@ static void marker_function(void *call)
 static bool enqueue_marker(CUstream stream, host_call *call)
 {
     const driver_functions *driver = driver_api();
-    this_thread.in_own_call = true;
+    this_thread.in_recorder_call = true;
     bool enqueued = driver && !driver->cuLaunchHostFunc(stream, marker_function, call);
-    this_thread.in_own_call = false;
+    this_thread.in_recorder_call = false;
     return enqueued;
 }
 
 void host_calls_enqueue_marker(CUcontext context, CUstream stream)
 {
     Sanitizer_StreamHandle handle = NULL;
-    call_site here;
+    call_site stack;
     if (graphs_is_capturing() || sanitizer.stream_handle(context, stream, &handle) || !handle)
         return; /* during capture it becomes a graph node */
     host_call *call = malloc(sizeof *call);
     if (!call)
         return;
-    call_site_here(&here);
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     call->context = context_id(context);
     call->stream = stream_id(handle, context);
-    call->site = call_site_id(&here);
+    call->site = call_site_id(&stack);
     pthread_mutex_unlock(&recorder_lock);
     if (!enqueue_marker(stream, call))
         marker_function(call); /* record it early rather than report a false race */

@@ -55,13 +55,13 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 
 static void on_context_created(const Sanitizer_ResourceContextData *data)
 {
-    Sanitizer_StreamHandle legacy = NULL;
-    if (sanitizer.stream_handle(data->context, NULL, &legacy))
-        legacy = NULL;
+    Sanitizer_StreamHandle legacy_stream = NULL;
+    if (sanitizer.stream_handle(data->context, NULL, &legacy_stream))
+        legacy_stream = NULL;
     pthread_mutex_lock(&recorder_lock);
     context_created(data->context, data->device);
-    if (legacy)
-        stream_created(legacy, data->context, STREAM_LEGACY, 0, 0);
+    if (legacy_stream)
+        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -75,7 +75,7 @@ static void on_context_destroying(const Sanitizer_ResourceContextData *data)
 
 static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
 {
-    switch (this_thread.function) {
+    switch (this_thread.cbid) {
     case CBID_cuStreamCreate:
     case CBID_cuStreamCreateWithPriority:
         return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
@@ -83,23 +83,24 @@ static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
     }
     /* The per-thread default stream is created at its first use. The driver also creates internal streams,
      * for a context under construction and for graphs. */
-    bool internal = !context_is_created(data->context) || this_thread.graph || this_thread.in_graph;
-    return data->stream || internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
+    bool is_internal =
+        !context_is_created(data->context) || this_thread.instantiated_graph || this_thread.in_graph_launch;
+    return data->stream || is_internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
 }
 
 static void on_stream_created(const Sanitizer_ResourceStreamData *data)
 {
-    call_site here;
-    call_site_here(&here);
+    call_site stack;
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
-                   call_site_id(&here));
+                   call_site_id(&stack));
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
 {
-    if (exact_owns_stream(data->hStream))
+    if (exact_is_recorder_stream(data->hStream))
         return;
     exact_stream_destroying(data->context, data->hStream);
     record rec = record_begin_and_lock(KIND_STREAM_DESTROY, data->context, data->hStream);

@@ -265,8 +265,8 @@ typedef struct {
     int (*alloc)(CUcontext, void **, size_t);
     int (*free)(CUcontext, void *);
     int (*memset)(void *, int, size_t, Sanitizer_StreamHandle);
-    int (*to_host)(void *, void *, size_t, Sanitizer_StreamHandle);
-    int (*to_device)(void *, void *, size_t, Sanitizer_StreamHandle);
+    int (*copy_to_host)(void *, void *, size_t, Sanitizer_StreamHandle);
+    int (*copy_to_device)(void *, void *, size_t, Sanitizer_StreamHandle);
     int (*stream_synchronize)(Sanitizer_StreamHandle);
 } sanitizer_api;
 

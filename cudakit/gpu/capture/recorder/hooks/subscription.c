@@ -17,7 +17,7 @@
 #include "write/spool.h"
 
 static Sanitizer_SubscriberHandle subscriber;
-static bool subscribed;
+static bool is_subscribed;
 
 /* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
 static const struct {
@@ -62,13 +62,13 @@ static const struct {
 /* cuCtxSynchronize_v2, of CUDA 13.0: every supported library knows it. */
 #define NEWEST_KNOWN_CBID 800
 
-static const uint32_t FUNCTIONS[] = {
+static const uint32_t SUBSCRIBED_CBIDS[] = {
 #define X(name, number) number,
     SUBSCRIBED_FUNCTIONS(X)
 #undef X
 };
 
-static bool load(const char *path, char *why, size_t why_bytes)
+static bool load_sanitizer_library(const char *path, char *error, size_t error_bytes)
 {
     static const char *const NAMES[] = {
         "sanitizerSubscribe",
@@ -90,25 +90,25 @@ static bool load(const char *path, char *why, size_t why_bytes)
     };
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
-        snprintf(why, why_bytes, "%s", dlerror());
+        snprintf(error, error_bytes, "%s", dlerror());
         return false;
     }
     _Static_assert(sizeof sanitizer == sizeof NAMES, "a name for each function");
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
         ((void **)&sanitizer)[i] = dlsym(library, NAMES[i]);
         if (!((void **)&sanitizer)[i]) {
-            snprintf(why, why_bytes, "%s has no function %s", path, NAMES[i]);
+            snprintf(error, error_bytes, "%s has no function %s", path, NAMES[i]);
             return false;
         }
     }
     return true;
 }
 
-static void format_error(const char *what, int result, char *why, size_t why_bytes)
+static void format_error(const char *failed_call, int result, char *error, size_t error_bytes)
 {
-    const char *words = NULL;
-    sanitizer.result_string(result, &words);
-    snprintf(why, why_bytes, "%s: %s (%d)", what, words ? words : "unknown result", result);
+    const char *description = NULL;
+    sanitizer.result_string(result, &description);
+    snprintf(error, error_bytes, "%s: %s (%d)", failed_call, description ? description : "unknown result", result);
 }
 
 static int enable_callbacks(void)
@@ -123,9 +123,9 @@ static int enable_callbacks(void)
         failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
     /* A library rejects functions that are newer than itself; a driver that matches the library does not
      * have them either. */
-    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS && !failed; i++) {
-        int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, FUNCTIONS[i]);
-        failed = FUNCTIONS[i] <= NEWEST_KNOWN_CBID ? result : 0;
+    for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !failed; i++) {
+        int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, SUBSCRIBED_CBIDS[i]);
+        failed = SUBSCRIBED_CBIDS[i] <= NEWEST_KNOWN_CBID ? result : 0;
     }
     return failed;
 }
@@ -162,37 +162,37 @@ static void register_process_handlers(void)
     atexit(subscription_end);
 }
 
-bool subscription_begin(const char *library, char *why, size_t why_bytes)
+bool subscription_begin(const char *library, char *error, size_t error_bytes)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (subscribed) {
-        snprintf(why, why_bytes, "this process is being recorded already");
+    static pthread_once_t handlers_registered = PTHREAD_ONCE_INIT;
+    if (is_subscribed) {
+        snprintf(error, error_bytes, "this process is being recorded already");
         return false;
     }
-    if (!load(library, why, why_bytes))
+    if (!load_sanitizer_library(library, error, error_bytes))
         return false;
     int failed = sanitizer.subscribe(&subscriber, on_callback, NULL);
     if (failed) {
-        format_error("another tool may be attached to CUDA; sanitizerSubscribe", failed, why, why_bytes);
+        format_error("another tool may be attached to CUDA; sanitizerSubscribe", failed, error, error_bytes);
         return false;
     }
-    subscribed = true;
+    is_subscribed = true;
     failed = enable_callbacks();
     if (failed) {
-        format_error("sanitizerEnableCallback", failed, why, why_bytes);
+        format_error("sanitizerEnableCallback", failed, error, error_bytes);
         subscription_end();
         return false;
     }
-    pthread_once(&once, register_process_handlers);
+    pthread_once(&handlers_registered, register_process_handlers);
     return true;
 }
 
 void subscription_end(void)
 {
-    if (!subscribed)
+    if (!is_subscribed)
         return;
     exact_finish();
-    subscribed = false;
+    is_subscribed = false;
     sanitizer.unsubscribe(subscriber);
     pthread_mutex_lock(&recorder_lock);
     spool_close();

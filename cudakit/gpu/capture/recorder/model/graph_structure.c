@@ -53,7 +53,7 @@ static void query_work(graph_structure *structure, graph_node *node)
     structure->failed |= failed != 0;
 }
 
-static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin, uint32_t end);
+static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin_node, uint32_t end_node);
 
 /* The nodes where edges to and from a node attach: a child graph has one node for each. */
 typedef struct {
@@ -65,30 +65,31 @@ typedef struct {
 static node_span query_node(graph_structure *structure, CUgraphNode handle)
 {
     int type = NODE_EMPTY;
-    CUgraph inner = NULL;
+    CUgraph child = NULL;
     structure->failed |= structure->driver->cuGraphNodeGetType(handle, &type) != 0;
-    uint32_t number = add_node(structure, handle, type == NODE_GRAPH ? NODE_EMPTY : type);
-    node_span at = {handle, number, number, false, false};
-    if (!number)
-        return at;
-    if (type == NODE_GRAPH && structure->driver->cuGraphChildGraphNodeGetGraph(handle, &inner) == 0) {
-        at.last = add_node(structure, NULL, NODE_EMPTY);
-        structure->nodes[number - 1].is_child = true;
-        add_edge(structure, at.first, at.last);
-        query_graph(structure, inner, at.first, at.last);
+    uint32_t node_id = add_node(structure, handle, type == NODE_GRAPH ? NODE_EMPTY : type);
+    node_span span = {handle, node_id, node_id, false, false};
+    if (!node_id)
+        return span;
+    if (type == NODE_GRAPH && structure->driver->cuGraphChildGraphNodeGetGraph(handle, &child) == 0) {
+        span.last = add_node(structure, NULL, NODE_EMPTY);
+        structure->nodes[node_id - 1].is_child_graph = true;
+        add_edge(structure, span.first, span.last);
+        query_graph(structure, child, span.first, span.last);
     } else {
-        query_work(structure, structure->nodes + number - 1);
+        query_work(structure, structure->nodes + node_id - 1);
     }
-    return at;
+    return span;
 }
 
-static node_span *find_span(node_span *spans, const table *index, CUgraphNode handle)
+static node_span *find_span(node_span *spans, const hash_table *span_numbers, CUgraphNode handle)
 {
-    uint32_t at = table_get(index, (uint64_t)(uintptr_t)handle);
-    return at ? spans + at - 1 : NULL;
+    uint32_t number = hash_table_get(span_numbers, (uint64_t)(uintptr_t)handle);
+    return number ? spans + number - 1 : NULL;
 }
 
-static void query_edges(graph_structure *structure, CUgraph graph, node_span *spans, const table *index)
+static void query_edges(graph_structure *structure, CUgraph graph, node_span *spans,
+                        const hash_table *span_numbers)
 {
     size_t count = 0;
     if (structure->driver->cuGraphGetEdges_v2(graph, NULL, NULL, NULL, &count) || !count)
@@ -97,7 +98,8 @@ static void query_edges(graph_structure *structure, CUgraph graph, node_span *sp
     edge_data *data = calloc(count, sizeof *data);
     if (from && data && structure->driver->cuGraphGetEdges_v2(graph, from, to, data, &count) == 0) {
         for (size_t i = 0; i < count; i++) {
-            node_span *before = find_span(spans, index, from[i]), *after = find_span(spans, index, to[i]);
+            node_span *before = find_span(spans, span_numbers, from[i]),
+                      *after = find_span(spans, span_numbers, to[i]);
             if (!before || !after)
                 continue;
             before->has_successor = after->has_predecessor = true;
@@ -112,10 +114,10 @@ static void query_edges(graph_structure *structure, CUgraph graph, node_span *sp
 
 /* Add the nodes of a graph. The nodes of a child graph go between the nodes ``begin`` and ``end`` that
  * represent it. */
-static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin, uint32_t end)
+static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin_node, uint32_t end_node)
 {
     size_t count = 0;
-    table index = {0};
+    hash_table span_numbers = {0};
     if (structure->driver->cuGraphGetNodes(graph, NULL, &count)) {
         structure->failed = true;
         return;
@@ -127,19 +129,19 @@ static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begi
     if (handles && spans && structure->driver->cuGraphGetNodes(graph, handles, &count) == 0) {
         for (size_t i = 0; i < count; i++) {
             spans[i] = query_node(structure, handles[i]);
-            table_put(&index, (uint64_t)(uintptr_t)handles[i], (uint32_t)(i + 1));
+            hash_table_put(&span_numbers, (uint64_t)(uintptr_t)handles[i], (uint32_t)(i + 1));
         }
-        query_edges(structure, graph, spans, &index);
-        for (size_t i = 0; begin && i < count; i++) {
+        query_edges(structure, graph, spans, &span_numbers);
+        for (size_t i = 0; begin_node && i < count; i++) {
             if (!spans[i].has_predecessor)
-                add_edge(structure, begin, spans[i].first);
+                add_edge(structure, begin_node, spans[i].first);
             if (!spans[i].has_successor)
-                add_edge(structure, spans[i].last, end);
+                add_edge(structure, spans[i].last, end_node);
         }
     } else {
         structure->failed = true;
     }
-    table_clear(&index);
+    hash_table_clear(&span_numbers);
     free(handles);
     free(spans);
 }
@@ -147,7 +149,7 @@ static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begi
 /* Query names and parameter layouts of the kernels, once structure nodes are known. */
 static uint32_t query_kernels(graph_structure *structure)
 {
-    uint32_t kernels = 0;
+    uint32_t kernel_count = 0;
     for (size_t i = 0; i < structure->node_count; i++) {
         graph_node *node = structure->nodes + i;
         if (node->type != NODE_KERNEL)
@@ -155,9 +157,9 @@ static uint32_t query_kernels(graph_structure *structure)
         CUfunction function = node->kernel.func ? node->kernel.func : node->kernel.kern;
         node->layout = kernels_layout(function);
         node->name = kernels_name(function);
-        kernels++;
+        kernel_count++;
     }
-    return kernels;
+    return kernel_count;
 }
 
 uint32_t graph_structure_query(graph_structure *structure, CUgraph graph)
@@ -167,9 +169,9 @@ uint32_t graph_structure_query(graph_structure *structure, CUgraph graph)
     structure->failed = !structure->driver || !graph;
     if (structure->failed)
         return 0;
-    this_thread.in_own_call = true;
+    this_thread.in_recorder_call = true;
     query_graph(structure, graph, 0, 0);
-    this_thread.in_own_call = false;
+    this_thread.in_recorder_call = false;
     return query_kernels(structure);
 }
 

@@ -14,23 +14,23 @@
 
 #define MAX_SLICES 64 /* per copy; more slices are recorded as one range */
 
-static table node_call_sites; /* of captured nodes, by node handle */
-static table node_numbers;    /* of kernels, copies, memsets and child graphs, by node_key() */
+static hash_table node_call_sites; /* of captured nodes, by node handle */
+static hash_table node_ids;        /* of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
 
-static const uint8_t WORK_OF[] = {
+static const uint8_t WORK_OF_NODE_TYPE[] = {
     [NODE_KERNEL] = WORK_LAUNCH,      [NODE_MEMCPY] = WORK_COPY,       [NODE_MEMSET] = WORK_FILL,
     [NODE_HOST] = WORK_HOST,          [NODE_MEM_ALLOC] = WORK_ALLOC,   [NODE_MEM_FREE] = WORK_FREE,
     [NODE_BATCH_MEM_OP] = WORK_MEMOP, [NODE_CONDITIONAL] = WORK_EMPTY,
 };
 
-static uint64_t side_address(const memcpy3d_operand *side)
+static uint64_t operand_address(const memcpy3d_operand *operand)
 {
-    if (side->type == MEMORY_ARRAY)
+    if (operand->type == MEMORY_ARRAY)
         return 0;
-    return side->type == MEMORY_HOST ? (uint64_t)(uintptr_t)side->host : side->device;
+    return operand->type == MEMORY_HOST ? (uint64_t)(uintptr_t)operand->host : operand->device;
 }
 
 typedef struct {
@@ -47,7 +47,7 @@ static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, siz
     record *access = writer->out + writer->count++;
     *access = writer->node_record;
     access->kind = KIND_ACCESS;
-    memset(access->own, 0, sizeof access->own);
+    memset(access->kind_fields, 0, sizeof access->kind_fields);
     access->access.lo = lo;
     access->access.hi = lo + pitch * (rows - 1) + row_bytes;
     access->access.mode = mode;
@@ -57,21 +57,21 @@ static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, siz
     access->access.node = writer->node_record.node.node;
 }
 
-static void write_copy_side(node_writer *writer, const memcpy3d_operand *side, const memcpy3d_params *copy,
-                            uint8_t mode)
+static void write_copy_operand(node_writer *writer, const memcpy3d_operand *operand, const memcpy3d_params *copy,
+                               uint8_t mode)
 {
-    uint64_t address = side_address(side);
+    uint64_t address = operand_address(operand);
     size_t rows = copy->height ? copy->height : 1, slices = copy->depth ? copy->depth : 1;
-    size_t slice_bytes = side->pitch * (side->height ? side->height : rows);
+    size_t slice_bytes = operand->pitch * (operand->height ? operand->height : rows);
     if (!address)
         return;
-    address += side->z * slice_bytes + side->y * side->pitch + side->x;
+    address += operand->z * slice_bytes + operand->y * operand->pitch + operand->x;
     if (slices > MAX_SLICES) {
         write_access(writer, address, (slices - 1) * slice_bytes + copy->width, 0, 1, mode);
         return;
     }
     for (size_t i = 0; i < slices; i++)
-        write_access(writer, address + i * slice_bytes, copy->width, side->pitch, rows, mode);
+        write_access(writer, address + i * slice_bytes, copy->width, operand->pitch, rows, mode);
 }
 
 static void write_accesses(node_writer *writer, const graph_node *node)
@@ -86,8 +86,8 @@ static void write_accesses(node_writer *writer, const graph_node *node)
             writer->out[i].access.node = writer->node_record.node.node;
         break;
     case NODE_MEMCPY:
-        write_copy_side(writer, &node->copy.src, &node->copy, MODE_READ);
-        write_copy_side(writer, &node->copy.dst, &node->copy, MODE_WRITE);
+        write_copy_operand(writer, &node->copy.src, &node->copy, MODE_READ);
+        write_copy_operand(writer, &node->copy.dst, &node->copy, MODE_WRITE);
         break;
     case NODE_MEMSET:
         write_access(writer, fill->dst, fill->width * fill->elementSize, fill->pitch, fill->height, MODE_WRITE);
@@ -108,10 +108,10 @@ static uint64_t node_key(uint32_t graph, uint64_t key)
     return (key * 0x9E3779B97F4A7C15ull ^ (uint64_t)graph << 40 ^ graph) | 1;
 }
 
-uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t nth)
+uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position)
 {
-    uint32_t number = table_get(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)handle));
-    return number ? number : table_get(&node_numbers, node_key(graph, nth));
+    uint32_t node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
+    return node_id ? node_id : hash_table_get(&node_ids, node_key(graph, kernel_position));
 }
 
 /* --- tensor maps of kernel nodes ----------------------------------------------------------------- */
@@ -123,7 +123,7 @@ typedef struct {
     size_t count;
 } node_maps;
 
-static table node_map_ids; /* indices of ``all_node_maps``, from 1 */
+static hash_table node_map_ids; /* indices of ``all_node_maps``, from 1 */
 static node_maps *all_node_maps;
 static size_t node_map_count, node_map_capacity;
 
@@ -137,14 +137,14 @@ static uint64_t tensor_map_key(uint32_t graph, uint32_t executable, uint32_t nod
 /* Return the entry of a key, adding one if needed; NULL if out of memory. */
 static node_maps *node_maps_get(uint64_t key)
 {
-    uint32_t id = table_get(&node_map_ids, key);
+    uint32_t id = hash_table_get(&node_map_ids, key);
     if (id)
         return all_node_maps + id - 1;
     node_maps *larger = array_reserve(all_node_maps, &node_map_capacity, node_map_count + 1, sizeof *larger, 64);
     if (!larger)
         return NULL;
     all_node_maps = larger;
-    if (table_put(&node_map_ids, key, (uint32_t)node_map_count + 1))
+    if (hash_table_put(&node_map_ids, key, (uint32_t)node_map_count + 1))
         return NULL;
     all_node_maps[node_map_count] = (node_maps){NULL, 0};
     return all_node_maps + node_map_count++;
@@ -152,22 +152,23 @@ static node_maps *node_maps_get(uint64_t key)
 
 static void set_tensor_maps(uint64_t key, const graph_node *node)
 {
-    tma_store_set found = {0};
-    tma_stores_add(&found, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
-    node_maps *entry = found.count || table_get(&node_map_ids, key) ? node_maps_get(key) : NULL;
-    if (!entry) {
-        free(found.maps);
+    tma_store_set parameter_maps = {0};
+    tma_stores_add(&parameter_maps, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
+    node_maps *maps_of_node =
+        parameter_maps.count || hash_table_get(&node_map_ids, key) ? node_maps_get(key) : NULL;
+    if (!maps_of_node) {
+        free(parameter_maps.maps);
         return;
     }
-    free(entry->maps);
-    *entry = (node_maps){found.maps, found.count};
+    free(maps_of_node->maps);
+    *maps_of_node = (node_maps){parameter_maps.maps, parameter_maps.count};
 }
 
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count)
 {
-    uint32_t id = table_get(&node_map_ids, tensor_map_key(graph, executable, node));
+    uint32_t id = hash_table_get(&node_map_ids, tensor_map_key(graph, executable, node));
     if (!id)
-        id = table_get(&node_map_ids, tensor_map_key(graph, 0, node));
+        id = hash_table_get(&node_map_ids, tensor_map_key(graph, 0, node));
     *count = id ? all_node_maps[id - 1].count : 0;
     return id ? all_node_maps[id - 1].maps : NULL;
 }
@@ -180,13 +181,14 @@ static bool has_changeable_accesses(const graph_node *node)
     return node->type == NODE_KERNEL || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
 }
 
-static void write_node(uint32_t graph, uint32_t number, const graph_node *node, uint32_t site, record *buffer)
+static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site, record *buffer)
 {
-    uint32_t captured_at = node->handle ? table_get(&node_call_sites, (uint64_t)(uintptr_t)node->handle) : 0;
-    record rec = record_begin(KIND_GRAPH_NODE, context_id(NULL), 0, captured_at ? captured_at : site);
+    uint32_t captured_site =
+        node->handle ? hash_table_get(&node_call_sites, (uint64_t)(uintptr_t)node->handle) : 0;
+    record rec = record_begin(KIND_GRAPH_NODE, context_id(NULL), 0, captured_site ? captured_site : site);
     rec.node.graph = graph;
-    rec.node.node = number;
-    rec.node.work = node->type < (int)sizeof WORK_OF ? WORK_OF[node->type] : WORK_EMPTY;
+    rec.node.node = node_id;
+    rec.node.work = node->type < (int)sizeof WORK_OF_NODE_TYPE ? WORK_OF_NODE_TYPE[node->type] : WORK_EMPTY;
     rec.node.name = node->name ? spool_text(node->name) : 0;
     node_writer writer = {rec, buffer + 1, 0};
     buffer[0] = rec;
@@ -196,29 +198,29 @@ static void write_node(uint32_t graph, uint32_t number, const graph_node *node, 
 
 /* Remember a node for launches and changes: a kernel by its handle and its position among the kernels, a copy, a memset
  * and a child graph by their handles. */
-static void index_node(uint32_t graph, uint32_t number, const graph_node *node, uint32_t *kernels)
+static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t *kernel_count)
 {
-    if (!has_changeable_accesses(node) && !node->is_child)
+    if (!has_changeable_accesses(node) && !node->is_child_graph)
         return;
-    table_put(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)node->handle), number);
+    hash_table_put(&node_ids, node_key(graph, (uint64_t)(uintptr_t)node->handle), node_id);
     if (node->type != NODE_KERNEL)
         return;
-    table_put(&node_numbers, node_key(graph, ++*kernels), number);
+    hash_table_put(&node_ids, node_key(graph, ++*kernel_count), node_id);
     if (patching_is_enabled())
-        set_tensor_maps(tensor_map_key(graph, 0, number), node);
+        set_tensor_maps(tensor_map_key(graph, 0, node_id), node);
 }
 
-static uint32_t write_graph(const graph_structure *structure, const call_site *here)
+static uint32_t write_graph(const graph_structure *structure, const call_site *stack)
 {
     record *buffer = calloc(1 + MAX_ACCESSES, sizeof *buffer);
     if (!buffer)
         return 0;
     pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = new_graph_id(), site = call_site_id(here);
-    uint32_t kernels = 0;
+    uint32_t graph = new_graph_id(), site = call_site_id(stack);
+    uint32_t kernel_count = 0;
     for (size_t i = 0; i < structure->node_count; i++) {
         write_node(graph, (uint32_t)(i + 1), structure->nodes + i, site, buffer);
-        index_node(graph, (uint32_t)(i + 1), structure->nodes + i, &kernels);
+        index_node(graph, (uint32_t)(i + 1), structure->nodes + i, &kernel_count);
     }
     for (size_t i = 0; i < structure->edge_count; i++) {
         record rec = record_begin(KIND_GRAPH_EDGE, 0, 0, site);
@@ -236,31 +238,31 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *h
     return graph;
 }
 
-uint32_t graphs_record(CUgraph graph, const call_site *here, uint32_t *kernels)
+uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count)
 {
     graph_structure structure;
-    *kernels = graph_structure_query(&structure, graph);
-    uint32_t number = structure.driver && graph ? write_graph(&structure, here) : 0;
+    *kernel_count = graph_structure_query(&structure, graph);
+    uint32_t graph_id = structure.driver && graph ? write_graph(&structure, stack) : 0;
     graph_structure_free(&structure);
-    return number;
+    return graph_id;
 }
 
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
 
 /* Write the new parameters of a node: the analysis replaces those that it has. The lock is held. */
-static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t number, const graph_node *node,
+static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t node_id, const graph_node *node,
                                uint32_t site, record *buffer)
 {
-    write_node(graph, number, node, site, buffer);
+    write_node(graph, node_id, node, site, buffer);
     if (node->type == NODE_KERNEL && patching_is_enabled())
-        set_tensor_maps(tensor_map_key(graph, executable, number), node);
+        set_tensor_maps(tensor_map_key(graph, executable, node_id), node);
 }
 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph_node *changed)
 {
     graph_node node = *changed;
-    uint32_t id, kernels, number = 0;
-    call_site here;
+    uint32_t executable_id, kernel_count, node_id = 0;
+    call_site stack;
     record *buffer = has_changeable_accesses(&node) ? calloc(1 + MAX_ACCESSES, sizeof *buffer) : NULL;
     if (!buffer)
         return false;
@@ -270,27 +272,27 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
         node.layout = kernels_layout(function);
         node.name = kernels_name(function);
     }
-    call_site_here(&here);
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = executable_graph(executable, &id, &kernels);
-    number = table_get(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)handle));
-    if (number)
-        write_changed_node(graph, id, number, &node, call_site_id(&here), buffer);
+    uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
+    node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
+    if (node_id)
+        write_changed_node(graph, executable_id, node_id, &node, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
     free(buffer);
-    return number != 0;
+    return node_id != 0;
 }
 
-/* Write the nodes of a new child graph, which are in the same order as those that they replace. ``first`` is the number
+/* Write the nodes of a new child graph, which are in the same order as those that they replace. ``first_node`` is the id
  * of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is held. */
-static bool write_changed_child(const graph_structure *child, uint32_t graph, uint32_t executable, uint32_t first,
-                                uint32_t site, record *buffer)
+static bool write_changed_child(const graph_structure *child, uint32_t graph, uint32_t executable,
+                                uint32_t first_node, uint32_t site, record *buffer)
 {
     bool is_complete = true;
     for (size_t i = 0; i < child->node_count; i++) {
         const graph_node *node = child->nodes + i;
         if (has_changeable_accesses(node))
-            write_changed_node(graph, executable, first + (uint32_t)i, node, site, buffer);
+            write_changed_node(graph, executable, first_node + (uint32_t)i, node, site, buffer);
         else if (node->type != NODE_EMPTY && node->type != NODE_HOST)
             is_complete = false;
     }
@@ -300,23 +302,24 @@ static bool write_changed_child(const graph_structure *child, uint32_t graph, ui
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgraph child)
 {
     graph_structure structure;
-    uint32_t id, kernels;
-    call_site here;
-    bool done = false;
+    uint32_t executable_id, kernel_count;
+    call_site stack;
+    bool all_updated = false;
     record *buffer = calloc(1 + MAX_ACCESSES, sizeof *buffer);
     if (!buffer)
         return false;
     graph_structure_query(&structure, child);
-    call_site_here(&here);
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = executable_graph(executable, &id, &kernels);
-    uint32_t number = table_get(&node_numbers, node_key(graph, (uint64_t)(uintptr_t)handle));
-    if (number && !structure.failed) /* the child's nodes follow the two that represent it */
-        done = write_changed_child(&structure, graph, id, number + 2, call_site_id(&here), buffer);
+    uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
+    uint32_t node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
+    if (node_id && !structure.failed) /* the child's nodes follow the two that represent it */
+        all_updated =
+            write_changed_child(&structure, graph, executable_id, node_id + 2, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
     graph_structure_free(&structure);
     free(buffer);
-    return done;
+    return all_updated;
 }
 
 /* --- captures --------------------------------------------------------------------------------- */
@@ -335,30 +338,31 @@ void graphs_node_captured(CUstream stream)
 {
     const driver_functions *driver = driver_api();
     int status = 0;
-    uint64_t id;
+    uint64_t capture_id;
     CUgraph graph;
-    const CUgraphNode *last = NULL;
-    const edge_data *data = NULL;
+    const CUgraphNode *last_nodes = NULL;
+    const edge_data *edges = NULL;
     size_t count = 0;
     if (!graphs_is_capturing() || !driver)
         return;
-    this_thread.in_own_call = true;
-    int failed = driver->cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, &last, &data, &count);
-    this_thread.in_own_call = false;
+    this_thread.in_recorder_call = true;
+    int failed =
+        driver->cuStreamGetCaptureInfo_v3(stream, &status, &capture_id, &graph, &last_nodes, &edges, &count);
+    this_thread.in_recorder_call = false;
     if (failed || status != 1 || count != 1)
         return;
-    call_site here;
-    call_site_here(&here);
+    call_site stack;
+    call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    table_put(&node_call_sites, (uint64_t)(uintptr_t)last[0], call_site_id(&here));
+    hash_table_put(&node_call_sites, (uint64_t)(uintptr_t)last_nodes[0], call_site_id(&stack));
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void graphs_clear(void)
 {
-    table_clear(&node_call_sites);
-    table_clear(&node_numbers);
-    table_clear(&node_map_ids);
+    hash_table_clear(&node_call_sites);
+    hash_table_clear(&node_ids);
+    hash_table_clear(&node_map_ids);
     node_map_count = 0;
     __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
 }

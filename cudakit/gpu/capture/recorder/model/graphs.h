@@ -19,7 +19,7 @@ struct kernel_layout;
 typedef struct {
     CUgraphNode handle; /* NULL: the end of a child graph */
     int type;
-    bool is_child; /* represents a child graph; the end node and the nodes of the child follow */
+    bool is_child_graph; /* represents a child graph; the end node and the nodes of the child follow */
     const char *name;
     const struct kernel_layout *layout;
     union {
@@ -50,10 +50,10 @@ void graph_structure_free(graph_structure *structure);
 
 /* Record the structure of a graph. Return its id, or 0 if it cannot be queried; set ``kernels`` to its number of
  * kernel nodes. Calls CUDA: the lock is not held. */
-uint32_t graphs_record(CUgraph graph, const call_site *here, uint32_t *kernels);
+uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count);
 
 /* Return the node id of the ``nth`` kernel of a graph launch, or 0 if unknown. The lock is held. */
-uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t nth);
+uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position);
 
 /* Count stream captures: +1 when one begins, -1 when one ends. */
 void graphs_count_captures(int change);

@@ -9,24 +9,24 @@
 
 #define MAX_EXECUTABLES 65536
 
-static table contexts, created, streams, events, executables;
+static hash_table context_ids, created_contexts, stream_ids, event_ids, executable_ids;
 static uint32_t last_context, last_stream, last_event, last_graph, last_executable;
 static struct {
-    uint32_t graph, kernels;
-} executable_info[MAX_EXECUTABLES];
+    uint32_t graph, kernel_count;
+} executable_infos[MAX_EXECUTABLES];
 
-static uint64_t key(const void *handle)
+static uint64_t handle_key(const void *handle)
 {
     return (uint64_t)(uintptr_t)handle;
 }
 
 void ids_clear(void)
 {
-    table_clear(&contexts);
-    table_clear(&created);
-    table_clear(&streams);
-    table_clear(&events);
-    table_clear(&executables);
+    hash_table_clear(&context_ids);
+    hash_table_clear(&created_contexts);
+    hash_table_clear(&stream_ids);
+    hash_table_clear(&event_ids);
+    hash_table_clear(&executable_ids);
     allocations_clear();
     last_context = last_stream = last_event = last_graph = last_executable = 0;
 }
@@ -37,30 +37,30 @@ uint32_t context_id(CUcontext context)
 {
     if (!context)
         return 0;
-    uint32_t number = table_get(&contexts, key(context));
-    if (!number)
-        table_put(&contexts, key(context), number = ++last_context);
-    return number;
+    uint32_t id = hash_table_get(&context_ids, handle_key(context));
+    if (!id)
+        hash_table_put(&context_ids, handle_key(context), id = ++last_context);
+    return id;
 }
 
 void context_created(CUcontext context, CUdevice device)
 {
-    uint32_t number = context_id(context);
-    table_put(&created, key(context), number);
-    set_context_device(number, device);
+    uint32_t id = context_id(context);
+    hash_table_put(&created_contexts, handle_key(context), id);
+    set_context_device(id, device);
 }
 
 bool context_is_created(CUcontext context)
 {
-    return context && table_get(&created, key(context));
+    return context && hash_table_get(&created_contexts, handle_key(context));
 }
 
 void context_forget(CUcontext context)
 {
     if (!context)
         return;
-    table_remove(&contexts, key(context));
-    table_remove(&created, key(context));
+    hash_table_remove(&context_ids, handle_key(context));
+    hash_table_remove(&created_contexts, handle_key(context));
 }
 
 /* --- streams ------------------------------------------------------------------------------------- */
@@ -68,22 +68,22 @@ void context_forget(CUcontext context)
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
                         uint32_t site)
 {
-    uint32_t number = ++last_stream;
-    table_put(&streams, key(stream), number);
-    record rec = record_begin(KIND_STREAM_CREATE, context_id(context), number, site);
+    uint32_t id = ++last_stream;
+    hash_table_put(&stream_ids, handle_key(stream), id);
+    record rec = record_begin(KIND_STREAM_CREATE, context_id(context), id, site);
     rec.stream_create.flag = flag;
     rec.stream_create.priority = priority;
     record_append(&rec);
-    return number;
+    return id;
 }
 
 uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
 {
     if (!stream)
         return 0;
-    uint32_t number = table_get(&streams, key(stream));
-    if (number)
-        return number;
+    uint32_t id = hash_table_get(&stream_ids, handle_key(stream));
+    if (id)
+        return id;
     /* Assume a blocking stream, which is ordered with most others, to avoid false races. */
     record_gap("stream whose creation was not recorded");
     return stream_created(stream, context, STREAM_BLOCKING, 0, 0);
@@ -91,7 +91,7 @@ uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
 
 uint32_t stream_forget(Sanitizer_StreamHandle stream)
 {
-    return stream ? table_remove(&streams, key(stream)) : 0;
+    return stream ? hash_table_remove(&stream_ids, handle_key(stream)) : 0;
 }
 
 /* --- events -------------------------------------------------------------------------------------- */
@@ -99,23 +99,23 @@ uint32_t stream_forget(Sanitizer_StreamHandle stream)
 void event_created(CUevent event)
 {
     if (event)
-        table_put(&events, key(event), ++last_event);
+        hash_table_put(&event_ids, handle_key(event), ++last_event);
 }
 
 void event_forget(CUevent event)
 {
     if (event)
-        table_remove(&events, key(event));
+        hash_table_remove(&event_ids, handle_key(event));
 }
 
 uint32_t event_id(CUevent event)
 {
     if (!event)
         return 0;
-    uint32_t number = table_get(&events, key(event));
-    if (!number)
-        table_put(&events, key(event), number = ++last_event);
-    return number;
+    uint32_t id = hash_table_get(&event_ids, handle_key(event));
+    if (!id)
+        hash_table_put(&event_ids, handle_key(event), id = ++last_event);
+    return id;
 }
 
 /* --- graphs -------------------------------------------------------------------------------------- */
@@ -125,25 +125,25 @@ uint32_t new_graph_id(void)
     return ++last_graph;
 }
 
-void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernels)
+void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernel_count)
 {
-    uint32_t number = table_get(&executables, key(executable));
-    if (!number)
-        table_put(&executables, key(executable), number = ++last_executable);
-    if (number < MAX_EXECUTABLES) {
-        executable_info[number].graph = graph;
-        executable_info[number].kernels = kernels;
+    uint32_t id = hash_table_get(&executable_ids, handle_key(executable));
+    if (!id)
+        hash_table_put(&executable_ids, handle_key(executable), id = ++last_executable);
+    if (id < MAX_EXECUTABLES) {
+        executable_infos[id].graph = graph;
+        executable_infos[id].kernel_count = kernel_count;
     }
 }
 
 void executable_forget(CUgraphExec executable)
 {
-    table_remove(&executables, key(executable));
+    hash_table_remove(&executable_ids, handle_key(executable));
 }
 
-uint32_t executable_graph(CUgraphExec executable, uint32_t *number, uint32_t *kernels)
+uint32_t executable_graph(CUgraphExec executable, uint32_t *id, uint32_t *kernel_count)
 {
-    *number = table_get(&executables, key(executable));
-    *kernels = *number < MAX_EXECUTABLES ? executable_info[*number].kernels : 0;
-    return *number && *number < MAX_EXECUTABLES ? executable_info[*number].graph : 0;
+    *id = hash_table_get(&executable_ids, handle_key(executable));
+    *kernel_count = *id < MAX_EXECUTABLES ? executable_infos[*id].kernel_count : 0;
+    return *id && *id < MAX_EXECUTABLES ? executable_infos[*id].graph : 0;
 }

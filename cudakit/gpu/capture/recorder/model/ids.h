@@ -27,11 +27,11 @@ void event_forget(CUevent event);
 uint32_t new_graph_id(void);
 
 /* Remember which graph an executable was instantiated from, and how many kernel nodes that graph has. */
-void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernels);
+void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernel_count);
 void executable_forget(CUgraphExec executable);
 
 /* Return the graph id of an executable, or 0 if unknown; set its own id and its number of kernel nodes. */
-uint32_t executable_graph(CUgraphExec executable, uint32_t *id, uint32_t *kernels);
+uint32_t executable_graph(CUgraphExec executable, uint32_t *id, uint32_t *kernel_count);
 
 /* Forget all handles and live allocations: after a fork they belong to the parent. */
 void ids_clear(void);

@@ -22,22 +22,22 @@
 #define EXTRA_BUFFER ((void *)1)
 
 typedef struct {
-    uint16_t parameter_info;
-    uint16_t within; /* byte offset in the parameter */
-    uint16_t packed; /* byte offset in the packed parameter buffer */
-    uint8_t known;   /* KNOWN_* of a pointer at this offset */
-} word;
+    uint16_t parameter_index;
+    uint16_t offset_in_parameter; /* byte offset in the parameter */
+    uint16_t offset_in_buffer;    /* byte offset in the packed parameter buffer */
+    uint8_t certainty;            /* KNOWN_* of a pointer at this offset */
+} parameter_word;
 
 struct kernel_layout {
-    size_t words;
-    word word[];
+    size_t word_count;
+    parameter_word words[];
 };
 
 static struct kernel_layout *layouts[MAX_LAYOUTS]; /* never freed: a launch may still read one */
 static uint32_t last_layout;
-static table by_function, names;
+static hash_table layout_numbers, name_ids;
 
-static uint64_t key(const void *handle)
+static uint64_t handle_key(const void *handle)
 {
     return (uint64_t)(uintptr_t)handle;
 }
@@ -53,12 +53,13 @@ static int parameter_info(const driver_functions *driver, CUfunction function, s
 }
 
 /* Pointers are aligned to 8 bytes, also inside structures. */
-static size_t pointer_words(uint16_t number, size_t offset, size_t size, word *into)
+static size_t append_pointer_words(uint16_t parameter_index, size_t offset, size_t size, parameter_word *words)
 {
     size_t count = 0;
-    for (size_t at = (offset + 7) & ~(size_t)7; at + 8 <= offset + size; at += 8) {
-        if (into)
-            into[count] = (word){number, (uint16_t)(at - offset), (uint16_t)at,
+    for (size_t word_offset = (offset + 7) & ~(size_t)7; word_offset + 8 <= offset + size; word_offset += 8) {
+        if (words)
+            words[count] =
+                (parameter_word){parameter_index, (uint16_t)(word_offset - offset), (uint16_t)word_offset,
                                  size > TABLE_BYTES ? KNOWN_UNCERTAIN : KNOWN_ASSUMED};
         count++;
     }
@@ -67,37 +68,38 @@ static size_t pointer_words(uint16_t number, size_t offset, size_t size, word *i
 
 static struct kernel_layout *query_layout(const driver_functions *driver, CUfunction function)
 {
-    size_t words = 0, offset, size;
-    uint16_t parameters = 0;
-    while (parameters < MAX_PARAMETER_BYTES && parameter_info(driver, function, parameters, &offset, &size) &&
+    size_t word_count = 0, offset, size;
+    uint16_t parameter_count = 0;
+    while (parameter_count < MAX_PARAMETER_BYTES &&
+           parameter_info(driver, function, parameter_count, &offset, &size) &&
            offset + size <= MAX_PARAMETER_BYTES)
-        words += pointer_words(parameters++, offset, size, NULL);
-    struct kernel_layout *layout = malloc(sizeof *layout + words * sizeof(word));
+        word_count += append_pointer_words(parameter_count++, offset, size, NULL);
+    struct kernel_layout *layout = malloc(sizeof *layout + word_count * sizeof(parameter_word));
     if (!layout)
         return NULL;
-    layout->words = 0;
-    for (uint16_t i = 0; i < parameters && parameter_info(driver, function, i, &offset, &size); i++)
-        layout->words += pointer_words(i, offset, size, layout->word + layout->words);
+    layout->word_count = 0;
+    for (uint16_t i = 0; i < parameter_count && parameter_info(driver, function, i, &offset, &size); i++)
+        layout->word_count += append_pointer_words(i, offset, size, layout->words + layout->word_count);
     return layout;
 }
 
 const struct kernel_layout *kernels_layout(CUfunction function)
 {
     pthread_mutex_lock(&recorder_lock);
-    uint32_t number = function ? table_get(&by_function, key(function)) : 0;
+    uint32_t number = function ? hash_table_get(&layout_numbers, handle_key(function)) : 0;
     pthread_mutex_unlock(&recorder_lock);
     if (number)
         return layouts[number];
     const driver_functions *driver = driver_api();
     if (!driver || !function)
         return NULL;
-    this_thread.in_own_call = true;
+    this_thread.in_recorder_call = true;
     struct kernel_layout *layout = query_layout(driver, function);
-    this_thread.in_own_call = false;
+    this_thread.in_recorder_call = false;
     pthread_mutex_lock(&recorder_lock);
     if (layout && last_layout + 1 < MAX_LAYOUTS) {
         layouts[++last_layout] = layout;
-        table_put(&by_function, key(function), last_layout);
+        hash_table_put(&layout_numbers, handle_key(function), last_layout);
     } else {
         free(layout);
         layout = NULL;
@@ -112,10 +114,10 @@ const char *kernels_name(CUfunction function)
     const char *name = NULL;
     if (!driver || !function)
         return NULL;
-    this_thread.in_own_call = true;
+    this_thread.in_recorder_call = true;
     if (driver->cuFuncGetName(&name, function) && driver->cuKernelGetName(&name, function))
         name = NULL;
-    this_thread.in_own_call = false;
+    this_thread.in_recorder_call = false;
     return name;
 }
 
@@ -129,7 +131,7 @@ static const char *packed_buffer(void **extra)
     return NULL;
 }
 
-static record *find(uint64_t pointer, record *accesses, size_t count)
+static record *find_access(uint64_t pointer, record *accesses, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (accesses[i].access.lo == pointer)
@@ -137,18 +139,21 @@ static record *find(uint64_t pointer, record *accesses, size_t count)
     return NULL;
 }
 
-int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t place,
-                       unsigned long long *into, size_t count)
+int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
+                       unsigned long long *words, size_t count)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
-    if (!layout || (!parameters && !buffer) || place + count > layout->words)
+    if (!layout || (!parameters && !buffer) || first_word + count > layout->word_count)
         return -1;
-    const word *first = layout->word + place, *last = first + count - 1;
-    memset(into, 0, count * sizeof *into);
-    if (last->parameter_info != first->parameter_info || last->within != first->within + 8 * (count - 1))
+    const parameter_word *first = layout->words + first_word, *last = first + count - 1;
+    memset(words, 0, count * sizeof *words);
+    if (last->parameter_index != first->parameter_index ||
+        last->offset_in_parameter != first->offset_in_parameter + 8 * (count - 1))
         return 0;
-    memcpy(into, buffer ? buffer + first->packed : (const char *)parameters[first->parameter_info] + first->within,
-           count * sizeof *into);
+    memcpy(words,
+           buffer ? buffer + first->offset_in_buffer
+                  : (const char *)parameters[first->parameter_index] + first->offset_in_parameter,
+           count * sizeof *words);
     return 1;
 }
 
@@ -159,43 +164,43 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
     size_t count = 0;
     if (!layout || (!parameters && !buffer))
         return 0;
-    for (size_t i = 0; i < layout->words && count < limit; i++) {
-        const word *place = layout->word + i;
-        const char *at =
-            buffer ? buffer + place->packed : (const char *)parameters[place->parameter_info] + place->within;
+    for (size_t i = 0; i < layout->word_count && count < limit; i++) {
+        const parameter_word *word = layout->words + i;
+        const char *source = buffer ? buffer + word->offset_in_buffer
+                                    : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
         uint64_t value;
-        memcpy(&value, at, sizeof value);
+        memcpy(&value, source, sizeof value);
         const allocation *target = allocations_find(value);
-        record *same = target ? find(value, accesses, count) : NULL;
-        if (same && place->known < same->access.known)
-            same->access.known = place->known;
-        if (!target || same)
+        record *existing_access = target ? find_access(value, accesses, count) : NULL;
+        if (existing_access && word->certainty < existing_access->access.known)
+            existing_access->access.known = word->certainty;
+        if (!target || existing_access)
             continue;
         record *access = accesses + count++;
         *access = *launch_record;
         access->kind = KIND_ACCESS;
-        memset(access->own, 0, sizeof access->own);
+        memset(access->kind_fields, 0, sizeof access->kind_fields);
         access->access.lo = value;
         access->access.hi = target->hi;
         access->access.mode = MODE_READ | MODE_WRITE;
-        access->access.known = place->known;
+        access->access.known = word->certainty;
     }
     return count;
 }
 
 uint32_t kernels_name_id(CUfunction function, const char *name)
 {
-    uint32_t number = function ? table_get(&names, key(function)) : 0;
-    if (!number) {
-        number = spool_text(name);
-        if (function && number)
-            table_put(&names, key(function), number);
+    uint32_t id = function ? hash_table_get(&name_ids, handle_key(function)) : 0;
+    if (!id) {
+        id = spool_text(name);
+        if (function && id)
+            hash_table_put(&name_ids, handle_key(function), id);
     }
-    return number;
+    return id;
 }
 
 void kernels_clear(void)
 {
-    table_clear(&by_function);
-    table_clear(&names);
+    hash_table_clear(&layout_numbers);
+    hash_table_clear(&name_ids);
 }

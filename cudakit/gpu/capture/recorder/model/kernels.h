@@ -29,8 +29,8 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
 
 /* Read ``count`` consecutive 8-byte words of one parameter, starting at the ``index``th word of all parameters.
  * Returns 1; 0 and zeros if the words are not in one parameter; -1 if there is no such word. */
-int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t index,
-                       unsigned long long *into, size_t count);
+int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
+                       unsigned long long *words, size_t count);
 
 /* Return the string id of the name of a kernel that is being launched. The lock is held. */
 uint32_t kernels_name_id(CUfunction function, const char *name);

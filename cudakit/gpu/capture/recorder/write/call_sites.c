@@ -16,13 +16,13 @@
 #define THREAD_NAME_BYTES 16
 
 struct backward_pass {
-    call_site started_at;
+    call_site start_stack;
     pthread_t thread;
-    backward_pass *next;
+    backward_pass *next_pass;
 };
 
 static const struct ck_walker *walker;
-static table known_ids; /* by hash */
+static hash_table stack_ids; /* by hash */
 static backward_pass *active_passes;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
@@ -30,46 +30,46 @@ void call_sites_set_walker(const struct ck_walker *new_walker)
     walker = new_walker;
 }
 
-void call_site_here(call_site *here)
+void call_site_read(call_site *stack)
 {
     uint64_t keys[MAX_FRAMES];
-    here->depth = walker ? walker->walk(keys, here->code, here->offset, MAX_FRAMES) : 0;
+    stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
     uint64_t hash = 0;
-    for (int i = 0; i < here->depth; i++)
+    for (int i = 0; i < stack->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
-    here->hash = hash ? hash : 1;
+    stack->hash = hash ? hash : 1;
 }
 
 /* Write the frames of a stack below ``used`` frames that are there already. */
-static uint32_t write_stack(const call_site *here, spool_frame *frames, uint32_t used)
+static uint32_t write_stack(const call_site *stack, spool_frame *frames, uint32_t depth)
 {
-    for (int i = 0; i < here->depth && used < MAX_FRAMES; i++) {
+    for (int i = 0; i < stack->depth && depth < MAX_FRAMES; i++) {
         struct ck_frame frame;
-        if (walker->resolve(here->code[i], here->offset[i], &frame))
+        if (walker->resolve(stack->code[i], stack->offset[i], &frame))
             continue;
-        frames[used].function = spool_text(frame.function);
-        frames[used].file = spool_text(frame.file);
-        frames[used].line = frame.line > 0 ? (uint32_t)frame.line : 0;
-        used++;
+        frames[depth].function = spool_text(frame.function);
+        frames[depth].file = spool_text(frame.file);
+        frames[depth].line = frame.line > 0 ? (uint32_t)frame.line : 0;
+        depth++;
     }
-    return spool_stack(frames, used);
+    return spool_stack(frames, depth);
 }
 
-static uint32_t known_id(const call_site *stack, bool is_backward)
+static uint32_t stack_id(const call_site *stack, bool is_backward)
 {
     if (stack->depth <= 0)
         return 0;
     uint64_t hash = is_backward ? ~stack->hash : stack->hash;
-    uint32_t number = table_get(&known_ids, hash);
-    if (!number) {
+    uint32_t id = hash_table_get(&stack_ids, hash);
+    if (!id) {
         spool_frame frames[MAX_FRAMES];
         if (is_backward)
             frames[0] = (spool_frame){spool_text(BACKWARD_FRAME), 0, 0};
-        number = write_stack(stack, frames, is_backward);
-        if (number)
-            table_put(&known_ids, hash, number);
+        id = write_stack(stack, frames, is_backward);
+        if (id)
+            hash_table_put(&stack_ids, hash, id);
     }
-    return number;
+    return id;
 }
 
 static bool is_autograd_thread(void)
@@ -80,22 +80,22 @@ static bool is_autograd_thread(void)
 
 /* With several passes it is unknown which of them a thread works for. The thread that started the only one is blocked
  * in it, so the code objects of its frames are alive while the lock is held. */
-static uint32_t backward_id(void)
+static uint32_t backward_stack_id(void)
 {
     const backward_pass *pass = active_passes;
-    return pass && !pass->next && is_autograd_thread() ? known_id(&pass->started_at, true) : 0;
+    return pass && !pass->next_pass && is_autograd_thread() ? stack_id(&pass->start_stack, true) : 0;
 }
 
-uint32_t call_site_id(const call_site *here)
+uint32_t call_site_id(const call_site *stack)
 {
-    return here->depth > 0 ? known_id(here, false) : backward_id();
+    return stack->depth > 0 ? stack_id(stack, false) : backward_stack_id();
 }
 
 static bool starts_new_pass(pthread_t thread)
 {
     const backward_pass *pass = active_passes;
     while (pass && !pthread_equal(pass->thread, thread))
-        pass = pass->next;
+        pass = pass->next_pass;
     return !pass;
 }
 
@@ -104,12 +104,12 @@ backward_pass *backward_begin(void)
     backward_pass *pass = malloc(sizeof *pass);
     if (!pass)
         return NULL;
-    call_site_here(&pass->started_at);
+    call_site_read(&pass->start_stack);
     pass->thread = pthread_self();
     pthread_mutex_lock(&recorder_lock);
     bool is_new = starts_new_pass(pass->thread);
     if (is_new) {
-        pass->next = active_passes;
+        pass->next_pass = active_passes;
         active_passes = pass;
     }
     pthread_mutex_unlock(&recorder_lock);
@@ -126,15 +126,15 @@ void backward_end(backward_pass *pass)
     pthread_mutex_lock(&recorder_lock);
     backward_pass **link = &active_passes;
     while (*link && *link != pass)
-        link = &(*link)->next;
+        link = &(*link)->next_pass;
     if (*link) /* in a forked child it is not there */
-        *link = pass->next;
+        *link = pass->next_pass;
     pthread_mutex_unlock(&recorder_lock);
     free(pass);
 }
 
 void call_sites_clear(void)
 {
-    table_clear(&known_ids);
+    hash_table_clear(&stack_ids);
     active_passes = NULL;
 }

@@ -18,11 +18,11 @@ typedef struct {
 void call_sites_set_walker(const struct ck_walker *walker);
 
 /* Read the stack of the calling thread. */
-void call_site_here(call_site *here);
+void call_site_read(call_site *stack);
 
 /* Return the id of a stack, writing a new stack to the trace. For an empty one return that of the backward pass that
  * this thread works for, or 0 if that is not certain. The lock is held. */
-uint32_t call_site_id(const call_site *here);
+uint32_t call_site_id(const call_site *stack);
 
 /* Register a backward pass that the calling thread starts, until backward_end. Autograd's threads work for it; they
  * have no Python frames of their own. Return NULL if it belongs to a pass that this thread started before, or if no

@@ -109,7 +109,7 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
-        uint8_t own[56];
+        uint8_t kind_fields[56];
     };
 } record;
 

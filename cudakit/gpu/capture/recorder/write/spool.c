@@ -25,32 +25,33 @@ typedef struct {
     char magic[8];
     uint32_t version, record_bytes, clock, reserved;
     uint64_t end;
-} header;
+} segment_header;
 
 typedef struct __attribute__((packed)) {
     char tag[4];
     uint32_t items;
     uint64_t bytes;
-} block;
+} block_header;
 
 static char directory[PATH_MAX - 64];
 static char *segment; /* NULL: no open segment */
-static size_t used, segment_bytes;
-static bool abandoned;           /* the reader no longer exists */
-static unsigned segments, chain; /* chain: incremented when this process id has already written a trace (exec) */
-static uint32_t strings, stacks;
-static uint32_t failures;   /* to begin a segment, since the last success */
-static table known_strings; /* by hash */
-static uint64_t lost, reported_lost, written;
-static int lost_because;
+static size_t end_offset, segment_bytes;
+static bool reader_is_gone; /* the reader no longer exists */
+static unsigned segment_count,
+    chain_number; /* chain: incremented when this process id has already written a trace (exec) */
+static uint32_t string_count, stack_count;
+static uint32_t segment_failures; /* to begin a segment, since the last success */
+static hash_table string_ids;     /* by hash */
+static uint64_t lost_count, reported_lost_count, written_count;
+static int loss_errno;
 
 void spool_open(const char *path)
 {
     snprintf(directory, sizeof directory, "%s", path);
-    abandoned = false;
+    reader_is_gone = false;
 }
 
-static void drop_segment(void)
+static void unmap_segment(void)
 {
     if (segment)
         munmap(segment, segment_bytes);
@@ -59,31 +60,31 @@ static void drop_segment(void)
 
 void spool_forked(void)
 {
-    drop_segment();
-    table_clear(&known_strings);
-    segments = chain = failures = 0;
-    strings = stacks = 0;
-    lost = reported_lost = written = 0;
+    unmap_segment();
+    hash_table_clear(&string_ids);
+    segment_count = chain_number = segment_failures = 0;
+    string_count = stack_count = 0;
+    lost_count = reported_lost_count = written_count = 0;
 }
 
 /* Create and map a file; on failure return NULL and set ``why`` to the errno. */
-static char *map_file(const char *path, size_t bytes, int *why)
+static char *map_file(const char *path, size_t bytes, int *error_number)
 {
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    *why = file < 0 ? errno : 0;
+    *error_number = file < 0 ? errno : 0;
     if (file < 0)
         return NULL;
     /* Allocate the file now: a full disk is an error here, but would be SIGBUS in the user's program later. */
-    *why = posix_fallocate(file, 0, (off_t)bytes);
+    *error_number = posix_fallocate(file, 0, (off_t)bytes);
     void *mapped = MAP_FAILED;
-    if (!*why) {
+    if (!*error_number) {
         mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        *why = mapped == MAP_FAILED ? errno : 0;
+        *error_number = mapped == MAP_FAILED ? errno : 0;
     }
     close(file);
-    if (*why)
+    if (*error_number)
         unlink(path);
-    return *why ? NULL : mapped;
+    return *error_number ? NULL : mapped;
 }
 
 /* Build the path of the next segment. After exec, a process finds the segments of the previous program under
@@ -92,22 +93,23 @@ static void name_segment(char *path, size_t bytes)
 {
     char name[32];
     do {
-        snprintf(name, sizeof name, chain ? "%d.%u" : "%d", (int)getpid(), chain);
-        snprintf(path, bytes, "%s/%s-%06u.trace", directory, name, segments);
-    } while (!segments && !access(path, F_OK) && ++chain);
+        snprintf(name, sizeof name, chain_number ? "%d.%u" : "%d", (int)getpid(), chain_number);
+        snprintf(path, bytes, "%s/%s-%06u.trace", directory, name, segment_count);
+    } while (!segment_count && !access(path, F_OK) && ++chain_number);
 }
 
 static char *map_file_that_fits(const char *path, size_t *bytes)
 {
-    int why = ENOSPC;
+    int error_number = ENOSPC;
     char *mapped = NULL;
-    size_t wanted = SEGMENT_BYTES;
-    for (; !mapped && wanted >= MIN_SEGMENT_BYTES && (why == ENOSPC || why == EDQUOT || why == EFBIG);
-         wanted /= 2) {
-        mapped = map_file(path, wanted, &why);
-        *bytes = wanted;
+    size_t attempted_bytes = SEGMENT_BYTES;
+    for (; !mapped && attempted_bytes >= MIN_SEGMENT_BYTES &&
+           (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG);
+         attempted_bytes /= 2) {
+        mapped = map_file(path, attempted_bytes, &error_number);
+        *bytes = attempted_bytes;
     }
-    errno = why;
+    errno = error_number;
     return mapped;
 }
 
@@ -134,15 +136,15 @@ static int open_losses(void)
 
 static bool has_reader(void)
 {
-    int losses = abandoned ? -1 : open_losses();
-    if (losses >= 0 && !flock(losses, LOCK_EX | LOCK_NB)) {
-        abandoned = true;
-        drop_segment();
+    int losses_file = reader_is_gone ? -1 : open_losses();
+    if (losses_file >= 0 && !flock(losses_file, LOCK_EX | LOCK_NB)) {
+        reader_is_gone = true;
+        unmap_segment();
         delete_directory();
     }
-    if (losses >= 0)
-        close(losses);
-    return !abandoned;
+    if (losses_file >= 0)
+        close(losses_file);
+    return !reader_is_gone;
 }
 
 static uint64_t hash_of(const char *text, size_t length)
@@ -153,52 +155,52 @@ static uint64_t hash_of(const char *text, size_t length)
     return hash ? hash : 1;
 }
 
-static int next_segment(void)
+static int begin_segment(void)
 {
-    char path[PATH_MAX], partial[PATH_MAX + sizeof ".new"];
+    char path[PATH_MAX], temporary_path[PATH_MAX + sizeof ".new"];
     name_segment(path, sizeof path);
-    snprintf(partial, sizeof partial, "%s.new", path);
+    snprintf(temporary_path, sizeof temporary_path, "%s.new", path);
     size_t bytes = 0;
     if (!has_reader())
         return -1;
-    if (failures % FAILURES_PER_TRIAL) {
-        failures++;
+    if (segment_failures % FAILURES_PER_TRIAL) {
+        segment_failures++;
         return -1;
     }
-    char *fresh = map_file_that_fits(partial, &bytes);
-    failures = fresh ? 0 : failures + 1;
-    if (!fresh)
+    char *new_segment = map_file_that_fits(temporary_path, &bytes);
+    segment_failures = new_segment ? 0 : segment_failures + 1;
+    if (!new_segment)
         return -1;
-    header head = {"cudakit", 1, sizeof(record), 1, 0, sizeof(header)};
-    head.magic[7] = '\n';
-    memcpy(fresh, &head, sizeof head);
-    if (rename(partial, path)) {
-        munmap(fresh, bytes);
+    segment_header header = {"cudakit", 1, sizeof(record), 1, 0, sizeof(segment_header)};
+    header.magic[7] = '\n';
+    memcpy(new_segment, &header, sizeof header);
+    if (rename(temporary_path, path)) {
+        munmap(new_segment, bytes);
         return -1;
     }
-    drop_segment();
-    segment = fresh;
+    unmap_segment();
+    segment = new_segment;
     segment_bytes = bytes;
-    used = sizeof head;
-    segments++;
+    end_offset = sizeof header;
+    segment_count++;
     return 0;
 }
 
 /* Append a block so that a reader sees all of it or nothing. */
 static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
 {
-    size_t needed = sizeof(block) + bytes;
-    if ((!segment || used + needed > segment_bytes) && next_segment())
+    size_t block_bytes = sizeof(block_header) + bytes;
+    if ((!segment || end_offset + block_bytes > segment_bytes) && begin_segment())
         return -1;
-    if (used + needed > segment_bytes) { /* a small segment, on a disk that is almost full */
+    if (end_offset + block_bytes > segment_bytes) { /* a small segment, on a disk that is almost full */
         errno = ENOSPC;
         return -1;
     }
-    block head = {{tag[0], tag[1], tag[2], tag[3]}, items, bytes};
-    memcpy(segment + used, &head, sizeof head);
-    memcpy(segment + used + sizeof head, payload, bytes);
-    used += needed;
-    __atomic_store_n(&((header *)segment)->end, used, __ATOMIC_RELEASE);
+    block_header header = {{tag[0], tag[1], tag[2], tag[3]}, items, bytes};
+    memcpy(segment + end_offset, &header, sizeof header);
+    memcpy(segment + end_offset + sizeof header, payload, bytes);
+    end_offset += block_bytes;
+    __atomic_store_n(&((segment_header *)segment)->end, end_offset, __ATOMIC_RELEASE);
     return 0;
 }
 
@@ -208,37 +210,38 @@ static int append(const char *tag, uint32_t items, const void *payload, size_t b
  * number has doubled, and at the end. */
 static void report_loss(bool is_last)
 {
-    const uint64_t slot[3] = {(uint64_t)getpid(), lost, (uint64_t)lost_because};
-    uint64_t owner = 1;
-    if (lost == reported_lost || abandoned || (!is_last && lost < 2 * reported_lost))
+    const uint64_t loss[3] = {(uint64_t)getpid(), lost_count, (uint64_t)loss_errno};
+    uint64_t slot_pid = 1;
+    if (lost_count == reported_lost_count || reader_is_gone || (!is_last && lost_count < 2 * reported_lost_count))
         return;
-    reported_lost = lost;
-    int losses = open_losses();
-    for (uint64_t i = 0; losses >= 0 && i < LOSS_SLOTS; i++) {
-        const off_t at = (off_t)((slot[0] + i) % LOSS_SLOTS * sizeof slot);
-        if (pread(losses, &owner, sizeof owner, at) == sizeof owner && (!owner || owner == slot[0]) &&
-            pwrite(losses, slot, sizeof slot, at) == sizeof slot)
+    reported_lost_count = lost_count;
+    int losses_file = open_losses();
+    for (uint64_t i = 0; losses_file >= 0 && i < LOSS_SLOTS; i++) {
+        const off_t slot_offset = (off_t)((loss[0] + i) % LOSS_SLOTS * sizeof loss);
+        if (pread(losses_file, &slot_pid, sizeof slot_pid, slot_offset) == sizeof slot_pid &&
+            (!slot_pid || slot_pid == loss[0]) &&
+            pwrite(losses_file, loss, sizeof loss, slot_offset) == sizeof loss)
             break;
     }
-    if (losses >= 0)
-        close(losses);
+    if (losses_file >= 0)
+        close(losses_file);
 }
 
 void spool_close(void)
 {
     report_loss(true);
     if (has_reader())
-        drop_segment();
+        unmap_segment();
 }
 
 void spool_records(const record *records, size_t count)
 {
     if (!append("rcds", (uint32_t)count, records, count * sizeof *records)) {
-        written += count;
+        written_count += count;
         return;
     }
-    lost_because = failures > 1 ? lost_because : errno;
-    lost += count;
+    loss_errno = segment_failures > 1 ? loss_errno : errno;
+    lost_count += count;
     report_loss(false);
 }
 
@@ -249,15 +252,15 @@ uint32_t spool_text(const char *text)
     if (!length)
         return 0;
     uint64_t hash = hash_of(text, length);
-    uint32_t number = table_get(&known_strings, hash);
-    if (number)
-        return number;
+    uint32_t id = hash_table_get(&string_ids, hash);
+    if (id)
+        return id;
     memcpy(payload, &length, sizeof length);
     memcpy(payload + sizeof length, text, length);
     if (append("text", 1, payload, sizeof length + length))
         return 0;
-    table_put(&known_strings, hash, ++strings);
-    return strings;
+    hash_table_put(&string_ids, hash, ++string_count);
+    return string_count;
 }
 
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
@@ -269,16 +272,16 @@ uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
     memcpy(payload + 1, frames, depth * sizeof *frames);
     if (append("stak", 1, payload, sizeof(uint32_t) * (1 + 3 * depth)))
         return 0;
-    return ++stacks;
+    return ++stack_count;
 }
 
-uint64_t spool_lost(int *why)
+uint64_t spool_lost(int *error_number)
 {
-    *why = lost_because;
-    return lost;
+    *error_number = loss_errno;
+    return lost_count;
 }
 
 uint64_t spool_written(void)
 {
-    return written;
+    return written_count;
 }

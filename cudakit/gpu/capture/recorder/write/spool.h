@@ -37,7 +37,7 @@ typedef struct {
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth);
 
 /* Return the number of records lost because no file could be written, and set ``why`` to the errno. */
-uint64_t spool_lost(int *why);
+uint64_t spool_lost(int *error_number);
 
 /* Return the number of records written. */
 uint64_t spool_written(void);
