@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 def _as_message(text: str) -> str:
     """Return a message of click in the style of ours: in lower case, without a full stop."""
     plain = text.replace("is not a valid integer range", "is not an integer")
+    plain = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", plain)
     return (plain[:1].lower() + plain[1:]).removesuffix(".")
 
 

@@ -31,6 +31,12 @@ class Option(click.Option):
         self.old = tuple(old)
         self.group = ""
 
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return what click appends to the help: the default, without a range such as ``x>=1``."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add the option under all of its spellings."""
         visible_opts = self.opts

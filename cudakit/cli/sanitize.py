@@ -38,7 +38,7 @@ def sanitize(
 ) -> int:
     """Find the races in the log of a run, without running the program again.
 
-    FILE is a log that cudakit run --sanitize --log FILE kept. With the same options the report is that of
+    FILE is a log that cudakit run --sanitize --log FILE wrote. With the same options the report is that of
     the run. The exit code is 1 for races or an incomplete recording.
 
     \b

@@ -291,6 +291,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--sanitize", "-o", "races"], "no suffix of a known format"),
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
+        (["--sanitize", "--snapshot", "a.pickle"], "--snapshot needs --memory"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
         (["--memory", "--snapshot", "nowhere/x.pickle"], "no such directory"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),

@@ -171,7 +171,7 @@ _SELECT = option_group(
         "--count",
         type=click.IntRange(min=1),
         metavar="N",
-        help="With --select: number of devices.  [default: 1]",
+        help="With --select: number of devices, at least 1.  [default: 1]",
     ),
     option(
         "--min-free-mem",

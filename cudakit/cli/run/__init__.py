@@ -70,16 +70,14 @@ _RECORD = option_group(
         "--log",
         type=FILE,
         metavar="FILE",
-        help="With --sanitize: keep the trace in FILE, for cudakit sanitize.",
+        help="With --sanitize: write the log of the run to FILE, for cudakit sanitize.",
     ),
     option("--memory", is_flag=True, help="Record PyTorch's GPU memory for cudakit memviz."),
     option(
         "--snapshot",
         type=FILE,
         metavar="FILE",
-        default="cudakit-memory.pickle",
-        show_default=True,
-        help="With --memory: the snapshot file to write.",
+        help="With --memory: the snapshot file to write.  [default: cudakit-memory.pickle]",
     ),
 )
 _PROGRAM = option_group(

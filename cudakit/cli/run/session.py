@@ -46,7 +46,7 @@ class RunSpec:
     host_threads: Literal["joined", "strict"]
     on_missing: Literal["refuse", "run"]
     require_gpu: bool
-    snapshot: str
+    snapshot: str | None
     log: str | None
     python: str | None
     no_follow: bool
@@ -64,6 +64,8 @@ class RunSpec:
             )
         if not self.sanitize and (unused := self._race_options()):
             raise UsageError(f"{', '.join(unused)}: only --sanitize uses it", hint="add --sanitize")
+        if self.snapshot is not None and not self.memory:
+            raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
 
     def _race_options(self) -> list[str]:
@@ -159,7 +161,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
-    memory = _snapshot_file(spec.snapshot, force=spec.output.force) if spec.memory else None
+    memory = _snapshot_file(spec) if spec.memory else None
     log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
@@ -238,8 +240,9 @@ def _print_snapshots(paths: Sequence[str]) -> None:
 # --- files
 
 
-def _snapshot_file(path: str, *, force: bool) -> Path:
+def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
+    path = spec.snapshot or "cudakit-memory.pickle"
     target = Path(path)
     stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
@@ -249,7 +252,7 @@ def _snapshot_file(path: str, *, force: bool) -> Path:
     if target.is_dir():
         raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
     for name in (path, f"{stem}-oom{suffix}"):
-        if Path(name).exists() and not force:
+        if Path(name).exists() and not spec.output.force:
             raise UsageError(
                 f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"
             )

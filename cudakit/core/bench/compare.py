@@ -13,6 +13,7 @@ from enum import Enum
 from statistics import median
 from typing import ClassVar, TypeAlias
 
+from cudakit.core.bench.labels import full_label
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import ci_over_rounds
 from cudakit.core.bench.workload import Axis
@@ -96,8 +97,8 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
         simulated=before.simulated or after.simulated,
         differences=differences,
         cases=tuple(compare_case(*pair) for pair in pairs),
-        only_before=tuple(label(case) for key, case in earlier.items() if key not in later),
-        only_after=tuple(label(case) for key, case in later.items() if key not in earlier),
+        only_before=tuple(full_label(case) for key, case in earlier.items() if key not in later),
+        only_after=tuple(full_label(case) for key, case in later.items() if key not in earlier),
     )
 
 
@@ -123,12 +124,6 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
         cycles_change=_change(before.cycles, after.cycles),
         reason=reason,
     )
-
-
-def label(case: CaseResult | CaseComparison) -> str:
-    """Return the label of a case: ``gemm dtype=bf16 m=8192``."""
-    library = () if case.library == "cudakit" else (f"by {case.library}",)
-    return " ".join((case.name, *(f"{k}={v}" for k, v in case.axes.items()), *library))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,5 +227,5 @@ def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
 
 
 def _first_label(result: BenchResult) -> str:
-    names = [label(case) for case in result.results]
+    names = [full_label(case) for case in result.results]
     return f"{names[0]}{' ...' if len(names) > 1 else ''}" if names else "nothing"

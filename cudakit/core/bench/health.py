@@ -80,7 +80,7 @@ _NAMED_BY = MappingProxyType(
     }
 )
 
-_SIMULATED = Unavailable("not assessed: simulated devices have no expected values")
+_SIMULATED = Unavailable("not assessed: all values are simulated, computed on the CPU")
 _NOTHING_ASSESSED = Unavailable("not assessed: no expected values are known for this GPU")
 _UNKNOWN = Unavailable("none is known")
 _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")

@@ -128,8 +128,8 @@ class Gemm:
         outputs = tuple(element.name for element in data_type.outputs)
         object.__setattr__(self, "output", self.output or outputs[0])
         object.__setattr__(self, "accumulate", self.accumulate or data_type.accumulators[0])
-        _check_name(f"output of {self.dtype}", self.output, outputs)
-        _check_name(f"accumulator of {self.dtype}", self.accumulate, data_type.accumulators)
+        _check_type(self.dtype, "output", self.output, outputs)
+        _check_type(self.dtype, "accumulator", self.accumulate, data_type.accumulators)
 
     @property
     def a(self) -> Matrix:
@@ -271,6 +271,13 @@ class Blas(Protocol):
 def _check_name(kind: str, name: str, valid: Mapping[str, object] | Sequence[str]) -> None:
     if name not in valid:
         raise InputError(f"unknown {kind} {name!r}", hint=f"choose from {', '.join(valid)}")
+
+
+def _check_type(dtype: str, kind: str, name: str, valid: Sequence[str]) -> None:
+    if name not in valid:
+        raise InputError(
+            f"{dtype} GEMMs have no {kind} type {name!r}", hint=f"choose from {', '.join(valid)}"
+        )
 
 
 def _check_minimum(name: str, value: int, minimum: int) -> None:

@@ -17,14 +17,15 @@ def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: P
     assert run.exit_code == ExitCode.OK
     lines = run.stdout.splitlines()
     assert lines[0] == "Simulated: bench suite, NVIDIA H200"
-    assert lines[2].endswith("Not assessed: simulated devices have no expected values.")
+    assert lines[2].endswith("Not assessed: all values are simulated, computed on the CPU.")
     assert max(map(len, lines)) <= 100
     assert "n/a" not in run.stdout
     assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
     result = json.loads(places[0].read_text())
     assert (result["schema"], result["quick"], result["health"]) == ("cudakit.suite/1", True, None)
     assert (
-        result["unavailable"]["health"] == "not assessed: simulated devices have no expected values"
+        result["unavailable"]["health"]
+        == "not assessed: all values are simulated, computed on the CPU"
     )
     assert result["bench"]["schema"] == "cudakit.bench/1"
     names = [figure["name"] for figure in result["figures"]]

@@ -35,7 +35,7 @@ def test_simulated_bench_reports_table(bench: str, cli: Cli) -> None:
 
     assert (run.exit_code, run.stderr) == (0, "")
     assert run.stdout.startswith(f"Simulated: bench {bench}, NVIDIA H200\n")
-    assert "these are not measurements" in run.stdout
+    assert "all values are computed on the CPU" in run.stdout
     assert max(map(len, run.stdout.splitlines())) <= 100
     if bench in VERIFIED:
         assert f"Results verified for all {CASES[bench]} cases." in run.stdout

@@ -15,9 +15,9 @@ from cudakit.core.bench.compare import (
     Verdict,
     compare,
     compare_case,
-    label,
     parse_fail_on,
 )
+from cudakit.core.bench.labels import full_label
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import CaseResult
@@ -156,7 +156,7 @@ def test_different_runs_are_rejected_without_force(changes: dict[str, Any], word
 
 
 def test_runs_without_common_case_are_rejected() -> None:
-    with pytest.raises(InputError, match=r"no common case: gemm m=8192 .* and launch"):
+    with pytest.raises(InputError, match=r"no common case: gemm 8192³ bf16 and launch empty"):
         compare(result(gemm()), result(launch()), force=True)
 
 
@@ -164,15 +164,15 @@ def test_cases_of_one_run_only_are_named() -> None:
     found = compare(result(gemm(1024), gemm(2048)), result(gemm(2048), gemm(4096)))
 
     assert [entry.axes["m"] for entry in found.cases] == [2048]
-    assert found.only_before == ("gemm m=1024 n=1024 k=1024 dtype=bf16",)
-    assert found.only_after == ("gemm m=4096 n=4096 k=4096 dtype=bf16",)
+    assert found.only_before == ("gemm 1024³ bf16",)
+    assert found.only_after == ("gemm 4096³ bf16",)
 
 
 def test_baseline_is_separate_case() -> None:
     found = compare(result(gemm(), gemm(library="torch")), result(gemm()))
 
-    assert [label(entry) for entry in found.cases] == ["gemm m=8192 n=8192 k=8192 dtype=bf16"]
-    assert found.only_before == ("gemm m=8192 n=8192 k=8192 dtype=bf16 by torch",)
+    assert [full_label(entry) for entry in found.cases] == ["gemm 8192³ bf16"]
+    assert found.only_before == ("gemm 8192³ bf16 by torch",)
 
 
 def comparison(before: Samples, after: Samples) -> Comparison:

@@ -64,7 +64,9 @@ def test_simulated_gpu_is_assessed_only_for_wrong_values() -> None:
     simulated = machine(simulated=True)
 
     found = suite(gemm(environment=simulated, rate=1e9), launch(environment=simulated))
-    assert found.health == Unavailable("not assessed: simulated devices have no expected values")
+    assert found.health == Unavailable(
+        "not assessed: all values are simulated, computed on the CPU"
+    )
     assert {one.health for one in found.figures} == {found.health}
     assert {one.band for one in found.figures} == {found.health}
     assert suite(gemm(environment=simulated, verification=WRONG)).health == "fail"

@@ -90,7 +90,9 @@ def test_suite_on_simulated_gpu_is_not_assessed() -> None:
         assert gpu.memory_info().free_bytes == free_bytes
     assert found.simulated
     assert found.bench.bench == "suite"
-    assert found.health == Unavailable("not assessed: simulated devices have no expected values")
+    assert found.health == Unavailable(
+        "not assessed: all values are simulated, computed on the CPU"
+    )
     assert len(found.figures) == len(found.bench.results) == 18
     checks = [case.verification for case in found.bench.results]
     assert sum(isinstance(check, Verification) and check.passed for check in checks) == 14

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from cudakit.core.bench.case import CUDAKIT
-from cudakit.core.bench.present.labels import short_labels
+from cudakit.core.bench.labels import short_labels
 from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, lanes, omitted_lanes
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import ci_over_rounds

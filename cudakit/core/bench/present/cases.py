@@ -9,13 +9,13 @@ from statistics import median
 from typing import Literal, TypeVar
 
 from cudakit.core.bench.case import CUDAKIT
-from cudakit.core.bench.present.baselines import baselines, measured_baselines, relative_rate
-from cudakit.core.bench.present.labels import (
+from cudakit.core.bench.labels import (
     axis_title,
     axis_value,
     describe_common_axes,
     varying_axes,
 )
+from cudakit.core.bench.present.baselines import baselines, measured_baselines, relative_rate
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.present.labels import axis_names, short_labels
+from cudakit.core.bench.labels import axis_names, short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict
-from cudakit.core.bench.present.cases import cell
-from cudakit.core.bench.present.labels import (
+from cudakit.core.bench.labels import (
     count_cases,
     describe_common_axes,
     first_few,
     short_labels,
 )
+from cudakit.core.bench.present.cases import cell
 from cudakit.document import Column, Document, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 

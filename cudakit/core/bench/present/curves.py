@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.core.bench.case import CUDAKIT
-from cudakit.core.bench.present.columns import limit_s, number
-from cudakit.core.bench.present.labels import (
+from cudakit.core.bench.labels import (
     DIMENSIONS,
     axis_names,
     axis_title,
     is_square,
     short_labels,
 )
+from cudakit.core.bench.present.columns import limit_s, number
 from cudakit.core.bench.present.sweep import draw_sweep
 from cudakit.core.bench.result import CaseResult, GraphCosts
 from cudakit.document import Array, Chart, Columns, Node, Section, Series, View

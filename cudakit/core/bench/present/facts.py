@@ -7,8 +7,8 @@ from functools import partial
 
 from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.environment import Environment
+from cudakit.core.bench.labels import axis_names, format_axis, short_labels, varying_axes
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.present.labels import axis_names, format_axis, short_labels, varying_axes
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds

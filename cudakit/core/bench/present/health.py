@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cudakit.core.bench.health import Figure, SuiteResult
+from cudakit.core.bench.labels import first_few
 from cudakit.core.bench.present.cases import cell, percent_of_peak
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
-from cudakit.core.bench.present.labels import first_few
-from cudakit.core.bench.present.notes import notes
+from cudakit.core.bench.present.notes import SIMULATED, notes
 from cudakit.core.bench.present.spread import sample_section
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.warnings import environment_warnings, environments
@@ -38,7 +38,9 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     """
     result = suite.bench
     nodes: list[Node] = [result_columns(result.results), _headline(suite), _table(suite)]
-    nodes += [*_not_run(suite), *_without_expectation(suite), *notes(_without_causes(result))]
+    # The headline says that the values are simulated.
+    others = [note for note in notes(_without_causes(result)) if note.text != SIMULATED]
+    nodes += [*_not_run(suite), *_without_expectation(suite), *others]
     if result.results:
         nodes += [
             machine_facts(result.results),

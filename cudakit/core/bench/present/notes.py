@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cudakit.core.bench.present.labels import count_cases, describe_some
+from cudakit.core.bench.labels import count_cases, describe_some
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
 from cudakit.units import Unavailable, format_ratio
 
 SIMULATED = (
-    "Simulated: these are not measurements of a GPU. Values are computed on the CPU, so default sizes are "
-    "smaller than on a GPU."
+    "Simulated: all values are computed on the CPU, not measured on a GPU; default sizes are smaller than on "
+    "a GPU."
 )
 # Smaller excesses over the peak are within the error of measurement and of the datasheet.
 _MAX_OF_PEAK = 1.02

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.core.bench.present.labels import axis_title
+from cudakit.core.bench.labels import axis_title
 from cudakit.document import Array, Columns
 from cudakit.document.axis import Axis, log_axis, rounded_axis, ticked_at, tight_axis
 from cudakit.document.picture import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from cudakit.core.bench.labels import first_few
 from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.facts import describe_method
-from cudakit.core.bench.present.labels import first_few
 from cudakit.core.bench.present.notes import SIMULATED
 from cudakit.core.bench.tuning.significance import FALSE_POSITIVE_RATE, MIN_GAIN
 from cudakit.core.bench.tuning.torch_csv import TorchCsv

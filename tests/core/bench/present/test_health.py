@@ -72,7 +72,9 @@ def test_unassessed_suite_gives_reason() -> None:
     simulated = machine(simulated=True)
     unknown = gemm(environment=machine(gpu="NVIDIA L4"), limit=Unavailable("no clock"))
 
-    assert headline(suite(gemm(environment=simulated))).text.startswith("Not assessed: simulated")
+    assert headline(suite(gemm(environment=simulated))).text.startswith(
+        "Not assessed: all values are simulated"
+    )
     assert headline(suite(unknown)).text.startswith("Not assessed: no expected values")
 
 

@@ -120,7 +120,7 @@ def test_simulated_result_is_labelled() -> None:
     document = present(result(gemm(), simulated=True))
 
     assert document.title.startswith("Simulated: ")
-    assert notes(document)[0].startswith("info: Simulated: these are not measurements")
+    assert notes(document)[0].startswith("info: Simulated: all values are computed on the CPU")
 
 
 def test_wrong_values_are_an_error() -> None:

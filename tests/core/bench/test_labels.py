@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from core.bench.made import gemm, launch
 
-from cudakit.core.bench.present.labels import (
+from cudakit.core.bench.labels import (
     describe_common_axes,
     format_axis,
+    full_label,
     is_square,
     short_labels,
 )
@@ -47,6 +48,11 @@ def test_label_has_baseline_and_bench_if_several() -> None:
     assert short_labels(cases) == ["gemm", "gemm by torch"]
     assert short_labels(cases, library=False) == ["gemm", "gemm"]
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
+
+
+def test_full_label_has_every_axis_with_its_unit() -> None:
+    assert full_label(product(64, 64, 64, layout="tn")) == "gemm bf16 64³ tn"
+    assert [full_label(case) for case in (gemm(64), launch())] == ["gemm 64³ bf16", "launch empty"]
 
 
 def test_short_labels_leave_out_given_axes() -> None:

@@ -68,6 +68,11 @@ def short_labels(
     return [_label(case, names, named=several, library=library) for case in cases]
 
 
+def full_label(case: Labelled) -> str:
+    """Return a label of all axes of a case: ``gemm 8192³ bf16 tn``."""
+    return _label(case, list(case.axes), named=True, library=True)
+
+
 def describe_some(some: Sequence[Labelled], cases: Sequence[Labelled]) -> str:
     """Return the labels of the first of some cases and the number of others, or ``all 18 cases``."""
     if len(some) == len(cases) > 1:
